@@ -1,4 +1,4 @@
-"""Addresses of servers, as users write them."""
+"""Server addresses in users' spelling."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 
 
 def read_address(written: str | int, *, where: str = "address") -> str:
-    """`host:port`, an IPv6 address in brackets, of what was written: that, or the port of a server on this machine.
+    """`host:port` (an IPv6 address in brackets) from a user's address; a bare port means this machine.
 
-    Raises OptionError, named `where`, that says what to write instead.
+    Raises OptionError, named `where`, with the correct spelling.
     """
     if isinstance(written, int) and not isinstance(written, bool):
         return join_address(_LOOPBACK, read_port(written, where=where))
@@ -49,7 +49,7 @@ def read_host(written: str, *, where: str) -> str:
 
 
 def read_port(written: str | int, *, where: str) -> int:
-    """A port that a server can listen on. Raises OptionError."""
+    """A valid port of a server. Raises OptionError."""
     text = str(written).strip()
     port = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
     if not 1 <= port <= 65535:

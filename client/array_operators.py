@@ -1,8 +1,8 @@
-"""What a `jax.Array` can do, for arrays that are elsewhere.
+"""Operators and methods of `jax.Array`, for remote arrays.
 
-Every operator and method that computes reads the contents and asks the JAX array of them, so that results, types
-and errors are JAX's own. While a step is traced nothing is read: the handle stands in the jaxpr as a constant, which
-the front end makes an argument of the step. What shape and type tell needs neither.
+Every operator and method that computes reads the contents and calls the JAX array's own: results, types and errors are
+JAX's. While a step is traced nothing is read: the handle stands in the jaxpr as a constant, later made an argument of
+the step by the front end. Shape and type queries need neither.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _warned_operations: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDi
 
 @contextmanager
 def keep_handles() -> Iterator[None]:
-    """While a step is traced: handles that it closes over stay in its jaxpr, unread."""
+    """While a step is traced: captured handles stay in its jaxpr, unread."""
     token = _is_tracing.set(True)
     try:
         yield
@@ -55,7 +55,7 @@ def keep_handles() -> Iterator[None]:
 
 
 class ArrayOperators(jax.Array):
-    """Operators, methods and properties of `jax.Array`, given `spec` and what reads the contents."""
+    """Operators, methods and properties of `jax.Array`, on top of `spec` and a read function."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -125,11 +125,11 @@ class ArrayOperators(jax.Array):
     # ---- reading it for JAX -------------------------------------------------------
 
     def __jax_array__(self) -> Any:
-        """What functions of JAX compute with: the contents, or in a step that is traced the handle."""
+        """The operand of JAX's functions: the contents, or the handle inside a traced step."""
         return self if _is_tracing.get() else self._read_with_warning("a function of JAX")
 
     def _read_with_warning(self, kind: str) -> Any:
-        """The contents as a JAX array; warns where they are large."""
+        """The contents as a JAX array; warns at large ones."""
         if self.nbytes > LARGE_FETCH_BYTES:
             self._warn_of_size(kind)
         return self._contents()
@@ -153,7 +153,7 @@ def _abstract(spec: ArraySpec) -> Any:
 
 
 def frames_to_user() -> int:
-    """As `stacklevel` of the function that calls this: the first frame outside JAX and this package."""
+    """`stacklevel` in the caller: frames up to the first one outside JAX and this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("shardwright", "jax"):
         level, frame = level + 1, frame.f_back
@@ -180,7 +180,7 @@ def _property(name: str) -> property:
     return property(lambda self: _attribute(self, name), doc=f"As `jax.Array.{name}`.")
 
 
-for _name in [*(f"__{each}__" for each in _OPERATORS.split()), *_METHODS.split()]:
+for _name in [*(f"__{operator}__" for operator in _OPERATORS.split()), *_METHODS.split()]:
     setattr(ArrayOperators, _name, _method(_name))
 for _name in _PROPERTIES.split():
     setattr(ArrayOperators, _name, _property(_name))

@@ -1,4 +1,4 @@
-"""Contents of handles. Those that are announced are read many in one round trip."""
+"""Contents of handles; announced handles share a round trip."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ READ_AHEAD_BYTES = 256 << 10
 class ArrayReader:
     """Reads handles of one session. Thread-safe.
 
-    `jax.device_get` announces every leaf before it reads the first one. The contents of a handle that is read with
-    another one wait in it for its own read; what cannot be read with others is left to its own read, which raises.
-    `jax.tree.map(np.asarray, state)` announces nothing: where results of one step are read one after another, those
-    that follow are announced for it, twice as many each time.
+    `jax.device_get` announces every leaf before it reads the first one. Contents fetched with another handle's wait in
+    their handle until it is read. A handle unfit for a shared read is left to its own read, which raises.
+    `jax.tree.map(np.asarray, state)` announces nothing: when results of one step are read one after another, their
+    successors are announced automatically, twice as many each time.
     """
 
     def __init__(self, transfer: ArrayTransfer) -> None:
@@ -59,7 +59,9 @@ class ArrayReader:
         return self._read_alone(handle) if contents is None else contents
 
     def _announce_next(self, handle: RemoteArray) -> bool:
-        """Announces results of a step that follow a handle, if that one was read after another; whether it did."""
+        """Announces the results after a handle, if it was read right after another of its step; returns whether
+        it did.
+        """
         result = handle._result
         number = result.number if result is not None else 0
         self._ahead = min(max(1, 2 * self._ahead), READ_AHEAD) if number and number == self._last_step else 0
@@ -82,14 +84,14 @@ class ArrayReader:
 
     def _read_with_others(self, handle: RemoteArray) -> None:
         handles = list(self._take_batch(handle))
-        for each in handles:
-            self._announced.pop(id(each), None)
-        for each, contents in zip(handles, self._fetch(handles), strict=True):
+        for item in handles:
+            self._announced.pop(id(item), None)
+        for item, contents in zip(handles, self._fetch(handles), strict=True):
             if not isinstance(contents, ShardwrightError):
-                each._read_ahead = contents
+                item._read_ahead = contents
 
     def _take_batch(self, handle: RemoteArray) -> Iterator[RemoteArray]:
-        """`handle`, and as many of the other announced ones as there is room for."""
+        """`handle`, and the other announced ones, up to the size limit."""
         yield handle
         room = READ_TOGETHER_BYTES - _size_bytes(handle)
         for other in self.list_announced():
@@ -108,8 +110,8 @@ class ArrayReader:
             wanted += [
                 (array_id, layout) for array_id, (layout, _) in zip(handle._ids, parts_of(handle._place), strict=True)
             ]
-        found = iter(self._transfer.fetch(wanted))
-        return [_join_parts([next(found) for _ in handle._ids], handle) for handle in handles]
+        results = iter(self._transfer.fetch(wanted))
+        return [_join_parts([next(results) for _ in handle._ids], handle) for handle in handles]
 
 
 def _size_bytes(handle: RemoteArray) -> int:
@@ -117,7 +119,7 @@ def _size_bytes(handle: RemoteArray) -> int:
 
 
 def _join_parts(parts: list[np.ndarray | ShardwrightError], handle: RemoteArray) -> np.ndarray | ShardwrightError:
-    """The array of which these are the parts, or why one of them could not be read."""
+    """The array joined from these parts, or the error of a part."""
     arrays: list[np.ndarray] = []
     for part in parts:
         if isinstance(part, ShardwrightError):

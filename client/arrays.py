@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
+    """Source of an array that does not exist yet: an initializer before its run, a checkpoint before its read."""
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Makes it; `wanted` are the handles that are needed, by `id()`, and how they are to lie: None, as it likes."""
+        """Makes it. wanted: the needed handles, by `id()`, with their placement (None: any)."""
 
 
 class RemoteSharding(jax.sharding.SingleDeviceSharding):
-    """How an array lies on the servers, as text, with the methods of `str`; to JAX, where what is read of it lies."""
+    """Sharding of an array on the servers, as text, with the methods of `str`; to JAX, the device of its fetched
+    contents.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(jax.local_devices()[0])
@@ -57,11 +59,11 @@ class RemoteSharding(jax.sharding.SingleDeviceSharding):
 class RemoteArray(ArrayOperators):
     """An array on the servers: a result of a step, or of `step.init`.
 
-    It is a `jax.Array`: operators, methods and functions of JAX and numpy give what they give for an array of the
-    same contents, which they read each time. Nothing is read before; `shape`, `dtype` and what follows from them
-    (`jnp.zeros_like`, `jax.eval_shape`) never do. Dropping the handle frees the array. A donated handle, and one whose
-    step failed, raises when it is used. The contents of a PRNG key are its `uint32` words, and `to_jax()` gives the
-    key itself.
+    It is a `jax.Array`: operators, methods and functions of JAX and numpy return the same results on it and on a local
+    array of the same contents; each call reads the contents. Nothing is read before; `shape`, `dtype` and their
+    dependents (`jnp.zeros_like`, `jax.eval_shape`) never read. Dropping the handle frees the array. A donated handle
+    raises on use, and so does the handle of a failed step. The contents of a PRNG key are its `uint32` words;
+    `to_jax()` returns the key itself.
     """
 
     __slots__ = (
@@ -106,7 +108,7 @@ class RemoteArray(ArrayOperators):
 
     @property
     def sharding(self) -> RemoteSharding:
-        """Its text says which axes split which dimension, e.g. `[data, -] on data=2 × model=4`."""
+        """Its text maps dimensions to mesh axes, e.g. `[data, -] on data=2 × model=4`."""
         return RemoteSharding(self._layout_text())
 
     def _layout_text(self) -> str:
@@ -122,7 +124,7 @@ class RemoteArray(ArrayOperators):
 
     @property
     def why_deleted(self) -> str:
-        """What became of it, e.g. "donated to update"; "" while it is there."""
+        """The reason of deletion, e.g. "donated to update"; "" while the array exists."""
         return self._deleted
 
     def delete(self) -> None:
@@ -143,14 +145,14 @@ class RemoteArray(ArrayOperators):
     # ---- reading it ----------------------------------------------------------------
 
     def block_until_ready(self) -> RemoteArray:
-        """Returns when it is computed; raises what went wrong."""
+        """Returns when it is computed; raises the step's error."""
         self._require_ready()
         return self
 
     def copy_to_host_async(self) -> None:
-        """Announces that it will be read: the first read of an announced handle reads others in the same round trip.
+        """Announces a read: the first read of an announced handle reads others in the same round trip.
 
-        Raises nothing: what is wrong with it is said when it is read.
+        Raises nothing; the read itself reports errors.
         """
         self._session.announce(self)
 
@@ -161,7 +163,7 @@ class RemoteArray(ArrayOperators):
         return value if dtype is None else value.astype(dtype)
 
     def to_jax(self) -> Any:
-        """A JAX array on this machine; for a PRNG key the key."""
+        """A JAX array on this machine; of a PRNG key the key."""
         return self._contents()
 
     def _contents(self) -> Any:
@@ -170,17 +172,17 @@ class RemoteArray(ArrayOperators):
         return result_value(self._fetch(), self.spec)
 
     def devices(self) -> set[Any]:
-        """Where what is read lies."""
+        """The device of the fetched contents."""
         return self.sharding.device_set
 
     @property
     def device(self) -> Any:
-        """Where what is read lies."""
+        """The device of the fetched contents."""
         (device,) = self.sharding.device_set
         return device
 
     def item(self, *args: int) -> Any:
-        """The only element, or the one named, as a Python number."""
+        """The only element, or the named one, converted to a Python number."""
         return self._fetch().item(*args)
 
     def tolist(self) -> Any:
@@ -211,7 +213,7 @@ class RemoteArray(ArrayOperators):
         return repr(self) if self._deleted else str(self._read_with_warning("str"))
 
     def _number(self) -> Any:
-        """The only element; JAX's own error where there are others."""
+        """The only element; of larger arrays JAX's own error."""
         return self._fetch().item() if not self.shape and not self.spec.is_key else self._contents()
 
     def __reduce__(self) -> NoReturn:
@@ -226,7 +228,7 @@ class RemoteArray(ArrayOperators):
     # ---- for the session and its steps -------------------------------------------------------------
 
     def _require_ready(self) -> None:
-        """Computed, or an error that says why not."""
+        """Waits until computed; raises an error with the reason otherwise."""
         if self._deleted:
             raise ArrayError(
                 f"this array of shape {list(self.shape)} was {self._deleted}",
@@ -238,7 +240,7 @@ class RemoteArray(ArrayOperators):
             self._result.wait()
 
     def _adopt(self, other: RemoteArray) -> None:
-        """Becomes `other`, whose handle is empty afterwards; what it was before is freed."""
+        """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
         self._session.release_later(*self._ids)
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
@@ -246,14 +248,14 @@ class RemoteArray(ArrayOperators):
         self._set_result()
 
     def _set_result(self) -> None:
-        """The step that computes it knows its handle."""
+        """Links the handle to the step that computes it."""
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._deleted:  # while it waited
             self._session.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
-        """Gone into a step; one that the step does not reuse is freed."""
+        """Marks it donated to a step; an array not reused by the step is freed."""
         self._deleted = f"donated to {step}"
         self._read_ahead = None
         if not is_reused:

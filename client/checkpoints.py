@@ -1,7 +1,7 @@
-"""Saving state from the servers to files, and restoring it: what `Session` and `Step` offer.
+"""Saving state from the servers to files, and restoring it, for `Session` and `Step`.
 
-Only commands and descriptions pass through the client; the workers write and read the
-arrays themselves, each its own part, in a directory that all of them see.
+Only commands and descriptions pass through the client. Each worker writes and reads its own part of the arrays, in a
+directory visible to all of them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Save:
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is complete. Raises CheckpointError, or what else went wrong."""
+        """Returns when the checkpoint is complete. Raises CheckpointError, or the failure of the step."""
         self._thread.join()
         if self._error is not None:
             self._is_seen = True
@@ -74,7 +74,7 @@ class Save:
         self._thread.join()
 
     def take_unreported_error(self) -> ShardwrightError | None:
-        """Waits; what went wrong, if nobody has met it yet: the caller is to tell."""
+        """Waits; returns an error not raised before: the caller must report it."""
         self._thread.join()
         was_seen, self._is_seen = self._is_seen, True
         return None if was_seen else self._error
@@ -84,7 +84,7 @@ class Save:
         return f"Save({os.path.join(self.directory, str(self.step))}, {state})"
 
     def _follow(self) -> None:
-        """Until it has ended: what a save that failed has made is gone by then, and the next may begin."""
+        """Waits for the end of the save: by then a failed save's files are gone, and the next may begin."""
         try:
             self._result.wait()
         except ShardwrightError as error:
@@ -168,7 +168,7 @@ def restore(session: Session, directory: str | os.PathLike[str], *, step: int | 
 
 
 class PendingRestore:
-    """A checkpoint whose arrays have yet to be read: their layouts are known when a step is called with them."""
+    """A checkpoint with arrays still to read: their layouts become final when a step is called with them."""
 
     def __init__(self, session: Session, directory: str, step: int) -> None:
         self._session = session
@@ -187,9 +187,9 @@ class PendingRestore:
         return key in self._waiting
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Reads those of `wanted`, places by `id()` of a handle, that wait to be read.
+        """Reads the waiting ones of `wanted` (`id()` of a handle → placement).
 
-        Those that no step has said a place for are split over all devices where that goes evenly.
+        Handles without a placement are split over all devices when the split is even.
         """
         with self._lock:
             chosen = []
@@ -207,17 +207,17 @@ class PendingRestore:
     def _read(self, chosen: Sequence[tuple[str, RemoteArray, Placement]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
-        made: list[tuple[int, ...]] = []
+        new_ids: list[tuple[int, ...]] = []
         for name, _, place in chosen:
             parts = parts_of(place)
-            made.append(tuple(self._session.new_id() for _ in parts))
-            request.outputs.extend(made[-1])
+            new_ids.append(tuple(self._session.new_id() for _ in parts))
+            request.outputs.extend(new_ids[-1])
             request.restore.parts.extend(
                 master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
                 for layout, first_row in parts
             )
         result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
-        for ids, (_, handle, place) in zip(made, chosen, strict=True):
+        for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
             handle._adopt(RemoteArray(self._session, handle.spec, ids=ids, place=place, result=result))
 
 
@@ -229,13 +229,13 @@ class PendingArray:
         self._key = key
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Reads it, and whatever else of its checkpoint is wanted."""
+        """Reads it, with the other wanted arrays of its checkpoint."""
         if self._restore.is_waiting(self._key):
             self._restore.materialize({self._key: None, **wanted})
 
 
 def _directory(session: Session, directory: str | os.PathLike[str]) -> str:
-    """As the workers are to see it; those of an embedded server see what this program sees."""
+    """The directory for the workers. An embedded server shares this program's file system."""
     return resolve_directory(directory, is_local=session._server is not None)
 
 
@@ -253,7 +253,7 @@ def _spec(leaf: Any) -> ArraySpec:
 def _upload_leaves(
     session: Session, leaves: Sequence[Any], kinds: Sequence[ArrayType]
 ) -> dict[int, tuple[tuple[int, ...], Placement]]:
-    """Ids and places, by number, of leaves that are not on the servers yet and are put there for a save."""
+    """(ids, placement) by number, of leaves uploaded for a save."""
     mesh = Mesh.of({"x": 1})
     places = {
         number: Layout.replicated(kind.element_type, kind.shape, mesh)
@@ -261,12 +261,12 @@ def _upload_leaves(
         if not isinstance(leaf, RemoteArray)
     }
     values = [(host_value(leaves[number], _spec(leaves[number])), place) for number, place in places.items()]
-    made = session.upload(values)
-    return {number: (ids, place) for (number, place), ids in zip(places.items(), made, strict=True)}
+    uploaded = session.upload(values)
+    return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
 
 
 def _locate_handle(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
-    """Ids of its parts, and where they lie."""
+    """Ids and placement of its parts."""
     ids, place = session.usable_ids(handle), handle._place
     assert place is not None
     return ids, place
@@ -292,15 +292,15 @@ def _check_leaves(names: Sequence[str], leaves: Sequence[Any]) -> None:
 
 
 def _check_type(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
-    """Raises CheckpointError unless the checkpoint has that array, with that type."""
+    """Raises CheckpointError unless the checkpoint has the array with the same type."""
     if name not in stored:
         some = ", ".join(sorted(stored)[:5])
         raise CheckpointError(f"the checkpoint has no array {name!r}; it has {some}, …", where=where)
-    kind, found = array_type(name, spec), stored[name]
-    if (kind.element_type, kind.shape) != (found.element_type, tuple(found.dimensions)):
+    kind, stored_type = array_type(name, spec), stored[name]
+    if (kind.element_type, kind.shape) != (stored_type.element_type, tuple(stored_type.dimensions)):
         raise CheckpointError(
             f"{name} is {kind.element_type}{list(kind.shape)}, but "
-            f"{found.element_type}{list(found.dimensions)} in the checkpoint",
+            f"{stored_type.element_type}{list(stored_type.dimensions)} in the checkpoint",
             where=where,
             remedy="restore with a state of the types that were saved",
         )

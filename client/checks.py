@@ -1,4 +1,4 @@
-"""JAX's settings around a step: NaNs and infinities are looked for on the servers, what has no effect is told of."""
+"""JAX's settings around a step: the servers look for NaNs and infinities; settings without effect give a warning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _warned_settings: weakref.WeakKeyDictionary[SessionState, set[str]] = weakref.We
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What the servers are to look for in the results of a step."""
+    """Checks by the servers on the results of a step."""
 
     nans: bool = False
     infs: bool = False
@@ -61,15 +61,15 @@ NO_CHECKS = Checks()
 
 
 def checks_from_settings() -> Checks:
-    """What `jax_debug_nans` and `jax_debug_infs` ask for, here and now."""
+    """The checks requested by `jax_debug_nans` and `jax_debug_infs` now."""
     nans, infs = (bool(getattr(jax.config, name)) for name in ("jax_debug_nans", "jax_debug_infs"))
     return Checks(nans, infs) if nans or infs else NO_CHECKS
 
 
 def raise_not_finite(lowered: LoweredProgram, results: Sequence[RemoteArray | None], result: Any) -> None:
-    """Waits for the step that makes `results`, the leaves of `result`; raises its error where it failed.
+    """Waits for the step that makes `results`, the leaves of `result`; raises the step's error.
 
-    Raises NonFiniteError that names the first result with NaNs or infinities by its path.
+    Raises NonFiniteError with the path of the first result with NaNs or infinities.
     """
     handles = [(number, handle) for number, handle in enumerate(results) if handle is not None]
     step = next((handle._result for _, handle in handles if handle._result is not None), None)
@@ -94,7 +94,7 @@ def _find_not_finite(step: StepResult, handle: RemoteArray) -> list[master_pb2.N
 def _describe_values(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -> str:
     name, handle = bad[0]
     findings = _find_not_finite(step, handle)
-    has_nans, has_infs = any(each.nans for each in findings), any(each.infs for each in findings)
+    has_nans, has_infs = any(finding.nans for finding in findings), any(finding.infs for finding in findings)
     what = "NaNs and infinities" if has_nans and has_infs else "NaNs" if has_nans else "infinities"
     others = [other for other, _ in bad[1:_MAX_REPORTED]]
     more = len(bad) - 1 - len(others)
@@ -103,7 +103,7 @@ def _describe_values(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -
 
 
 def trace_settings() -> Any:
-    """Equal, and hashed alike, where a function would be traced and lowered the same."""
+    """Equal, with equal hashes, under equal settings of tracing and lowering."""
     return private.trace_context(), *(getattr(jax.config, name) for name in _TRACED_SETTINGS)
 
 
@@ -112,9 +112,9 @@ def warn_of_settings(session: SessionState) -> None:
     for name, meaning in _WITHOUT_EFFECT.items():
         if getattr(jax.config, name, None) in _OFF:
             continue
-        told = _warned_settings.setdefault(session, set())
-        if meaning not in told:
-            told.add(meaning)
+        warned_names = _warned_settings.setdefault(session, set())
+        if meaning not in warned_names:
+            warned_names.add(meaning)
             warnings.warn(
                 f"{name} has no effect on the servers: {meaning}", SettingWarning, stacklevel=frames_to_user()
             )

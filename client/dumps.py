@@ -1,4 +1,4 @@
-"""Files that show what the servers run."""
+"""Files showing the servers' programs."""
 
 from __future__ import annotations
 

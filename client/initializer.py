@@ -1,8 +1,7 @@
-"""`step.init`: an initializer that runs on the servers, sharded as its step wants.
+"""`step.init`: an initializer that runs on the servers, sharded like the step's arguments.
 
-Its layouts are known only once the step is planned, so it runs at the first
-call of the step with its results; or, planned on its own, when the user reads
-one before.
+Its layouts follow from the step's plan: it runs at the first call of the step with its results. A handle read earlier
+makes it run planned on its own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PendingInit:
-    """An initializer that was called but has yet to run; its handles wait for it."""
+    """A called initializer before its run; its handles wait for it."""
 
     def __init__(self, session: Session, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._session = session
@@ -44,14 +43,14 @@ class PendingInit:
         self._has_run = False
 
     def handles(self) -> Any:
-        """The pytree that the initializer returns, as handles."""
+        """The initializer's result pytree, in handles."""
         tree = self._lowered.result_tree
         handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
         self._handles = [weakref.ref(handle) for handle in handles]
         return jax.tree.unflatten(tree, handles)
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""
+        """Runs it, one program for each mesh. wanted: `id()` of a handle → placement."""
         with self._lock:
             if self._has_run:
                 return
@@ -99,7 +98,7 @@ class PendingInit:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A result of the initializer, or rows of one, and how it is to lie; None: as the planner likes."""
+    """A result of the initializer, or rows of one, with its layout; None: the planner chooses."""
 
     number: int
     layout: Layout | None
@@ -120,7 +119,7 @@ class _Part:
 
 
 def _group_by_mesh(places: Mapping[int, Placement | None], session: Session) -> list[_Part]:
-    """The results that are wanted, sorted by where they are to lie; those that nobody places go with others."""
+    """The wanted results, grouped by mesh; those without a placement join another group."""
     parts: dict[tuple[Mesh, range] | None, _Part] = {}
     free = [number for number, wish in places.items() if wish is None]
     for number, wish in places.items():
@@ -148,7 +147,7 @@ def _rows_of(value: Any, rows: tuple[int, int] | None) -> Any:
 def _handle_of_parts(
     handle: RemoteArray, wish: Placement | None, parts: Mapping[tuple[int, int] | None, RemoteArray]
 ) -> RemoteArray:
-    """What `handle` is to become: one array, or the parts of one."""
+    """The new content of `handle`: one array, or the parts of one."""
     if not isinstance(wish, RowParts):
         return parts[None]
     ids: list[int] = []

@@ -1,4 +1,4 @@
-"""Why a node does not answer: the master knows more than a broken connection says."""
+"""Causes of a node's silence: the master knows more about it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PAUSE_S = 0.1
 
 
 def explain_node_failure(master: MasterConnection, node: NodeInfo, error: ShardwrightError) -> ShardwrightError:
-    """The error of a call to a node's data port that broke with `error`: what the master says became of the node.
+    """The error of a broken call to a node's data port, given `error` and the master's view of the node.
 
-    WorkerLostError where its executor is gone, the master's own error where that does not answer either, and else
-    ServerUnavailableError that names the connection between this client and the node.
+    WorkerLostError: its executor is gone. The master's own error: the master does not answer either. Otherwise
+    ServerUnavailableError, naming the connection between this client and the node.
     """
     until_s = time.monotonic() + _NOTICE_S
     while time.monotonic() < until_s:
         try:
-            status = next(each for each in master.status().nodes if each.node.index == node.index)
+            status = next(candidate for candidate in master.status().nodes if candidate.node.index == node.index)
         except ShardwrightError as unreachable:
             return unreachable
         if status.state != "ready":

@@ -1,8 +1,7 @@
-"""Where the arrays of a step lie on the servers: what an executable takes and leaves, and for whom it stands.
+"""Placements of a step's arrays on the servers: an executable's entries, mapped to the user's arguments and outputs.
 
-An executable of one program has one entry for each argument and output of the user's. A pipeline may take one
-argument on several stages (a batch that two of them read), keep rows of it on each (layers that were stacked), or
-not at all.
+An executable of one program has one entry per argument and output of the user. A pipeline may take one argument on
+several stages (a batch read by two of them), keep rows of it on each (stacked layers), or drop it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from shardwright.plans import Plan
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """An array kept in parts, one array each: rows `bounds[k]` of its first dimension lie as `layouts[k]`."""
+    """An array kept in parts, one array each: rows `bounds[k]` of its first dimension have layout `layouts[k]`."""
 
     layouts: tuple[Layout, ...]
     bounds: tuple[tuple[int, int], ...]
@@ -39,7 +38,7 @@ Placement = Layout | RowParts
 
 @dataclass(frozen=True, slots=True)
 class ExecutableEntry:
-    """An argument or output of an executable. number: the user's flat one; rows: which of its rows, None for all."""
+    """An argument or output of an executable. number: the user's flat one; rows: its range of rows, None: all."""
 
     number: int
     layout: Layout
@@ -47,14 +46,14 @@ class ExecutableEntry:
 
 
 def argument_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[ExecutableEntry, ...]:
-    """What an executable takes, in order. first_device: of a plan that is no pipeline."""
+    """The arguments of an executable, in order. first_device: of a single-program plan."""
     if isinstance(plan, PipelinePlan):
         return tuple(_entry(plan, entry, entry.argument) for entry in plan.arguments)
     return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.parameters)
 
 
 def output_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[ExecutableEntry, ...]:
-    """What it leaves, in order."""
+    """The outputs of an executable, in order."""
     if isinstance(plan, PipelinePlan):
         return tuple(_entry(plan, entry, entry.output) for entry in plan.outputs)
     return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.outputs)
@@ -66,14 +65,14 @@ def _entry(plan: PipelinePlan, entry: ArgumentEntry | OutputEntry, number: int) 
 
 
 def placements_of(entries: Iterable[ExecutableEntry], count: int) -> tuple[Placement | None, ...]:
-    """How each of the user's `count` arguments or outputs lies; None for one without an entry.
+    """Placement of each of the user's `count` arguments or outputs; None: no entry.
 
-    Of several copies the first is where an array has its home. Raises InternalError where rows are missing.
+    The first of several copies is the array's home. Raises InternalError on missing rows.
     """
-    found: list[list[ExecutableEntry]] = [[] for _ in range(count)]
+    entries_by_number: list[list[ExecutableEntry]] = [[] for _ in range(count)]
     for entry in entries:
-        found[entry.number].append(entry)
-    return tuple(_placement(each) if each else None for each in found)
+        entries_by_number[entry.number].append(entry)
+    return tuple(_placement(copies) if copies else None for copies in entries_by_number)
 
 
 def _placement(entries: list[ExecutableEntry]) -> Placement:
@@ -83,7 +82,7 @@ def _placement(entries: list[ExecutableEntry]) -> Placement:
     bounds = tuple(sorted(parts))
     if bounds[0][0] != 0 or any(before[1] != after[0] for before, after in pairwise(bounds)):
         raise InternalError(f"argument or output {entries[0].number} is kept as rows {bounds}")
-    return RowParts(tuple(parts[each] for each in bounds), bounds)
+    return RowParts(tuple(parts[rows] for rows in bounds), bounds)
 
 
 def parts_of(place: Placement) -> tuple[tuple[Layout, int], ...]:
@@ -94,7 +93,7 @@ def parts_of(place: Placement) -> tuple[tuple[Layout, int], ...]:
 
 
 def can_be_moved(here: Placement, there: Placement) -> bool:
-    """Whether workers can hand over what `there` holds: all of an array or some rows, in the same view of it."""
+    """Whether workers can hand over the contents of `there`: a whole array or some of its rows, in the same view."""
     before, after = _rows_as_stored(here), _rows_as_stored(there)
     if before is None or after is None or before[0] != after[0]:
         return False
@@ -103,22 +102,22 @@ def can_be_moved(here: Placement, there: Placement) -> bool:
 
 
 def _rows_as_stored(place: Placement) -> tuple[tuple[str, int, tuple[int, ...]], tuple[int, int]] | None:
-    """(element type, rank and dimensions of a row as it is stored, which rows); None where parts differ in view."""
-    kinds = {(each.element_type, len(each.shape), each.shape[1:]) for each, _ in parts_of(place)}
+    """(element type, rank and dimensions of a stored row, range of rows); None when the parts' views differ."""
+    kinds = {(layout.element_type, len(layout.shape), layout.shape[1:]) for layout, _ in parts_of(place)}
     if len(kinds) > 1:
         return None
     if isinstance(place, Layout):
         return kinds.pop(), (0, place.shape[0] if place.shape else 1)
-    if any(each.shape[0] != stop - start for each, (start, stop) in zip(place.layouts, place.bounds, strict=True)):
+    if any(layout.shape[0] != stop - start for layout, (start, stop) in zip(place.layouts, place.bounds, strict=True)):
         return None
     return kinds.pop(), (place.bounds[0][0], place.bounds[-1][1])
 
 
 def placement_of(entry: ExecutableEntry) -> Placement:
-    """Where an entry by itself lies."""
+    """Placement of a single entry."""
     return entry.layout if entry.rows is None else RowParts((entry.layout,), (entry.rows,))
 
 
 def part_of(value: np.ndarray, entry: ExecutableEntry) -> np.ndarray:
-    """What of an argument's contents the entry holds."""
+    """The entry's part of an argument's contents."""
     return value if entry.rows is None else value[slice(*entry.rows)]

@@ -1,4 +1,4 @@
-"""Programs of a session: planned, compiled and loaded once for all functions that compute the same."""
+"""Programs of a session: planned, compiled and loaded once for all equal functions."""
 
 from __future__ import annotations
 
@@ -52,10 +52,9 @@ class ProgramCache:
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
     ) -> StepProgram:
-        """A program ready to run; one that computes the same by the same plan is planned and loaded once.
+        """A program ready to run; equal programs under the same plan are planned and loaded once.
 
-        progress: called as planning goes on, if it is planned now. devices: those of the cluster that it is to
-        run on, default all.
+        progress: called while the program is planned. devices: of the cluster, default all.
         """
         workspace = self._workspace
         workspace.require_open()
@@ -65,11 +64,11 @@ class ProgramCache:
             if key not in self._loaded:
                 self._loaded[key] = self._load_program(lowered, options, progress, devices)
             loaded = self._loaded[key]
-            taken = self._intern_layouts(argument_entries(loaded.plan, first_device))
-            left = self._intern_layouts(output_entries(loaded.plan, first_device))
-            arguments = [self._intern(place) for place in placements_of(taken, len(lowered.arguments))]
-            outputs = [self._intern(place) for place in placements_of(left, len(lowered.outputs))]
-            sources = self._sources(lowered, taken)
+            inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
+            returns = self._intern_layouts(output_entries(loaded.plan, first_device))
+            arguments = [self._intern(place) for place in placements_of(inputs, len(lowered.arguments))]
+            outputs = [self._intern(place) for place in placements_of(returns, len(lowered.outputs))]
+            sources = self._sources(lowered, inputs)
         numbers = leaf_numbers(lowered)
         return StepProgram(
             lowered=lowered,
@@ -81,13 +80,13 @@ class ProgramCache:
             leaf_numbers=numbers,
             leaf_places=tuple(arguments[number] for number in numbers),
             sources=sources,
-            results=left,
+            results=returns,
             read_back=outputs_to_read_back(lowered),
         )
 
     @staticmethod
     def _sources(lowered: LoweredProgram, entries: Sequence[ExecutableEntry]) -> tuple[ArgumentSource, ...]:
-        """Where the arguments of an executable come from."""
+        """Sources of an executable's arguments."""
         leaves = {number: leaf for leaf, number in enumerate(leaf_numbers(lowered))}
         sources = []
         for entry in entries:
@@ -127,7 +126,7 @@ class ProgramCache:
         return LoadedPlan(plan=plan, load=load)
 
     def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
-        """The entries, with layouts that can be told by identity."""
+        """The entries, with equal layouts made identical."""
         return tuple(
             ExecutableEntry(entry.number, self._layouts.setdefault(entry.layout, entry.layout), entry.rows)
             for entry in entries

@@ -25,7 +25,7 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedPlan:
-    """What the servers hold for all functions that lower to one program under one plan."""
+    """The servers' part, shared by all functions with one program under one plan."""
 
     plan: Plan | PipelinePlan
     load: master_pb2.LoadResult
@@ -33,9 +33,9 @@ class LoadedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArgumentSource:
-    """Where an argument of the executable comes from: a leaf of the call, or a constant that was hoisted.
+    """Source of an executable's argument: a leaf of the call, or a hoisted constant.
 
-    leaf: number among the leaves, −1 of a constant. constant: its part that the entry holds. proto: the entry's layout.
+    leaf: number among the leaves, −1 of a constant. constant: the entry's part of it. proto: the entry's layout.
     """
 
     entry: ExecutableEntry
@@ -46,15 +46,15 @@ class ArgumentSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepProgram:
-    """What a step needs to run: an executable on the servers and how its numbers are laid out.
+    """An executable on the servers, with the user's argument and output numbers mapped to it.
 
-    arguments / outputs: places by flat number, None for an argument that nothing reads; equal ones are the same object
-        within a session.
+    arguments / outputs: places by flat number, None: an unread argument; equal ones are the same object within a
+    session.
     leaf_numbers: flat argument number of each leaf of the call.
     leaf_places: `arguments` in the order of the call's leaves.
-    sources / results: what the executable takes and leaves, in its order.
-    read_back: outputs small enough to come with the reply.
-    load: what the servers said when they loaded it.
+    sources / results: inputs and outputs of the executable, in its order.
+    read_back: small outputs, returned with the reply.
+    load: the servers' reply to loading it.
     """
 
     lowered: LoweredProgram
@@ -81,12 +81,12 @@ def leaf_numbers(lowered: LoweredProgram) -> tuple[int, ...]:
 
 
 def describe_difference(first: LoweredProgram, other: LoweredProgram) -> str:
-    """Why a function has another program than its first, in words."""
+    """The reason of a program unlike the function's first, in words."""
     before = {argument.name: argument for argument in first.arguments}
     changed = [
-        f"{each.name} is {_describe_type(each)}, was {_describe_type(before[each.name])}"
-        for each in other.arguments
-        if each.name in before and before[each.name] != each
+        f"{leaf.name} is {_describe_type(leaf)}, was {_describe_type(before[leaf.name])}"
+        for leaf in other.arguments
+        if leaf.name in before and before[leaf.name] != leaf
     ]
     if changed:
         return "; ".join(changed[:_MAX_LISTED]) + (
@@ -102,7 +102,7 @@ def _describe_type(argument: ArrayType) -> str:
 
 
 def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
-    """Small results, such as a loss; state that is updated in place is not read."""
+    """Small results, e.g. a loss; state updated in place is not read."""
     small = [
         number
         for number, output in enumerate(lowered.outputs)
@@ -112,7 +112,7 @@ def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
 
 
 def options_key(options: PlanOptions) -> str:
-    """Equal for options that ask for the same plan."""
+    """Equal options, for planning, have equal keys."""
     by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())

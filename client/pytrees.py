@@ -1,4 +1,4 @@
-"""Pytrees of a user's state as `shardwright.trees` describe them, and back."""
+"""Conversion between pytrees of a user's state and `shardwright.trees`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 
 
 def structure_of(state: Any, spec_of: Callable[[Any], ArraySpec]) -> tuple[trees.Tree, list[Any]]:
-    """(structure, leaves in its order, which is JAX's). Raises CheckpointError where two leaves have one name."""
+    """(structure, leaves in JAX's order). Raises CheckpointError when two leaves have one name."""
     leaves: list[Any] = []
     tree = _describe(state, (), spec_of, leaves)
     names = [leaf.name for leaf in trees.leaves_of(tree)]
@@ -68,7 +68,7 @@ def _key_of(entry: Any) -> trees.Key:
 
 
 def rebuild(tree: trees.Tree, leaf: Callable[[trees.Leaf], Any]) -> Any:
-    """The pytree again. Raises CheckpointError for a node that only the program itself can make."""
+    """The pytree of a structure. Raises CheckpointError on nodes only the program itself can make."""
     return trees.build(tree, leaf, _node)
 
 
@@ -92,10 +92,12 @@ def _node(node: trees.Node, children: list[Any]) -> Any:
 
 
 def _find_named_tuple(type_name: str, fields: tuple[trees.Key, ...]) -> Any:
-    """The class of that name and fields, if this process has imported it; nothing is imported for it."""
+    """The class with this name and fields, from the modules imported so far; nothing is imported."""
     module, _, qualified = type_name.partition(":")
-    found: Any = sys.modules.get(module)
+    candidate: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
-    is_same = isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields
-    return found if is_same else None
+        candidate = getattr(candidate, part, None)
+    is_same = (
+        isinstance(candidate, type) and issubclass(candidate, tuple) and getattr(candidate, "_fields", None) == fields
+    )
+    return candidate if is_same else None

@@ -1,7 +1,7 @@
-"""Bringing handles into the layout that a program wants.
+"""Resharding of handles to a program's layouts.
 
-In steady state nothing is moved: programs are planned to fit the arrays. What
-is left is arrays that a function planned earlier has laid out otherwise.
+In steady state nothing is moved: programs are planned around the arrays' layouts. The exception: arrays laid out
+otherwise by a function planned earlier.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def type_of(leaf: Any) -> ArraySpec:
-    """Type of a leaf of a call: a handle's, or as `spec_of` says."""
+    """Type of a leaf of a call: a handle's, or `spec_of` of other leaves."""
     return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of(leaf)
 
 
 def type_of_value(leaf: Any) -> ArraySpec:
-    """`type_of` a leaf that has contents."""
+    """`type_of` a leaf with contents."""
     return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
-    """Whether every handle among `leaves` lies as `places` say; None takes any."""
+    """Whether every handle in `leaves` has its layout in `places`; None takes any."""
     for leaf, place in zip(leaves, places, strict=True):
         if isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None:
             return False
@@ -45,12 +45,11 @@ def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
 
 
 def place(session: Session, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
-    """`leaves`, with every handle laid out as `program` wants it.
+    """`leaves`, with every handle in `program`'s layouts.
 
-    Initializers and checkpoints that wait are run and read now, straight into these places. Handles that lie
-    otherwise are moved and stay where they are then. Copies are passed, and the
-    handles left as they are, where they stand twice with different places, or
-    belong to another step and are not donated to this one.
+    Pending initializers run and pending checkpoints are read now, straight into these places. Other handles are moved
+    and keep the new layout. Exceptions, passed in copies with the handles unchanged: a handle with two different
+    places; a handle of another step that is not donated to this one.
     """
     places = program.leaf_places
     materialize(leaves, places)
@@ -74,7 +73,7 @@ def place(session: Session, leaves: Sequence[Any], program: StepProgram, donated
 
 
 def pin_layouts(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapping[int, Layout]) -> PlanOptions:
-    """The options, with arguments and outputs (by flat number) that must lie as these layouts say."""
+    """The options, plus pinned layouts of arguments and outputs (by flat number)."""
 
     def axes(layouts: Mapping[int, Layout]) -> dict[int, tuple[tuple[str, ...], ...]]:
         return {number: layout.sharding.dims for number, layout in layouts.items()}
@@ -96,7 +95,7 @@ def _has_placement(leaf: Any, wanted: Placement | None) -> bool:
 
 
 def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> None:
-    """Runs initializers and reads checkpoints that handles among `leaves` wait for, straight into these places."""
+    """Runs pending initializers and reads pending checkpoints of `leaves`, straight into these places."""
     wanted: dict[int, Placement | None] = {}
     waiting: dict[int, Pending] = {}
     for leaf, wish in zip(leaves, places, strict=True):
@@ -133,7 +132,7 @@ def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Pla
 
 
 def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] | None:
-    """Mesh and first device of both, or None where they differ."""
+    """Mesh and first device of both, or None when they differ."""
     if not (isinstance(here, Layout) and isinstance(there, Layout)):
         return None
     mesh = (here.mesh, here.first_device)
@@ -141,7 +140,7 @@ def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] |
 
 
 def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
-    """One program that returns its arguments, planned with both sides pinned; all lie on one mesh."""
+    """One program returning its arguments, planned with both sides pinned; all layouts share one mesh."""
 
     def relayout(*arrays: Any) -> tuple[Any, ...]:
         return arrays

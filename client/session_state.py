@@ -1,4 +1,4 @@
-"""What a session holds on the servers, for those who carry out what the user calls: arrays, programs, steps."""
+"""A session's state on the servers (arrays, programs, steps), for the modules behind the user interface."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ class SessionState:
         is_traced: bool = False,
         checks: Checks = NO_CHECKS,
     ) -> list[RemoteArray | None]:
-        """Runs one step; returns handles at once, None for outputs that are not wanted.
+        """Runs one step; returns handles at once, None at unwanted outputs.
 
-        Handles among `leaves` must lie as `program.leaf_places` says. Raises the error of
-        an earlier step that nobody has seen yet, or ArrayError for a handle that is gone.
+        Handles in `leaves` must have the layouts of `program.leaf_places`. Raises an earlier step's error not raised
+        before. Raises ArrayError on a deleted handle.
         """
         with self.lock:
             self._raise_unreported()
@@ -108,15 +108,15 @@ class SessionState:
                 executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
             )
             next_id = self._array_ids.__next__
-            made = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+            result_ids = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
             outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
-            for array_id, entry in zip(made, program.results, strict=True):
+            for array_id, entry in zip(result_ids, program.results, strict=True):
                 if array_id:
                     outputs[entry.number] += (array_id,)
             temporary: list[int] = []
             try:
                 request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
-                request.outputs.extend(made)
+                request.outputs.extend(result_ids)
                 request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
                 request.released.extend(self._take_dropped())
                 result = self._stream.submit(request, program.name)
@@ -136,7 +136,7 @@ class SessionState:
         request: master_pb2.RunStepsRequest,
         temporary: list[int],
     ) -> list[int]:
-        """Ids of all arguments of the executable; those that live for this step only are added to `temporary`."""
+        """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`."""
         from shardwright.client.frontends.jax import host_value
         from shardwright.client.placement import part_of
 
@@ -172,7 +172,7 @@ class SessionState:
         return ids
 
     def _constants(self, program: StepProgram) -> dict[ArgumentSource, int]:
-        """Ids of hoisted constants, which are put on the servers once, and again after workers were lost."""
+        """Ids of hoisted constants, uploaded once, and again after workers were lost."""
         sources = [source for source in program.sources if source.constant is not None]
         losses = self._stream.losses
         missing = [source for source in sources if self._constant_ids.get(source, (-1, 0))[0] != losses]
@@ -186,7 +186,7 @@ class SessionState:
         return {source: self._constant_ids[source][1] for source in sources}
 
     def _copies(self, program: StepProgram, leaves: Sequence[Any]) -> dict[int, int]:
-        """Arrays, by source, of handles that another stage reads than keeps them; workers hand them over."""
+        """Arrays, by source, of handles stored on one stage and read on another; workers hand them over."""
         handles: list[RemoteArray] = []
         places: dict[int, Placement] = {}
         for number, source in enumerate(program.sources):
@@ -196,52 +196,52 @@ class SessionState:
                 if can_be_moved(leaf._place, wanted):
                     handles.append(leaf)
                     places[number] = wanted
-        made, _ = self._submit_move(handles, list(places.values()))
-        return {number: ids[0] for number, ids in zip(places, made, strict=True)}
+        copy_ids, _ = self._submit_move(handles, list(places.values()))
+        return {number: ids[0] for number, ids in zip(places, copy_ids, strict=True)}
 
     def _id_for(self, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
-        """The array of a handle that is the entry's, or None where the handle lies elsewhere."""
+        """The handle's array for the entry, or None when its layout differs."""
         ids, place = self.usable_ids(handle), handle._place
         if isinstance(place, RowParts):
             return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
         return ids[0] if place is entry.layout else None
 
     def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
-        """Sends a step that has no program: a save, which the caller follows, or a restore. Raises as `run` does."""
+        """Sends a step without a program: a save, followed by the caller, or a restore. Raises like `run`."""
         with self.lock:
             self._raise_unreported()
             request.released.extend(self._take_dropped())
             return self._stream.submit(request, name, is_followed=is_followed)
 
     def move(self, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
-        """Copies that lie as `places` say; workers hand the pieces to each other. See `can_be_moved`."""
-        made, result = self._submit_move(handles, places)
+        """Copies in the layouts of `places`; workers hand the pieces to each other. See `can_be_moved`."""
+        copy_ids, result = self._submit_move(handles, places)
         return [
             RemoteArray(self, handle.spec, ids=ids, place=place, result=result)
-            for handle, place, ids in zip(handles, places, made, strict=True)
+            for handle, place, ids in zip(handles, places, copy_ids, strict=True)
         ]
 
     def _submit_move(
         self, handles: Sequence[RemoteArray], places: Sequence[Placement]
     ) -> tuple[list[tuple[int, ...]], StepResult | None]:
-        """Ids of the copies' parts, and the step that makes them; none without a handle."""
+        """Ids of the copies' parts, and the step making them; none without a handle."""
         if not handles:
             return [], None
         request = master_pb2.RunStepsRequest()
-        made = [tuple(self.new_id() for _ in parts_of(place)) for place in places]
-        for handle, place, ids in zip(handles, places, made, strict=True):
+        new_ids = [tuple(self.new_id() for _ in parts_of(place)) for place in places]
+        for handle, place, ids in zip(handles, places, new_ids, strict=True):
             assert handle._place is not None
             request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
             request.arguments.extend(self.usable_ids(handle))
             request.outputs.extend(ids)
-        return made, self.submit(request, f"a move of {len(handles)} arrays")
+        return new_ids, self.submit(request, f"a move of {len(handles)} arrays")
 
     def new_id(self) -> int:
-        """An id for an array that a step makes."""
+        """A new array id, for a step's result."""
         return next(self._array_ids)
 
     def usable_ids(self, handle: RemoteArray) -> tuple[int, ...]:
-        """Ids of a handle that a step may read, one for each part. Raises the error that made it unusable."""
+        """Ids of a handle's parts, readable by a step. Raises the error behind an unusable handle."""
         if handle._session is not self:
             raise SessionError("an array of another session was passed to a step", remedy="pass np.asarray(handle)")
         if handle._deleted or (handle._result is not None and handle._result.error is not None):
@@ -257,33 +257,35 @@ class SessionState:
     # ---- arrays -----------------------------------------------------------------------
 
     def part_of_cluster(self, layout: Layout) -> range | None:
-        """The devices of a layout, or None where they are the whole cluster."""
+        """The devices of a layout, or None: the whole cluster."""
         return None if len(layout.devices) == self.info.device_count else layout.devices
 
     def upload(self, values: Sequence[tuple[np.ndarray, Placement]]) -> list[tuple[int, ...]]:
-        """Ids of new arrays with these contents, one for each part of its place."""
-        made, uploads = [], []
+        """Ids of new arrays with these contents, one per part of the placement."""
+        new_ids, uploads = [], []
         for value, place in values:
             parts = [
                 Upload(array_id=self.new_id(), value=part, layout=layout)
                 for part, layout in zip(_parts_at(value, place), (layout for layout, _ in parts_of(place)), strict=True)
             ]
-            made.append(tuple(part.array_id for part in parts))
+            new_ids.append(tuple(part.array_id for part in parts))
             uploads += parts
         try:
             self._transfer.put(uploads)
         except ShardwrightError:
             self.release_later(*(upload.array_id for upload in uploads))
             raise
-        return made
+        return new_ids
 
     def announce(self, handle: RemoteArray) -> None:
         """It will be read; see `ArrayReader`."""
         self._reader.announce(handle)
 
     def group_with_announced(self, handle: RemoteArray) -> dict[int, Placement | None]:
-        """A handle that has yet to be made, and those announced with it, as `Pending.materialize` takes them."""
-        return {id(each): None for each in (handle, *self._reader.list_announced()) if each._pending is not None}
+        """A pending handle, and the announced pending ones, in the form of `Pending.materialize`."""
+        return {
+            id(pending): None for pending in (handle, *self._reader.list_announced()) if pending._pending is not None
+        }
 
     def fetch(self, handle: RemoteArray) -> np.ndarray:
         """Contents of a computed array."""
@@ -291,7 +293,7 @@ class SessionState:
         return self._reader.read(handle)
 
     def ask_first_node(self, method: str, request: Any) -> Any:
-        """The reply to a call of the Checkpoints service; waits where the workers are being started anew."""
+        """The reply to a call of the Checkpoints service; waits for workers that are restarting."""
         self.require_open()
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
         while True:
@@ -299,35 +301,35 @@ class SessionState:
                 return self._transfer.ask_first_node(method, request)
             except (ServerUnavailableError, SessionError):
                 state = self.master.status()  # raises where the master is gone as well
-                is_mine = any(each.session_id == self.info.session_id for each in state.sessions)
+                is_mine = any(other.session_id == self.info.session_id for other in state.sessions)
                 if not is_mine or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)
 
     def _await_workers(self) -> None:
-        """Until all of them are there, where some are being started anew."""
+        """Waits for restarting workers."""
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
         while self.master.status().state != "ready" and time.monotonic() < deadline_s:
             time.sleep(0.2)
 
     def release_later(self, *array_ids: int) -> None:
-        """Frees arrays with the next step, or soon if there is none. Safe in destructors."""
+        """Frees arrays with the next step, or soon without one. Safe in destructors."""
         for array_id in array_ids:
             self._dropped.put(array_id)
 
     def _take_dropped(self) -> list[int]:
         """Ids to free now; the caller holds the lock."""
-        taken: list[int] = []
+        dropped_ids: list[int] = []
         try:
             while (array_id := self._dropped.get_nowait()) is not None:
-                taken.append(array_id)
+                dropped_ids.append(array_id)
         except Empty:
-            return taken
+            return dropped_ids
         self._dropped.put(None)  # the session is being closed: that is for the releasing thread
-        return taken
+        return dropped_ids
 
     def release_dropped(self, first: int) -> None:
-        """Frees dropped arrays by a call of its own, unless steps are under way that may still read them."""
+        """Frees dropped arrays by a call of its own, unless unfinished steps may still read them."""
         with self.lock:
             if self._is_closed:
                 return

@@ -1,4 +1,4 @@
-"""What the workers measured of one step."""
+"""The workers' measurements of one step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from shardwright.report.trace import MeasuredTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBuffers:
-    """The most that was live at a time on one stage, as one of its nodes saw it.
+    """Peak of live buffers on one stage, measured by one of its nodes.
 
-    micro_batches: how many of them had a buffer. size_bytes: on one device, the step's arguments included.
+    micro_batches: number of those with a live buffer. size_bytes: on one device, the step's arguments included.
     """
 
     node: int
@@ -25,9 +25,9 @@ class PeakBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """One step of a pipeline. Clocks of nodes are taken as they are: nodes of one machine have the same.
+    """One step of a pipeline. Node clocks are used unadjusted: nodes of one machine share one.
 
-    run_s: from dispatch to ready, on the slowest node. tasks, live: empty where the step is one program.
+    run_s: from dispatch to ready, on the slowest node. tasks, live: empty when the step is one program.
     """
 
     run_s: float

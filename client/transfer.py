@@ -1,8 +1,7 @@
 """Contents of arrays, straight to and from the nodes that hold them.
 
-Only distinct shards travel: a node gets each part it holds once, whatever the
-number of its devices that keep a copy, and a fetch reads each part of an array
-from one holder. Many arrays go in one call to each node, as one run of bytes.
+Only distinct shards travel: a node receives each of its parts once, regardless of copies on its devices; a fetch reads
+each part of an array from one holder. Many arrays go in one call to each node, in one run of bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LISTING_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Upload:
-    """A logical array that is to be on the servers."""
+    """A logical array to put on the servers."""
 
     array_id: int
     value: np.ndarray
@@ -38,7 +37,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ArrayFetch:
-    """An array that is being read, and which of its shards one node sends. number: in the fetch."""
+    """A fetched array, with the shards requested from one node. number: in the fetch."""
 
     number: int
     array_id: int
@@ -66,7 +65,7 @@ class ArrayTransfer:
             channel.close()
 
     def put(self, uploads: Sequence[Upload]) -> None:
-        """Writes arrays to every node that holds some of them, each its shards; returns when all have them."""
+        """Writes arrays to every node holding some of them, each its shards; returns when all have them."""
         layouts = {id(upload.layout): upload.layout for upload in uploads}
         held = {
             node.index: {
@@ -80,13 +79,13 @@ class ArrayTransfer:
         )
 
     def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
-        """The logical arrays of these ids, put together from their shards, or for each why it could not be read."""
+        """The logical arrays of these ids, assembled from their shards; or an error in an array's place."""
         arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in wanted]
         by_node: dict[int, list[_ArrayFetch]] = {}
         for number, holders in enumerate(self._holders([layout for _, layout in wanted])):
             for index, shards in holders.items():
-                each = _ArrayFetch(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
-                by_node.setdefault(index, []).append(each)
+                fetch = _ArrayFetch(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
+                by_node.setdefault(index, []).append(fetch)
         failed: dict[int, ShardwrightError] = {}
         self._call_nodes(
             [node for node in self._info.nodes if node.index in by_node],
@@ -133,10 +132,12 @@ class ArrayTransfer:
         return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
 
     def _fetch_from(self, node: NodeInfo, wanted: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
-        """Fills arrays with the shards that the node sends; what it does not send, by number, and why."""
+        """Fills arrays with the node's shards; returns the errors of missing ones, by number."""
         request = master_pb2.FetchArraysRequest(session_id=self._info.session_id)
-        for each in wanted:
-            request.arrays.add(array_id=each.array_id, devices=[_holder(node, shard) for shard in each.shards])
+        for array_fetch in wanted:
+            request.arrays.add(
+                array_id=array_fetch.array_id, devices=[_holder(node, shard) for shard in array_fetch.shards]
+            )
         inflow = _ShardAssembler(wanted)
         fetch = self._channel(node).unary_stream(
             f"/{ARRAY_TRANSFER}/FetchArrays",
@@ -156,7 +157,7 @@ class ArrayTransfer:
         return inflow.failed
 
     def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
-        """For each array, by node, the distinct shards that this one is to send; the load is spread evenly."""
+        """For each array, by node, the distinct shards requested from it; the load is spread evenly."""
         load = dict.fromkeys((node.index for node in self._info.nodes), 0)
         choices: dict[int, list[tuple[Shard, list[int]]]] = {}
         for layout in layouts:
@@ -178,7 +179,7 @@ class ArrayTransfer:
         return self._channels[node.index]
 
     def _call_nodes(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
-        """`act(node)` for all nodes at the same time; the first failure is raised."""
+        """`act(node)` on all nodes at the same time; the first failure is raised."""
         if len(nodes) == 1:
             act(nodes[0])
             return
@@ -187,11 +188,11 @@ class ArrayTransfer:
 
 
 class _ShardAssembler:
-    """Puts one run of bytes where it belongs: the shards of arrays, one after another."""
+    """Distributes one run of bytes: the shards of arrays, one after another."""
 
     def __init__(self, wanted: Iterable[_ArrayFetch]) -> None:
         self.failed: dict[int, ShardwrightError] = {}
-        self._targets = deque((each.number, each.stored, shard) for each in wanted for shard in each.shards)
+        self._targets = deque((fetch.number, fetch.stored, shard) for fetch in wanted for shard in fetch.shards)
         self._left: np.ndarray | None = None  # what has yet to come of the first target, once some has
         self._staged: np.ndarray | None = None  # that target, or in its place what does not lie there in one run
 
@@ -200,13 +201,13 @@ class _ShardAssembler:
         self.failed.setdefault(number, error)
 
     def end(self, error: ShardwrightError) -> None:
-        """Nothing more will come: arrays that lack something fail of `error`."""
+        """Ends the run: incomplete arrays fail with `error`."""
         self.take(memoryview(b""))
         for number, _, _ in self._targets:
             self.fail(number, error)
 
     def take(self, chunk: memoryview) -> None:
-        """Raises InternalError for more bytes than were asked for."""
+        """Raises InternalError on excess bytes."""
         data = np.frombuffer(chunk, np.uint8)
         while self._targets:
             number, stored, shard = self._targets[0]
@@ -220,7 +221,9 @@ class _ShardAssembler:
             raise InternalError(f"{data.size} bytes more than were asked for")
 
     def _fill(self, region: np.ndarray, data: np.ndarray) -> np.ndarray:
-        """Puts bytes into the first target; returns what is left of them. Afterwards `_left` is None if it is full."""
+        """Puts bytes into the first target; returns the rest of them. Afterwards `_left` is None when the target is
+        full.
+        """
         if self._left is None:
             self._staged = region if region.flags.c_contiguous else np.empty(region.shape, region.dtype)
             self._left = self._staged.reshape(-1).view(np.uint8)
@@ -262,5 +265,5 @@ def _holder(node: NodeInfo, shard: Shard) -> int:
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """Contents in C order; also for dtypes that numpy's buffer protocol does not know."""
+    """Contents in C order; also of dtypes unknown to numpy's buffer protocol."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""Python's garbage collector held back while many objects are made that all stay."""
+"""Python's garbage collector paused during the construction of many long-lived objects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def gc_paused() -> Iterator[None]:
     """No garbage collection inside: it would walk a growing graph again and again and find nothing.
 
-    What becomes garbage without cycles is freed all the same. What stays is old at the end: the next small collection
-    does not walk it. May nest.
+    Garbage without cycles is freed all the same. Survivors are old at the end: the next small collection does not walk
+    them. May nest.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -20,7 +20,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # all that is frozen then are these, and they go to the oldest generation
+            if not gc.get_freeze_count():  # only these are frozen; they go to the oldest generation
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,7 +1,7 @@
-"""What a user hears where planning meets a program that it cannot make sense of.
+"""Error messages for programs that planning cannot make sense of.
 
-Texts are read without inferring shapes, so an inconsistent one may come as far as an IndexError deep in the search.
-XLA then says whether the program is valid, in a child of its own.
+Texts are read without shape inference: an inconsistent one may raise an IndexError deep in the search. XLA then judges
+whether the program is valid, in a child process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.xla.referee import refusal_of
 
 @contextmanager
 def raise_typed_errors(hlo_text: str) -> Iterator[None]:
-    """Turns a foreign exception into PlanError where XLA refuses the program too, else into InternalError."""
+    """Turns a foreign exception into PlanError when XLA refuses the program too, else into InternalError."""
     try:
         yield
     except ShardwrightError:

@@ -1,9 +1,9 @@
-"""How many devices would do where no plan fits the memory, by making a plan for so many.
+"""A sufficient number of devices for a program too large for the cluster, by plans on larger clusters.
 
-What a device needs does not fall as the number of devices grows: what is computed of one row of a batch, or gathered
-for use, stays as large. So the thrifty plan of `sparing` is made for two, four, … times the nodes until one fits, then
-for numbers between that and the last that is not enough: it is a plan that can be had there, which makes the number
-enough, though fewer devices may be.
+A device's memory does not vanish with more devices: the computation of one row of a batch, or a value gathered for use,
+stays equally large. So the plan of `search.min_memory_plan` is built for two, four, … times the nodes until one fits,
+then by bisection down to the last insufficient number. The plan proves its number sufficient; fewer devices may also be
+enough.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from shardwright.planner.graph.source import Source
     from shardwright.planner.search.solutions import SearchResult
 
-#: Multiples of the cluster that are tried, each twice the one before it.
+#: Multiples of the cluster to try, each twice the one before it.
 MAX_DOUBLINGS = 4
 
 
 def suggest_device_count(
     error: MemoryBudgetError, source: Source, cluster: Cluster, options: PlanOptions, clock: Clock
 ) -> MemoryBudgetError:
-    """`error`, its remedy with how many devices would do, as far as a plan that can be made at once tells.
+    """`error`, with a sufficient number of devices added to its remedy, by a quickly built plan.
 
-    clock: of the whole of planning.
+    clock: of the whole planning.
     """
-    found = _describe_device_count(source, cluster, replace(options, mesh=None, stages=1), clock)
-    remedy = f"{error.remedy}, or use {found}" if found else error.remedy
+    devices = _describe_device_count(source, cluster, replace(options, mesh=None, stages=1), clock)
+    remedy = f"{error.remedy}, or use {devices}" if devices else error.remedy
     return MemoryBudgetError(error.message, where=error.where, remedy=remedy)
 
 
 def _describe_device_count(source: Source, cluster: Cluster, options: PlanOptions, clock: Clock) -> str:
-    """How many devices, in words; nothing where more do not help."""
+    """A sufficient number of devices, in words; empty when more do not help."""
     if options.force is not None or options.mode != "search" or clock.is_expired:
         return "more devices"
 
@@ -66,40 +66,40 @@ def _describe_device_count(source: Source, cluster: Cluster, options: PlanOption
 
 
 def _find_min_devices(search_on: Callable[[int], Search], clock: Clock) -> SearchResult | None:
-    """What takes little on the least multiple of the cluster that a plan fits on, of those tried."""
+    """The minimum-memory plan on the smallest multiple of the cluster with a feasible one, of those tried."""
     alone = search_on(1)
     most_bytes = alone.cluster.device_count * alone.limit_bytes
     too_few = max(1, math.ceil(alone.program.state_bytes / most_bytes) - 1)
     times, enough, needed = 2 ** too_few.bit_length(), None, math.inf
     for _ in range(MAX_DOUBLINGS):
-        made = None if clock.is_expired else _min_memory_plan_on(search_on, times)
-        if made is not None and made.best_plan is not None:
-            enough = made
+        result = None if clock.is_expired else _min_memory_plan_on(search_on, times)
+        if result is not None and result.best_plan is not None:
+            enough = result
             break
         if (
-            made is None or 2 * made.min_needed_bytes - needed > alone.limit_bytes
-        ):  # what does not fall is too much alone
+            result is None or 2 * result.min_needed_bytes - needed > alone.limit_bytes
+        ):  # the constant part alone is too much
             return None
-        needed, too_few, times = made.min_needed_bytes, times, 2 * times
+        needed, too_few, times = result.min_needed_bytes, times, 2 * times
     while enough is not None and times - too_few > 1 and not clock.is_expired:
         between = (times + too_few) // 2
-        made = _min_memory_plan_on(search_on, between)
-        if made is not None and made.best_plan is not None:
-            enough, times = made, between
+        result = _min_memory_plan_on(search_on, between)
+        if result is not None and result.best_plan is not None:
+            enough, times = result, between
         else:
             too_few = between
     return enough
 
 
 def _min_memory_plan_on(search_on: Callable[[int], Search], times: int) -> SearchResult | None:
-    """What takes little on so many times the cluster, whether it fits or not; None where there is nothing."""
+    """The minimum-memory plan on a multiple of the cluster, feasible or not; None without one."""
     try:
         return find_min_memory_plan(search_on(times))
-    except (PlanError, AnnotationError, OptionError):  # a batch or pins that so many devices do not divide
+    except (PlanError, AnnotationError, OptionError):  # a batch or pins not divisible by so many devices
         return None
 
 
 def _multiply_nodes(cluster: Cluster, times: int) -> Cluster:
-    """The cluster with every node that has devices so many times."""
+    """The cluster with every node that has devices repeated `times` times."""
     nodes = (node for _ in range(times) for node in cluster.workers)
     return replace(cluster, nodes=tuple(replace(node, index=index) for index, node in enumerate(nodes)))

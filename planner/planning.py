@@ -1,4 +1,4 @@
-"""One program on all devices, or a pipeline of stages: whichever is faster."""
+"""One program on all devices, or a pipeline of stages: the faster one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 
-#: Steps shorter than this are planned as one program: looking for a pipeline takes seconds, which what it might save of
-#: so short a step returns after thousands of them.
+#: Steps shorter than this are planned as one program: a pipeline search takes seconds, and savings on so short a step
+#: repay them only after thousands of steps.
 MIN_PIPELINE_STEP_S = 0.02
 
-#: Devices of several nodes from which on one program for all of them is only planned on one mesh, nodes × devices of a
-#: node, as it stands, before a pipeline is looked for: the whole search of a program worth one takes minutes.
+#: Number of devices, on several nodes, from which one program is planned on one mesh only (nodes × devices of a node,
+#: unmodified program) before a pipeline search: the whole search takes minutes for a program worth a pipeline.
 HUGE_DEVICE_COUNT = 256
 
 Listener = Callable[[PlanProgress], None]
@@ -42,17 +42,19 @@ def plan_step(
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
 
-    With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
-    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
-    for one program on all devices, which this one may follow. clock: that the deadline runs by; None begins one now.
+    `options.stages` of 2 or more asks for a pipeline, 1 for none. By default one program on all devices, unless it does
+    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter.
 
-    Raises what `search.plan` and `search_pipeline` raise.
+    trails: earlier searches for one program on all devices, as a warm start.
+    clock: of the deadline; None starts one now.
+
+    Raises the errors of `search.plan` and `choose_pipeline`.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    made = _plan(source, cluster, options, progress, trails, clock)
-    return replace(made, planning_s=clock.elapsed_s) if isinstance(made, PipelinePlan) else made
+    step_plan = _plan(source, cluster, options, progress, trails, clock)
+    return replace(step_plan, planning_s=clock.elapsed_s) if isinstance(step_plan, PipelinePlan) else step_plan
 
 
 def _plan(
@@ -87,13 +89,13 @@ def _plan(
 
 
 def single_program_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
-    """What is asked of the plan of one program ahead of pipelines."""
-    each = {node.device_count for node in cluster.workers}
-    is_vast = cluster.device_count >= HUGE_DEVICE_COUNT and len(cluster.workers) > 1 and len(each) == 1
+    """The options of the single-program plan made before pipelines."""
+    device_counts = {node.device_count for node in cluster.workers}
+    is_vast = cluster.device_count >= HUGE_DEVICE_COUNT and len(cluster.workers) > 1 and len(device_counts) == 1
     is_vast = is_vast and options.effort == "default"
     if not (is_vast and _may_pipeline(cluster, options)):
         return options
-    size = each.pop()
+    size = device_counts.pop()
     mesh = {"data": cluster.device_count // size, "model": size}
     return replace(options, mesh=mesh, remat="none", micro_batches=options.micro_batches or 1)
 
@@ -107,19 +109,19 @@ def _search_all_meshes(
     trails: SearchHistory | None,
     clock: Clock,
 ) -> Plan:
-    """The plan of one program after all, where no pipeline is looked for: on every mesh, in the time that is left."""
+    """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
     if clock.is_expired:
         return narrow
     try:
-        known = clock.renew(interrupts=True)
-        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=known)
+        interruptible = clock.renew(interrupts=True)
+        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=interruptible)
     except OutOfTimeError:
         return narrow
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
-    """Whether stages are left to the planner, and nothing else that was asked for speaks of one program."""
+    """Whether stages are left to the planner, and no other option asks for one program."""
     is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
 
@@ -148,15 +150,17 @@ def _plan_fitting_pipeline(
 def _choose_pipeline(
     source: Source, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None, clock: Clock
 ) -> Plan | PipelinePlan:
-    """A pipeline, if its step is shorter with what starting its tasks takes; else the plan, saying why not."""
+    """A pipeline, if its step is shorter including its tasks' launches; else the plan, with a note on the reason."""
     if clock.is_expired:
         return _add_note(whole, "no pipeline: the deadline came before one was looked for")
     try:
-        known = clock.renew(interrupts=True)
-        searched = choose_pipeline(source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=known)
-        found = searched.choice
-        if found.step_s >= whole.cost.step_s:
-            return _add_note(whole, found.notes[0] if found.notes else "no pipeline is faster")
+        interruptible = clock.renew(interrupts=True)
+        searched = choose_pipeline(
+            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=interruptible
+        )
+        choice = searched.choice
+        if choice.step_s >= whole.cost.step_s:
+            return _add_note(whole, choice.notes[0] if choice.notes else "no pipeline is faster")
         pipeline = build_pipeline(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
         return _add_note(whole, f"no pipeline: {why.message}")
@@ -164,7 +168,7 @@ def _choose_pipeline(
     dispatch_s = task_s * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
     if pipeline.step_s + dispatch_s < whole.cost.step_s:
         return pipeline
-    slower = f"the best one, of {found.stages} stages, is not shorter once its tasks are started one by one"
+    slower = f"the best one, of {choice.stages} stages, is not shorter once its tasks are started one by one"
     return _add_note(whole, f"no pipeline: {slower}")
 
 

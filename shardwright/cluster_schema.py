@@ -23,7 +23,7 @@ def schema() -> dict[str, Any]:
 
 
 def check_schema(data: Mapping[str, Any], source: str) -> None:
-    """Raise ClusterConfigError for the first key or value that the schema does not allow."""
+    """Raises ClusterConfigError on the first key or value forbidden by the schema."""
     from jsonschema import Draft202012Validator
 
     problem = next(_unusable_values(data, ()), None)
@@ -41,7 +41,7 @@ def check_schema(data: Mapping[str, Any], source: str) -> None:
 
 
 def _unusable_values(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
-    """(path, what is wrong, what to do) of each value that no field takes, though JSON can spell it."""
+    """(path, problem, remedy) of each value accepted by no field, though JSON can spell it."""
     if isinstance(data, dict):
         for key, value in data.items():
             if not key.isprintable():
@@ -62,7 +62,7 @@ def _unusable_values(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[t
 
 
 def _field_path(parts: Iterable[str | int]) -> str:
-    """`workers[1].port` for ("workers", 1, "port")."""
+    """`workers[1].port` from ("workers", 1, "port")."""
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
@@ -70,7 +70,7 @@ def _field_path(parts: Iterable[str | int]) -> str:
 
 
 def _describe_finding(finding: Any) -> tuple[str, str, str]:
-    """(what is wrong, what to do, the key to add to the path) of one jsonschema error."""
+    """(problem, remedy, key to append to the path) of one jsonschema error."""
     match finding.validator:
         case "additionalProperties":
             return _unknown_key(finding)
@@ -82,10 +82,10 @@ def _describe_finding(finding: Any) -> tuple[str, str, str]:
             expected = expected if isinstance(expected, str) else " or ".join(expected)
             return f"expected {_article(expected)}, found {_to_json_text(finding.instance)}", "change the value", ""
         case "enum":
-            known = ", ".join(finding.validator_value)
+            allowed_values = ", ".join(finding.validator_value)
             near = nearest(str(finding.instance), finding.validator_value)
-            remedy = f'use "{near[0]}"' if near else f"use one of {known}"
-            return f"{_to_json_text(finding.instance)} is not one of {known}", remedy, ""
+            remedy = f'use "{near[0]}"' if near else f"use one of {allowed_values}"
+            return f"{_to_json_text(finding.instance)} is not one of {allowed_values}", remedy, ""
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
             return f"{finding.instance} is out of range", f"use a number {_describe_range(finding.schema)}", ""
         case "minLength":
@@ -97,13 +97,13 @@ def _describe_finding(finding: Any) -> tuple[str, str, str]:
 
 
 def _to_json_text(value: Any) -> str:
-    """A value as JSON spells it, in at most 60 characters."""
+    """A value in JSON's spelling, in at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _describe_range(limits: Mapping[str, Any]) -> str:
-    """The numbers that a schema allows, in words."""
+    """The numbers allowed by a schema, in words."""
     if "minimum" in limits and "maximum" in limits:
         return f"between {limits['minimum']} and {limits['maximum']}"
     low = f"at least {limits['minimum']}" if "minimum" in limits else f"above {limits.get('exclusiveMinimum', 0)}"
@@ -117,19 +117,19 @@ def _article(expected: str) -> str:
 
 
 def _unknown_key(finding: Any) -> tuple[str, str, str]:
-    known = list(finding.schema["properties"])
-    key = next(key for key in finding.instance if key not in known)
-    meant = did_you_mean(key, known)
+    schema_keys = list(finding.schema["properties"])
+    key = next(key for key in finding.instance if key not in schema_keys)
+    meant = did_you_mean(key, schema_keys)
     if meant:
         return f"unknown key {key!r}", meant, ""
-    home = next((place for place, keys in _describe_key_places().items() if key in keys and keys != known), None)
+    home = next((place for place, keys in _describe_key_places().items() if key in keys and keys != schema_keys), None)
     if home:
         return f"unknown key {key!r} here", f"move it {home}", ""
-    return f"unknown key {key!r}", f"the keys here are {', '.join(known)}", ""
+    return f"unknown key {key!r}", f"the keys here are {', '.join(schema_keys)}", ""
 
 
 def _describe_key_places() -> dict[str, list[str]]:
-    """Where each known key belongs, in words."""
+    """The place of each known key, in words."""
     top = schema()["properties"]
     return {
         "to the top level": list(top),

@@ -1,4 +1,4 @@
-"""Directories of checkpoints, as a user names them and as the workers see them."""
+"""Checkpoint directories: a user's name of one, and the workers' path."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _text(directory: Any) -> str:
 def _check_url(text: str, url: re.Match[str]) -> str:
     scheme, second_slash, rest = url.groups()
     if scheme.lower() not in STORES:
-        known = ", ".join(f"{store}://" for store in STORES)
-        raise _refusal(text, "is of a scheme that Orbax does not take", f"name an absolute path, or one of {known}")
+        stores = ", ".join(f"{store}://" for store in STORES)
+        raise _refusal(text, "is of a scheme that Orbax does not take", f"name an absolute path, or one of {stores}")
     if not second_slash:
         raise _refusal(text, "has lost a slash, as in pathlib.Path", "pass the URL as a string")
     if not rest.strip("/"):

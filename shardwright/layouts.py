@@ -179,7 +179,9 @@ def slice_stored(array: np.ndarray, layout: Layout, slices: Slices) -> np.ndarra
     """`pad_to_stored(array, layout)[slices]`, without padding the rest; nothing is copied where there is no padding."""
     index: tuple[Any, ...] = (..., *slices)  # an array, also of a scalar
     part = array.reshape(layout.shape)[index]
-    widths = [(0, each.stop - each.start - size) for each, size in zip(slices, part.shape, strict=True)]
+    widths = [
+        (0, part_slice.stop - part_slice.start - size) for part_slice, size in zip(slices, part.shape, strict=True)
+    ]
     return np.pad(part, widths) if any(added for _, added in widths) else part
 
 

@@ -40,7 +40,7 @@ def plan(
     """A checked plan for HLO text on a cluster: one program for all devices, or a pipeline of stages.
 
     Args:
-      hlo_text: what `step.lower(...)`, `shardwright lower` or a framework printed.
+      hlo_text: from `step.lower(...)`, `shardwright lower` or a framework.
       cluster: a Cluster, the path of a cluster file, or a number of local CPU devices.
       progress: called as planning goes on, in this thread.
       cache: answer from plans that this user made before, and keep this one; a folder in

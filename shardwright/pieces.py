@@ -19,10 +19,10 @@ from shardwright.layouts import Layout, Slices, distinct_shards, shard_slices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPiece:
-    """A box of the user's array, and where a shard holds its elements, in the same order.
+    """A box of the user's array, and the place of its elements in a shard, in the same order.
 
-    box: one slice a dimension of `layout.user_shape`.
-    within: one slice a dimension of the shard; together as many elements as `box`.
+    box: one slice a dimension of `layout.user_shape`. within: one slice a dimension of the shard; it has as many
+    elements as `box`.
     """
 
     box: Slices
@@ -62,8 +62,8 @@ def shard_pieces(layout: Layout, position: int) -> tuple[ShardPiece, ...]:
 def chunk_shape(shape: tuple[int, ...], parts: tuple[tuple[Layout, int], ...]) -> tuple[int, ...]:
     """The largest chunk of an array such that every piece of every shard of its parts is made of whole chunks.
 
-    Then no two writers share a chunk, and none has to read what another wrote.
-    parts: layouts of the rows that are kept together, and where they begin in the first dimension of `shape`.
+    Then no two writers share a chunk, and none has to read another's data. parts: layouts of the separately kept rows,
+    and their first rows in the first dimension of `shape`.
     """
     borders = [0] * len(
         shape
@@ -131,7 +131,7 @@ def _cut(first: int, count: int, *shapes: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _box_runs(first: int, count: int, extents: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The run as boxes of `extents`: what is left of the first row, whole rows, the beginning of the last."""
+    """The run in boxes of `extents`: the rest of the first row, whole rows, the beginning of the last."""
     if len(extents) <= 1 or not count:
         yield first, count
         return

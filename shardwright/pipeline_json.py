@@ -127,24 +127,25 @@ def _encode_stage(stage: PipelineStage, shardings: Table) -> dict[str, Any]:
 
 
 def decode(text: str, hlo_text: str | None = None) -> PipelinePlan:
-    """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that `hlo_text` is not the program
-    the plan was made for."""
+    """Read `encode`'s JSON. Raises PlanError naming the wrong field, or if the plan was made for a program other than
+    `hlo_text`.
+    """
     data = read_json(text)
     if not is_pipeline(data):
         raise PlanError("this is no plan of a pipeline", where="plan.pipeline", remedy="read it with Plan.from_json")
     written = data["pipeline"]
-    known = version_of(PIPELINE_FORMAT)
+    current = version_of(PIPELINE_FORMAT)
     if not isinstance(written, str) or not re.fullmatch(r"\d{1,6}\.\d{1,6}", written):
         raise PlanError(
             f'expected a version such as "{PIPELINE_FORMAT}", found {format_value(written)}', where="plan.pipeline"
         )
-    if version_of(written)[0] != known[0]:
+    if version_of(written)[0] != current[0]:
         raise PlanError(
-            f"the plan has format {written}; this version of Shardwright reads {known[0]}.x",
+            f"the plan has format {written}; this version of Shardwright reads {current[0]}.x",
             where="plan.pipeline",
             remedy="plan the program again, or use the version of Shardwright that wrote it",
         )
-    reader = ObjectReader(data, "plan", refuse_unknown=version_of(written) <= known)
+    reader = ObjectReader(data, "plan", refuse_unknown=version_of(written) <= current)
     reader.take("pipeline")
     digest = reader.text("hlo_sha256")
     if hlo_text is not None and digest_of(hlo_text) != digest:

@@ -53,14 +53,14 @@ class Mesh:
         """Devices along the named axes together."""
         if not names:  # by far the most common: of a dimension that is not split
             return 1
-        found, missing = 1, len(names)
+        device_count, missing = 1, len(names)
         for axis in self.axes:
             if axis.name in names:
-                found *= axis.size
+                device_count *= axis.size
                 missing -= 1
         if missing:
             raise KeyError(f"of {names} some are not axes of mesh {self}")
-        return found
+        return device_count
 
     def __str__(self) -> str:
         return " × ".join(f"{axis.name}={axis.size}" for axis in self.axes)

@@ -71,7 +71,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
 
 
 def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
-    """Raises PlanError where the message does not describe a layout."""
+    """Raises PlanError if the message does not describe a layout."""
     return Layout(
         element_type=message.type.element_type,
         shape=tuple(message.type.dimensions),
@@ -108,7 +108,7 @@ def _option_to_proto(name: str, value: OptionValue) -> worker_pb2.CompileOption:
 
 
 def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> dict[str, OptionValue]:
-    return {each.name: getattr(each, each.WhichOneof("value") or "text") for each in options}
+    return {option.name: getattr(option, option.WhichOneof("value") or "text") for option in options}
 
 
 # ---- plan options ----------------------------------------------------------
@@ -117,8 +117,9 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 def plan_request(
     options: PlanOptions, *, session_id: str, program_id: str, devices: range | None = None
 ) -> master_pb2.PlanProgramRequest:
-    """The request that asks for a plan under `options`, on these devices of the cluster (default all);
-    `plan_options` reads the options back."""
+    """The request of a plan under `options`, on these devices of the cluster (default all); `plan_options` reads the
+    options back.
+    """
     mesh = options.mesh or {}
     request = master_pb2.PlanProgramRequest(
         session_id=session_id,
@@ -156,7 +157,7 @@ def plan_request(
 
 
 def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
-    """Raises OptionError for options that do not exist or exclude each other."""
+    """Raises OptionError on options unknown or mutually exclusive."""
     if request.forced_strategy and request.forced_pins:
         raise OptionError("a forced strategy and forced pins exclude each other", where="force")
     if request.forced_strategy and request.forced_strategy not in FORCED_STRATEGIES:
@@ -254,7 +255,7 @@ def plan_progress_from_proto(message: master_pb2.PlanProgress) -> PlanProgress:
 
 
 def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan; `collectives_from_result` reads its collectives back."""
+    """The client's view of a loaded plan; `collectives_from_result` reads its collectives back."""
     memory = compiled.memory
     result = master_pb2.LoadResult(
         executable_id=executable_id,
@@ -320,10 +321,10 @@ def compress_text(text: str) -> bytes:
 
 
 class TextUnpacker:
-    """Puts gzip-compressed text together again from chunks, never holding more than `limit_bytes`.
+    """Decompresses gzip-compressed text from chunks, never holding more than `limit_bytes`.
 
-    `feed` and `text` raise ResourceLimitError past the limit and HloSyntaxError
-    (`where` = `what`) for bytes that are not gzip-compressed UTF-8.
+    `feed` and `text` raise ResourceLimitError past the limit and HloSyntaxError (`where` = `what`) on bytes other than
+    gzip-compressed UTF-8.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -403,7 +404,7 @@ def error_from_proto(message: common_pb2.Error) -> ShardwrightError:
 
 
 def to_shardwright_error(error: BaseException) -> ShardwrightError:
-    """`error` itself where it is ours; a machine's own limits by name; else an InternalError that says what it was."""
+    """`error` itself if it is ours; a machine's own limits by name; else an InternalError with its description."""
     if isinstance(error, ShardwrightError):
         return error
     if isinstance(error, MemoryError):
@@ -426,7 +427,7 @@ def status_of(error: ShardwrightError) -> grpc.StatusCode:
 
 
 def error_from_rpc(error: grpc.RpcError, *, where: str = "") -> ShardwrightError:
-    """Our error behind a failed call: the one the server sent, else one by its status.
+    """Our error behind a failed call: the server's own, else one by its status.
 
     `where` (an address, a tensor) is added if it names none.
     """
@@ -451,7 +452,7 @@ def raise_from_rpc(error: grpc.RpcError, *, where: str = "") -> NoReturn:
 
 
 def trailing_error(error: ShardwrightError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata that carries `error`; long messages are cut (metadata is limited to 8 KiB)."""
+    """Trailing metadata carrying `error`; long messages are cut (metadata is limited to 8 KiB)."""
     message = error_to_proto(error)
     if message.ByteSize() > 6000:
         message.message = message.message[:2000] + " …"

@@ -1,7 +1,7 @@
-"""Which arguments of a function are static and which are donated, by number and by name, as for `jax.jit`.
+"""Static and donated arguments of a function, by number and by name, with `jax.jit`'s semantics.
 
-Numbers and names of positional parameters stand for each other. A `jax.jit` that is passed in keeps its own:
-its static arguments are static besides those that are given, and its donated ones are donated unless others are given.
+Numbers and names of positional parameters are interchangeable. A `jax.jit` keeps its own: its static arguments add to
+the given ones; its donated ones apply unless others are given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSet:
-    """Arguments by position in the call, and by name where they are passed by keyword."""
+    """Arguments by position in the call, and by name when passed by keyword."""
 
     positions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class ArgumentSet:
 
 
 class Parameters:
-    """The parameters of a function, as far as Python tells them."""
+    """The parameters of a function, from Python's signature."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -49,21 +49,21 @@ class Parameters:
         self._positional = [parameter for parameter in self._all if parameter.kind in _POSITIONAL]
 
     def name_at(self, position: int) -> str:
-        """`x`, `rest[1]` for what `*rest` takes, `args[2]` where nothing is known."""
+        """`x`, `rest[1]` in `*rest`, `args[2]` without a signature."""
         if position < len(self._positional):
             return self._positional[position].name
         rest = next((p.name for p in self._all if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
         return f"{rest}[{position - len(self._positional)}]" if rest else f"args[{position}]"
 
     def bind_by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments that are passed by name at their position, where they have one. Raises TypeError as a call does."""
+        """Arguments passed by name, moved to their positions when they have one. Raises TypeError like a call."""
         if not kwargs or self.signature is None:
             return args, kwargs
         arguments = self.signature.bind(*args, **kwargs)
         return arguments.args, arguments.kwargs
 
     def select_arguments(self, numbers: Argnums, names: Argnames, kind: str) -> ArgumentSet:
-        """Raises OptionError for what is no number or no name, or is none of this function's parameters."""
+        """Raises OptionError on anything but a number or name of this function's parameters."""
         positions = self._positions(numbers, f"{kind}_argnums")
         listed = self._names(names, f"{kind}_argnames")
         index = {parameter.name: n for n, parameter in enumerate(self._positional)}
@@ -98,10 +98,10 @@ class Parameters:
             raise OptionError(f"{listed!r} are not argument names", where=where, remedy="write strings")
         if self.signature is None or inspect.Parameter.VAR_KEYWORD in self._kinds:
             return listed
-        known = [p.name for p in self._all if p.kind in (*_POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)]
+        keyword_names = [p.name for p in self._all if p.kind in (*_POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)]
         for name in listed:
-            if name not in known:
-                remedy = f"its parameters are {', '.join(known)}" if known else "leave it out"
+            if name not in keyword_names:
+                remedy = f"its parameters are {', '.join(keyword_names)}" if keyword_names else "leave it out"
                 raise OptionError(f"{self.name} has no parameter {name!r} to name", where=where, remedy=remedy)
         return listed
 
@@ -113,7 +113,7 @@ def resolve_argnums(
     static: tuple[Argnums, Argnames],
     donated: tuple[Argnums, Argnames],
 ) -> tuple[ArgumentSet, ArgumentSet]:
-    """The static and the donated arguments. Raises OptionError for one that is both."""
+    """The static and the donated arguments. Raises OptionError on overlap."""
     jit_static, jit_donated = _jit_argument_sets(fn)
     statics = parameters.select_arguments(*static, "static") | jit_static
     gone = jit_donated if donated == (None, None) else parameters.select_arguments(*donated, "donate")
@@ -129,7 +129,7 @@ def resolve_argnums(
 
 
 def _jit_argument_sets(fn: Callable[..., Any]) -> tuple[ArgumentSet, ArgumentSet]:
-    """What a `jax.jit` marks static and donated; of a partial or a method of one, as its caller counts arguments."""
+    """The static and donated sets of a `jax.jit`; of a partial or a method, in the caller's count."""
     if isinstance(fn, functools.partial):
         return _drop_bound(_jit_argument_sets(fn.func), len(fn.args))
     if isinstance(fn, types.MethodType):
@@ -144,6 +144,6 @@ def _jit_argument_sets(fn: Callable[..., Any]) -> tuple[ArgumentSet, ArgumentSet
 
 
 def _drop_bound(pair: tuple[ArgumentSet, ArgumentSet], count: int) -> tuple[ArgumentSet, ArgumentSet]:
-    """Without the first `count` arguments, which are bound."""
+    """The set without the first `count`, bound arguments."""
     static, donated = (ArgumentSet(tuple(n - count for n in m.positions if n >= count), m.names) for m in pair)
     return static, donated

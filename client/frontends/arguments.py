@@ -1,6 +1,6 @@
-"""What is no argument of a program, and what to do about it: each refused leaf by its path.
+"""Refusal of values unfit to be a program's arguments, with a remedy: each refused leaf by its path.
 
-`jax.jit` takes arrays, numbers and PRNG keys. Anything else is told apart here, by kind, only once JAX has refused it.
+`jax.jit` takes arrays, numbers and PRNG keys. Anything else is classified here, by kind, only once JAX has refused it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EQUINOX = (
 
 
 def is_too_wide(dtype: Any) -> bool:
-    """Whether an array has 64 bits where JAX computes with 32: traced, its type would be another than the array's."""
+    """Whether an array has 64 bits and JAX computes with 32: its type would change in tracing."""
     return dtype.itemsize >= 8 and isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
 def flatten_arguments(dynamic: Any, name: str) -> tuple[list[Any], Any]:
-    """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError for dicts that have no order."""
+    """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError on unorderable dicts."""
     try:
         return jax.tree.flatten(dynamic)
     except (TypeError, ValueError) as error:
@@ -43,7 +43,7 @@ def flatten_arguments(dynamic: Any, name: str) -> tuple[list[Any], Any]:
 def specs_of(
     leaves: Sequence[Any], spec: Callable[[Any], _Spec], dynamic: Any, names: Callable[[], Sequence[str]]
 ) -> tuple[_Spec, ...]:
-    """`spec` of each leaf. Raises as `refusal` says for the first that has none; `names` are asked for only then."""
+    """`spec` of each leaf. Raises `refusal` of the first leaf without one; `names` are computed only then."""
     try:
         return tuple([spec(leaf) for leaf in leaves])
     except ShardwrightError:
@@ -58,7 +58,7 @@ def specs_of(
 
 
 def refusal(leaf: Any) -> ShardwrightError:
-    """The error for a leaf that JAX takes for no array."""
+    """The error of a leaf refused by JAX."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
         return ArrayError(
             f"this jax.Array of shape {list(leaf.shape)} is deleted",
@@ -69,7 +69,7 @@ def refusal(leaf: Any) -> ShardwrightError:
 
 
 def result_refusal(leaf: Any, name: str) -> ShardwrightError:
-    """The error for a result that is no array."""
+    """The error of a result other than an array."""
     remedy = f"{_OUT_OF_STEP}: return arrays and numbers only"
     if _is_non_array(leaf) and "equinox" in sys.modules:
         remedy += "; of an Equinox module eqx.filter(model, eqx.is_array)"
@@ -77,7 +77,7 @@ def result_refusal(leaf: Any, name: str) -> ShardwrightError:
 
 
 def _remedy_at(name: str, error: ShardwrightError) -> str:
-    """Names the argument, where the remedy speaks of one in general."""
+    """Names the argument in a general remedy."""
     argument, bracket, _ = name.replace(".", "[", 1).partition("[")
     whole = f"name it in static_argnames={argument!r} (or static_argnums)"
     inside = f"take it out of {argument}, or make it an argument of its own in static_argnames (or static_argnums)"
@@ -85,7 +85,7 @@ def _remedy_at(name: str, error: ShardwrightError) -> str:
 
 
 def _is_non_array(leaf: Any) -> bool:
-    """What an Equinox module may hold besides arrays."""
+    """Whether a leaf is a non-array of an Equinox module."""
     return callable(leaf) or isinstance(leaf, str | bytes)
 
 

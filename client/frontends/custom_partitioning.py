@@ -1,9 +1,12 @@
-"""Kernels inside `jax.experimental.custom_partitioning`: what their sharding rules say goes with them.
+"""Sharding rules of kernels inside `jax.experimental.custom_partitioning`, carried to the planner.
 
-Lowered for one device, JAX writes the decorated function out. Where that is JAX code, the planner splits it as any.
-Where it is one call of a foreign function (`jax.ffi.ffi_call`), the rule that it was given is written onto the call as
-Shardy writes it (the planner reads it in `rules/declared_rules.py`). A kernel that is compiled for the sizes of its
-arrays (Pallas, Triton) stays whole, and so does what is given by callbacks alone: they run where the partitioner is.
+Lowered for one device, JAX inlines the decorated function. Three cases:
+
+- JAX code: the planner splits it like any other.
+- One call of a foreign function (`jax.ffi.ffi_call`): the declared rule is written onto the call in Shardy's syntax
+  (the planner reads it in `rules/declared_rules.py`).
+- A kernel compiled for the sizes of its arrays (Pallas, Triton), or one with callbacks only: it stays whole; callbacks
+  run inside the partitioner.
 """
 
 from __future__ import annotations
@@ -38,10 +41,10 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignCall:
-    """The one foreign call that a function makes: of its own arguments, in any order.
+    """The one foreign call made by a function: on the function's own arguments, in any order.
 
-    arguments: which argument of the function each operand is. results: which result of the function each of the call
-    is, None of one that the function drops.
+    arguments: per operand, the function's argument. results: per result of the call, the function's result; None:
+    dropped.
     """
 
     equation: JaxprEqn
@@ -55,7 +58,7 @@ class ForeignCall:
 
 
 def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
-    """The foreign call that `function` is; None where it is anything else."""
+    """The foreign call that `function` consists of; None otherwise."""
     jaxpr = function.jaxpr
     while len(jaxpr.eqns) == 1 and (key := _WRAPPERS.get(jaxpr.eqns[0].primitive.name)) is not None:
         (equation,) = jaxpr.eqns
@@ -68,25 +71,27 @@ def foreign_call(function: ClosedJaxpr) -> ForeignCall | None:
         return None
     (equation,) = jaxpr.eqns
     place = {variable: number for number, variable in enumerate(jaxpr.invars)}
-    made = {variable: number for number, variable in enumerate(jaxpr.outvars) if not isinstance(variable, Literal)}
+    output_numbers = {
+        variable: number for number, variable in enumerate(jaxpr.outvars) if not isinstance(variable, Literal)
+    }
     if any(isinstance(atom, Literal) or atom not in place for atom in equation.invars):
         return None
-    if not made.keys() <= set(equation.outvars) or len(made) != len(jaxpr.outvars):
+    if not output_numbers.keys() <= set(equation.outvars) or len(output_numbers) != len(jaxpr.outvars):
         return None
     return ForeignCall(
         equation=equation,
         arguments=tuple(place[atom] for atom in equation.invars),
-        results=tuple(made.get(variable) for variable in equation.outvars),
+        results=tuple(output_numbers.get(variable) for variable in equation.outvars),
     )
 
 
 def _is_alone(jaxpr: Jaxpr, equation: JaxprEqn) -> bool:
-    """Whether an equation takes just what its function takes, and makes what that returns."""
+    """Whether operands and results of an equation equal its function's arguments and results."""
     return list(equation.invars) == list(jaxpr.invars) and list(equation.outvars) == list(jaxpr.outvars)
 
 
 def rule_of(params: dict[str, Any], call: ForeignCall) -> str | None:
-    """The rule that a function was given, as Shardy writes it of the foreign call; None where it has none."""
+    """The function's declared rule, in Shardy's syntax, on the foreign call; None without one."""
     function: ClosedJaxpr = params["call"]
     shapes = [[aval.shape for aval in avals] for avals in (function.in_avals, function.out_avals)]
     rule = params["sharding_rule"]
@@ -97,68 +102,70 @@ def rule_of(params: dict[str, Any], call: ForeignCall) -> str | None:
     sides = (rule.operand_mappings, rule.result_mappings)
     if [*map(len, sides)] != [*map(len, shapes)]:
         return None
-    taken, made = ([_dims(*each) for each in zip(*pair, strict=True)] for pair in zip(sides, shapes, strict=True))
-    operands = [taken[number] for number in call.arguments]
+    source_dims, dims_of_results = (
+        [_dims(*pair_of_one) for pair_of_one in zip(*pair, strict=True)] for pair in zip(sides, shapes, strict=True)
+    )
+    operands = [source_dims[number] for number in call.arguments]
     whole = {*rule.reduction_factors, *rule.need_replication_factors, *rule.permutation_factors}
     sizes = dict(rule.factor_sizes)
-    for dims, shape in zip([*taken, *made], [*shapes[0], *shapes[1]], strict=True):
+    for dims, shape in zip([*source_dims, *dims_of_results], [*shapes[0], *shapes[1]], strict=True):
         for factors, size in zip(dims, shape, strict=True):
             if len(factors) == 1:
                 sizes[factors[0]] = min(size, sizes.get(factors[0], size))
     if None in call.results:
-        whole |= sizes.keys() - _leading([*operands, *(made[n] for n in call.results if n is not None)])
+        whole |= sizes.keys() - _leading([*operands, *(dims_of_results[n] for n in call.results if n is not None)])
     results = [
-        made[number] if number is not None else _unread_result_dims(aval.shape, index, operands, sizes)
+        dims_of_results[number] if number is not None else _unread_result_dims(aval.shape, index, operands, sizes)
         for index, (aval, number) in enumerate(zip(call.avals, call.results, strict=True))
     ]
     return _text(operands, results, sizes, whole)
 
 
 def _call_rule(rule: Any, static_args: Sequence[Any], function: ClosedJaxpr) -> SdyShardingRule | None:
-    """What a function that makes rules makes of the types of these arrays; None where it needs the mesh for it."""
+    """The result of a rule function on the types of these arrays; None when it needs the mesh."""
     from shardwright.xla import private
 
     mesh = jax.sharding.Mesh(jax.devices()[:1], ("one",))
     with private.mlir_context():
         kinds = private.ir().RankedTensorType
         types = [
-            [kinds.get(each.shape, dtype_to_ir_type(each.dtype)) for each in avals]
+            [kinds.get(aval.shape, dtype_to_ir_type(aval.dtype)) for aval in avals]
             for avals in (function.in_avals, function.out_avals)
         ]
         try:
-            made = rule(*static_args, mesh, *types)
+            declared = rule(*static_args, mesh, *types)
         except Exception:  # a user's own: they are written for a mesh that is not known here
             return None
     options = {}
-    if isinstance(made, tuple | list) and len(made) == 2:
-        made, options = made
-    if isinstance(made, str):
+    if isinstance(declared, tuple | list) and len(declared) == 2:
+        declared, options = declared
+    if isinstance(declared, str):
         named = custom_partitioning(lambda: None)  # type: ignore[no-untyped-call]
-        named.def_partition(None, sharding_rule=made, **options)  # type: ignore[no-untyped-call]
-        made = named.sharding_rule
-    return made if isinstance(made, SdyShardingRule) else None
+        named.def_partition(None, sharding_rule=declared, **options)  # type: ignore[no-untyped-call]
+        declared = named.sharding_rule
+    return declared if isinstance(declared, SdyShardingRule) else None
 
 
 def _dims(mapping: Sequence[Any], shape: Sequence[int]) -> Dims:
     """The factors of each dimension of an array, leading ones written out."""
-    found: list[tuple[str, ...]] = []
+    dims: list[tuple[str, ...]] = []
     for dim in mapping:
         if isinstance(dim, str) and dim.startswith(BATCHING):
             group = dim[1:] or "0"
-            found += [(f"?{group}_{number}",) for number in range(len(shape) - len(mapping) + 1)]
+            dims += [(f"?{group}_{number}",) for number in range(len(shape) - len(mapping) + 1)]
         else:
-            found.append((dim,) if isinstance(dim, str) else tuple(dim))
-    return tuple(found)
+            dims.append((dim,) if isinstance(dim, str) else tuple(dim))
+    return tuple(dims)
 
 
 def _leading(arrays: Sequence[Dims]) -> set[str]:
-    """The factor that is the first dimension of all these arrays, if one is."""
+    """The common factor in the first dimension of all these arrays."""
     first = {dims[0] if dims else () for dims in arrays}
     return set(next(iter(first))) if len(first) == 1 and len(next(iter(first))) == 1 else set()
 
 
 def _unread_result_dims(shape: Sequence[int], index: int, operands: Sequence[Dims], sizes: dict[str, int]) -> Dims:
-    """The dimensions of a result that nobody reads: its first is the batch, if it is as large, the others are whole."""
+    """The dimensions of an unread result: the first is the batch if the sizes are equal; the others are whole."""
     batch = _leading(operands)
     dims = []
     for number, size in enumerate(shape):
@@ -184,6 +191,6 @@ def _text(operands: Sequence[Dims], results: Sequence[Dims], sizes: dict[str, in
         return ", ".join(f"[{text}]" for text in texts)
 
     factors = ", ".join(f"{symbol}={sizes[name]}" for name, symbol in symbols.items())
-    kept = ", ".join(symbol for name, symbol in symbols.items() if name in whole or name.startswith("!"))
-    special = f" need_replication={{{kept}}}" if kept else ""
+    replicated = ", ".join(symbol for name, symbol in symbols.items() if name in whole or name.startswith("!"))
+    special = f" need_replication={{{replicated}}}" if replicated else ""
     return f"#sdy.op_sharding_rule<({side(operands)})->({side(results)}) {{{factors}}}{special}, custom>"

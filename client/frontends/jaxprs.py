@@ -58,14 +58,14 @@ MIN_HOISTED_ELEMENTS = 64
 
 
 def refuse_unsupported(closed: ClosedJaxpr, name: str) -> None:
-    """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+    """Raises UnsupportedProgramError with every such call at its `file:line (function)`."""
     if any(isinstance(constant, jax.Ref) for constant in closed.consts):
         raise UnsupportedProgramError(
             f"{name} closes over a mutable array (jax.Ref), which servers do not hold",
             remedy="pass its value, ref[...], as an argument, and return the new one",
         )
-    found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
-    refused = [(primitive, line) for primitive, line in found if primitive in _UNSUPPORTED_PRIMITIVES]
+    calls = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
+    refused = [(primitive, line) for primitive, line in calls if primitive in _UNSUPPORTED_PRIMITIVES]
     if not refused:
         return
     lines = "".join(
@@ -79,7 +79,7 @@ def refuse_unsupported(closed: ClosedJaxpr, name: str) -> None:
 
 @contextmanager
 def explain_trace_errors(name: str) -> Iterator[None]:
-    """Errors of JAX that say what to do under `jax.jit` say here what to do with us; others come through."""
+    """Rewords JAX errors with advice about `jax.jit` to advice about us; others come through."""
     try:
         yield
     except (NameError, ValueError) as error:
@@ -114,10 +114,12 @@ class HoistedFunction:
 
 
 def hoist_constants(closed: ClosedJaxpr) -> HoistedFunction | None:
-    """None where the function closes over nothing large, and no handle, and no kernel has a sharding rule."""
-    found = {id(constant): constant for constant in _constants(closed)}
-    handles = {key: constant for key, constant in found.items() if isinstance(constant, RemoteArray)}
-    constants = {key: constant for key, constant in found.items() if key not in handles and _is_large(constant)}
+    """None unless the function captures a large constant or a handle, or a kernel has a sharding rule."""
+    constants_by_id = {id(constant): constant for constant in _constants(closed)}
+    handles = {key: constant for key, constant in constants_by_id.items() if isinstance(constant, RemoteArray)}
+    constants = {
+        key: constant for key, constant in constants_by_id.items() if key not in handles and _is_large(constant)
+    }
     hoisted = constants | handles
     if not hoisted and not _is_partitioned(closed.jaxpr):
         return None
@@ -157,8 +159,8 @@ def _is_large(constant: Any) -> bool:
 class _Retracer:
     """Evaluates a jaxpr with some constants replaced by given values.
 
-    Only equations that hold such a constant somewhere inside, or a kernel with a sharding rule, are traced anew,
-    through JAX's public functions; all others are bound as they are, with their source lines.
+    Only equations with such a constant somewhere inside, or a kernel with a sharding rule, are retraced, through JAX's
+    public functions; all others are bound unchanged, with their source lines.
     """
 
     def __init__(self, values: dict[int, Any]) -> None:
@@ -173,11 +175,11 @@ class _Retracer:
         if not self._is_retraced(jaxpr.eqns):
             split = len(jaxpr.constvars)
             return list(jax.core.eval_jaxpr(jaxpr, arguments[:split], *arguments[split:]))
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
         for eqn in jaxpr.eqns:
-            inputs = [atom.val if isinstance(atom, Literal) else known[atom] for atom in eqn.invars]
-            known.update(zip(eqn.outvars, self._evaluate_equation(jaxpr, eqn, inputs), strict=True))
-        return [atom.val if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
+            inputs = [atom.val if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
+            values.update(zip(eqn.outvars, self._evaluate_equation(jaxpr, eqn, inputs), strict=True))
+        return [atom.val if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
 
     def _evaluate_equation(self, jaxpr: Jaxpr, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
         rule = _RETRACERS.get(eqn.primitive.name)
@@ -215,7 +217,7 @@ class _Retracer:
         return self.trace_call(params, inputs)
 
     def trace_partitioning(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        """The function of a `custom_partitioning`; its rule goes with the foreign call that it makes."""
+        """The function of a `custom_partitioning`; its rule goes with its foreign call."""
         call = foreign_call(params["call"])
         rule = rule_of(params, call) if call is not None else None
         if call is None or rule is None:
@@ -223,9 +225,9 @@ class _Retracer:
         equation = call.equation
         operands = [inputs[number] for number in call.arguments]
         with set_xla_metadata(**{ATTRIBUTE: rule}):  # type: ignore[no-untyped-call]
-            made = equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
-        kept = {number: value for number, value in zip(call.results, made, strict=True) if number is not None}
-        return [kept[number] for number in range(len(kept))]
+            outputs = equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
+        results = {number: value for number, value in zip(call.results, outputs, strict=True) if number is not None}
+        return [results[number] for number in range(len(results))]
 
     def trace_scan(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         constants, carried = _scan_counts(params)

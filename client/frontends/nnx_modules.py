@@ -1,9 +1,9 @@
-"""Flax NNX modules among the arguments: what a step changes in place comes back, as with `nnx.jit`.
+"""Flax NNX modules among the arguments: a step's in-place changes come back, like with `nnx.jit`.
 
-A step such as `def step(model, optimizer, x): …; optimizer.update(model, gradients); return loss` returns nothing
-but the loss. Its modules are pytrees, so they travel as arguments like any other; traced, the step changes the
-Variables of copies. New values that it does not return are outputs besides the results, and are put into the
-caller's Variables. What `nnx.split` and `nnx.state` return are values, and stay as they are.
+A step such as `def step(model, optimizer, x): …; optimizer.update(model, gradients); return loss` returns nothing but
+the loss. Its modules are pytrees and travel like other arguments; in tracing, the step changes the Variables of copies.
+New values absent from its result become additional outputs and are put into the caller's Variables. Results of
+`nnx.split` and `nnx.state` are values, and stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def record_variables(arguments: Any) -> list[tuple[int, Any, list[Any]]]:
 
 
 def find_changes(before: list[tuple[int, Any, list[Any]]], result: Any) -> dict[int, Any]:
-    """Leaf of the arguments → its new value, which the function has not returned.
+    """Leaf of the arguments → its new value, absent from the function's result.
 
-    Raises UnsupportedProgramError for a Variable whose value has another structure now.
+    Raises UnsupportedProgramError on a Variable with a new structure of its value.
     """
     returned = {id(leaf) for leaf in jax.tree.leaves(result)}
     changed: dict[int, Any] = {}
@@ -42,7 +42,7 @@ def find_changes(before: list[tuple[int, Any, list[Any]]], result: Any) -> dict[
 
 
 def require_unshared(arguments: Any, names: Callable[[], Sequence[str]]) -> None:
-    """Raises UnsupportedProgramError where two of the arguments hold one Variable: traced, it would be two."""
+    """Raises UnsupportedProgramError when two of the arguments hold one Variable: tracing would make two of it."""
     first: dict[int, int] = {}
     for start, variable in _variables(arguments):
         if id(variable) in first:
@@ -73,15 +73,15 @@ def _variables(arguments: Any) -> list[tuple[int, Any]]:
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return []
-    found: list[tuple[int, Any]] = []
+    changes: list[tuple[int, Any]] = []
     start = 0
     for node in jax.tree.leaves(arguments, is_leaf=_is(nnx.Pytree | nnx.Variable | nnx.State)):
         parts = [node] if isinstance(node, nnx.State) else jax.tree.leaves(node, is_leaf=_is(nnx.Variable))
         for part in parts:
             if isinstance(part, nnx.Variable):
-                found.append((start, part))
+                changes.append((start, part))
             start += len(jax.tree.leaves(part))
-    return found
+    return changes
 
 
 def _is(kind: Any) -> Callable[[Any], bool]:

@@ -1,1 +1,1 @@
-"""Plans kept for the next time: the store, its keys, and a kept plan in another program's names."""
+"""Plan cache: the store, its keys, and relabeling of cached plans."""

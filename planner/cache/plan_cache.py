@@ -1,12 +1,12 @@
-"""Plans that were made before: the same program, options and cluster are answered without a search.
+"""Plan cache: an equal program, options and cluster are answered without a search.
 
-Programs are equal where they compute the same by the same instructions in the same order; what instructions,
-arguments and scopes are called and which source lines they come from does not count. A plan made under other names
-is said in the new ones (`labels`), checked again, and made anew where that cannot be done with certainty.
+Programs are equal when they have the same instructions in the same order; names of instructions, arguments and scopes,
+and source lines, do not count. A plan cached under other names is relabeled (`relabel`), checked again, and replanned
+when relabeling is uncertain.
 
-An entry holds the plan's JSON, the labels of its program and the hash of its text. The hash of a text leads to its
-entry as well, so that the very same text is answered without being read. Pipelines, whose programs hold names from all
-over the text, are answered for the very same text only.
+An entry holds the plan's JSON, its program's names and the hash of its text. The text hash leads to the entry as well:
+an identical text is answered without parsing. Pipelines, with names from the whole text in their programs, are answered
+on identical text only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans import Plan
 
-#: Part of its deadline after which a search counts as cut short: next time it may come further.
+#: Fraction of the deadline from which a search counts as cut short: the next one may get further.
 _CUT_SHORT_FRACTION = 0.9
 
 
@@ -49,11 +49,12 @@ def plan_with_cache(
     store: Store | None,
     progress: Callable[[PlanProgress], None] | None = None,
 ) -> Plan | PipelinePlan:
-    """`plan_step(...)`, or what it answered before; `planning_s` is the time that this call took.
+    """`plan_step(...)`, or its cached answer; `planning_s` is the time of this call.
 
-    store: where plans are kept (`store.default_store("plans")`), and how searches for them went; None plans without.
-    Plans that a deadline cut short are not kept. Raises what `plan_step` raises, and PlanError for a program that XLA
-    refuses, too.
+    store: holds plans and search records (`store.default_store("plans")`); None: no cache.
+
+    Plans cut short by a deadline are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA
+    rejects.
     """
     options = options or PlanOptions()
     with raise_typed_errors(hlo_text):
@@ -71,21 +72,21 @@ def _recall_or_plan(
 ) -> Plan | PipelinePlan:
     clock = Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
-    found = cache.recall(source)
-    if found is not None:
+    cached_plan = cache.recall(source)
+    if cached_plan is not None:
         elapsed_s = clock.elapsed_s
         if progress is not None:
-            step_s, bound_s = _step_and_bound_s(found)
+            step_s, bound_s = _step_and_bound_s(cached_plan)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
-        return dataclasses.replace(found, planning_s=elapsed_s)
-    made = plan_step(source, cluster, options, progress=progress, trails=SearchHistory(store), clock=clock)
-    if options.deadline_s is None or made.planning_s < _CUT_SHORT_FRACTION * options.deadline_s:
-        cache.store(source, made)
-    return made
+        return dataclasses.replace(cached_plan, planning_s=elapsed_s)
+    plan = plan_step(source, cluster, options, progress=progress, trails=SearchHistory(store), clock=clock)
+    if options.deadline_s is None or plan.planning_s < _CUT_SHORT_FRACTION * options.deadline_s:
+        cache.store(source, plan)
+    return plan
 
 
 class _PlanCache:
-    """The entries of one cluster under one set of options."""
+    """The entries of one cluster and one set of options."""
 
     def __init__(self, store: Store, cluster: Cluster, options: PlanOptions) -> None:
         self._store = store
@@ -154,14 +155,14 @@ class _PlanCache:
 
 
 class _Entry:
-    """What the store holds of one plan: a header, and the plan as JSON. Raises ValueError where it is not that."""
+    """A stored plan: a header, and the plan as JSON. Raises ValueError on other data."""
 
     def __init__(self, header: str, plan_json: str) -> None:
         self.header: dict[str, Any] = json.loads(header)
         self.plan_json = plan_json
 
     def plan(self, text: str) -> Plan | PipelinePlan:
-        """For the very text that it was made of."""
+        """The plan of an identical text."""
         plan = plan_from_json(self.plan_json)
         if isinstance(plan, PipelinePlan):
             return dataclasses.replace(plan, hlo_text=text)
@@ -169,7 +170,7 @@ class _Entry:
 
 
 def _step_and_bound_s(plan: Plan | PipelinePlan) -> tuple[float, float]:
-    """Seconds of a step, and the bound under them; 0 where there is none."""
+    """Seconds of a step, and its lower bound; 0 without one."""
     return (plan.step_s, 0.0) if isinstance(plan, PipelinePlan) else (plan.cost.step_s, plan.cost.lower_bound_s)
 
 

@@ -1,9 +1,9 @@
-"""What a program calls things, apart from what it computes; and a plan said in another program's names.
+"""The names of a program, apart from its computation; and a plan relabeled with another program's names.
 
-Two programs may be equal but for instruction names, source lines, names of scopes and arguments. A plan of the one
-is a plan of the other once every name in it is exchanged. Names of instructions and variables are exchanged by
-position. In sentences (causes, notes) a name that changed is exchanged where it cannot be mistaken for a common
-word; where it could be, nothing is guessed: `Relabeler.plan` gives up.
+Two programs may differ only in names of instructions, scopes and arguments, and in source lines. Exchanging every name
+turns a plan of one into a plan of the other. Instruction and variable names are matched by position. In text (causes,
+notes) a changed name is replaced when it cannot be a common word; otherwise `Relabeler.relabel` gives up without
+guessing.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from shardwright.plans import InstructionPlan, Plan
 
 _WORD = re.compile(r"[\w.\-]+")
 
-#: What stands between blanks and parentheses; stops at its end belong to the sentence.
+#: A token between blanks and parentheses; trailing punctuation belongs to the sentence.
 _TOKEN = re.compile(r"[^\s(),]+")
 _PUNCTUATION = ".:;"
 
-#: What only names have: `dot.5`, `params['w']`, `model.py:63`. (`dot` and `x` may be words.)
+#: Marks of names: `dot.5`, `params['w']`, `model.py:63`. (`dot` and `x` may be words.)
 _UNMISTAKABLE = re.compile(r"\w\.\w|[\[:]")
 
 
 class RelabelError(Exception):
-    """The plan mentions something whose new name is not certain."""
+    """The plan mentions a name without a certain new name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Where instructions come from: their metadata as printed, its `op_name`, and the user's `file.py:line`."""
+    """Origin of instructions: printed metadata, its `op_name`, and the user's `file.py:line`."""
 
     metadata: str
     op_name: str
@@ -47,7 +47,11 @@ class SourceLocation:
 class ProgramNames:
     """All names of a module, in text order.
 
-    place_of: per instruction its position in `places`. arguments, outputs: names per flat array leaf.
+    module: its name.
+    computations / instructions: their names.
+    place_of: per instruction its index in `places`.
+    places: distinct source locations.
+    arguments / outputs: names per flat array leaf.
     """
 
     module: str
@@ -61,13 +65,15 @@ class ProgramNames:
     @classmethod
     def of(cls, module: Module, arguments: Sequence[str], outputs: Sequence[str]) -> ProgramNames:
         places: dict[SourceLocation, int] = {}
-        known: dict[int, int] = {}  # by identity of the metadata: attributes are interned
+        position_of: dict[int, int] = {}  # by identity of the metadata: attributes are interned
         place_of = []
         for instruction in module.instructions():
             metadata = instruction.attributes.get("metadata")
-            position = known.get(id(metadata))
+            position = position_of.get(id(metadata))
             if position is None:
-                position = known[id(metadata)] = places.setdefault(_source_location(module, instruction), len(places))
+                position = position_of[id(metadata)] = places.setdefault(
+                    _source_location(module, instruction), len(places)
+                )
             place_of.append(position)
         return cls(
             module=module.name,
@@ -80,7 +86,7 @@ class ProgramNames:
         )
 
     def encode(self) -> dict[str, Any]:
-        """Plain data for JSON; `decode` reads it back."""
+        """Plain JSON data, the input of `decode`."""
         return {name: getattr(self, name) for name in ProgramNames.__slots__ if name != "places"} | {
             "places": [[place.metadata, place.op_name, place.line] for place in self.places]
         }
@@ -104,10 +110,9 @@ def _source_location(module: Module, instruction: Instruction) -> SourceLocation
 
 
 class Relabeler:
-    """Says plans of one program in the names of an equal one.
+    """Translates plans of one program to an equal program's names.
 
-    Raises CannotRelabelError where the programs are not of one size, or one has source lines and the other has not,
-    or they have other scopes.
+    Raises RelabelError when the programs differ in size or scopes, or only one has source lines.
     """
 
     def __init__(self, old: ProgramNames, new: ProgramNames) -> None:
@@ -118,8 +123,8 @@ class Relabeler:
         self._used_names = set(new.instructions)
         self._position = {name: position for position, name in enumerate(old.instructions)}
         self._places: dict[str, set[SourceLocation]] = {}  # by old metadata
-        self._dropped_words: set[str] = set()  # words of scopes that are called otherwise now
-        called: dict[str, set[str]] = {}  # what a sentence may mention → what it is called now
+        self._dropped_words: set[str] = set()  # words of renamed scopes
+        called: dict[str, set[str]] = {}  # name possibly mentioned in text → new names
         for before, after in {*_pairs(old.place_of, new.place_of)}:
             here, there = old.places[before], new.places[after]
             if bool(here.line) != bool(there.line) or is_backward(here.op_name) != is_backward(there.op_name):
@@ -144,8 +149,8 @@ class Relabeler:
 
     # ---- the plan ------------------------------------------------------------
     def relabel(self, plan: Plan, module: Module, text: str) -> tuple[Plan, Module]:
-        """`plan` in the names of `module`, whose text is `text`, and the program that is planned: `module`, or what
-        it was rewritten to. Raises CannotRelabelError."""
+        """`plan` in the names of `module` (with text `text`), and the planned program: `module` or its rewrite. Raises
+        RelabelError."""
         planned = self._relabel_program(plan.require_hlo(), module) if plan.original_sha256 else module
         hlo_text = planned.to_text() if plan.original_sha256 else text
         digest = sha256(text.encode()).hexdigest()
@@ -159,47 +164,46 @@ class Relabeler:
             parameters=_rename_variables(plan.parameters, self._new.arguments),
             outputs=_rename_variables(plan.outputs, self._new.outputs),
             collectives=tuple([
-                replace(each, instruction=self._new_name(each.instruction), cause=self.relabel_text(each.cause))
-                for each in plan.collectives
+                replace(moved, instruction=self._new_name(moved.instruction), cause=self.relabel_text(moved.cause))
+                for moved in plan.collectives
             ]),
             cost=replace(plan.cost, bound_scope=self.relabel_text(plan.cost.bound_scope)),
-            candidates=tuple([replace(each, note=self.relabel_text(each.note)) for each in plan.candidates]),
+            candidates=tuple([replace(other, note=self.relabel_text(other.note)) for other in plan.candidates]),
             segments=tuple([
-                replace(each, name=self.relabel_text(each.name),
-                        boundary=tuple([(self._new_name(name), sharding) for name, sharding in each.boundary]))
-                for each in plan.segments
+                replace(segment, name=self.relabel_text(segment.name),
+                        boundary=tuple([(self._new_name(name), sharding) for name, sharding in segment.boundary]))
+                for segment in plan.segments
             ]),
-            recomputed=tuple([replace(each, name=self.relabel_text(each.name)) for each in plan.recomputed]),
+            recomputed=tuple([replace(segment, name=self.relabel_text(segment.name)) for segment in plan.recomputed]),
             notes=tuple([self.relabel_text(note) for note in plan.notes]),
         )  # fmt: skip
         return relabelled, planned
 
     def _relabel_instructions(self, instructions: tuple[InstructionPlan, ...]) -> tuple[InstructionPlan, ...]:
-        reasons = {reason: self.relabel_text(reason) for reason in {each.reason for each in instructions}}
+        reasons = {reason: self.relabel_text(reason) for reason in {instruction.reason for instruction in instructions}}
         if not self._is_renamed and all(reason == said for reason, said in reasons.items()):
             return instructions
         return tuple(
             [
                 replace(
-                    each,
-                    computation=self._computations.get(each.computation, each.computation),
-                    name=self._new_name(each.name),
-                    reason=reasons[each.reason],
+                    instruction,
+                    computation=self._computations.get(instruction.computation, instruction.computation),
+                    name=self._new_name(instruction.name),
+                    reason=reasons[instruction.reason],
                 )
-                for each in instructions
+                for instruction in instructions
             ]
         )
 
     def _new_name(self, name: str) -> str:
-        """The new name of an instruction; one that a rewrite made keeps its name where that is free."""
-        found = self._names.get(name)
-        if found is None and name in self._used_names:
+        """The new name of an instruction; a rewrite's own instruction keeps its name when unused."""
+        new_name = self._names.get(name)
+        if new_name is None and name in self._used_names:
             raise RelabelError(f"two instructions would be called {name}")
-        return name if found is None else found
+        return name if new_name is None else new_name
 
     def relabel_text(self, text: str) -> str:
-        """`text` with every name that changed exchanged. Raises CannotRelabelError where one is a common word,
-        or stands for several things."""
+        """`text` with every changed name replaced. Raises RelabelError on a name that is a common word or ambiguous."""
         if not (self._renamed or self._dropped_words):
             return text
         if any(name in text for name in self._unreadable):
@@ -211,36 +215,36 @@ class Relabeler:
         if name in self._unchanged:
             return token
         if name in self._renamed:
-            found = self._renamed[name]
-            if len(found) == 1 and _UNMISTAKABLE.search(name):
-                return next(iter(found)) + token[len(name) :]
+            new_names = self._renamed[name]
+            if len(new_names) == 1 and _UNMISTAKABLE.search(name):
+                return next(iter(new_names)) + token[len(name) :]
         elif not any(word in self._renamed or word in self._dropped_words for word in _WORD.findall(token)):
             return token
         raise RelabelError(f"it is not certain what {token!r} is called now")
 
     # ---- a rewritten program ---------------------------------------------------
     def _relabel_program(self, text: str, module: Module) -> Module:
-        """A program that was rewritten from the old one, in the names and with the source lines of `module`."""
+        """A program rewritten from the old one, with the names and source lines of `module`."""
         rewritten = parse(text)
         metadata = [instruction.attributes.get("metadata") for instruction in module.instructions()]
-        by_text = {each.text: each for each in metadata if each is not None}
+        by_text = {attribute.text: attribute for attribute in metadata if attribute is not None}
         for computation in rewritten.computations:
             computation.name = self._computations.get(computation.name, computation.name)
         for instruction in rewritten.instructions():
             if "control-predecessors" in instruction.attributes:
                 raise RelabelError("instructions are ordered by name")
             position = self._position.get(instruction.name)
-            found = self._metadata(instruction, by_text) if position is None else metadata[position]
+            attribute = self._metadata(instruction, by_text) if position is None else metadata[position]
             instruction.attributes.pop("metadata", None)
-            if found is not None:
-                instruction.attributes["metadata"] = found
+            if attribute is not None:
+                instruction.attributes["metadata"] = attribute
             instruction.name = self._new_name(instruction.name)
             for name, callees in instruction.called.items():
                 instruction.attributes[name] = with_callee_names(instruction.attributes[name], callees)
         return Module(module.name, rewritten.header, rewritten.computations, rewritten.entry, module.tables)
 
     def _metadata(self, instruction: Instruction, by_text: Mapping[str, Attribute]) -> Attribute | None:
-        """Of an instruction that a rewrite made, with the metadata of one that it was made from."""
+        """Metadata of a rewrite's instruction: that of its original."""
         old = instruction.attributes.get("metadata")
         places = self._places.get(old.text, set()) if old is not None else set()
         return by_text.get(next(iter(places)).metadata) if len(places) == 1 else None
@@ -257,7 +261,7 @@ def _rename_variables(variables: Sequence[Any], names: Sequence[str]) -> tuple[A
 
 
 def _find_dropped_words(before: str, after: str) -> set[str]:
-    """Words of a path of scopes that its new name does not have in the same place."""
+    """Words of a scope path absent at the same position of its new name."""
     if before == after:
         return set()
     old, new = before.split("/"), after.split("/")

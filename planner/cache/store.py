@@ -1,8 +1,8 @@
-"""A bounded store of bytes by key: in memory or in a folder, the least recently used entries go first.
+"""A bounded key-value store of bytes, in memory or in a folder, with least-recently-used eviction.
 
-What is kept here can be made again, so a store never fails: what cannot be read is a miss, what cannot
-be written is not kept. Processes may share a folder. An entry is one file, written beside its place and
-renamed into it, with a checksum in front, so that a reader sees all of it or nothing.
+Entries are reproducible, hence a store never fails: unreadable is a miss, unwritable is not stored. Processes may share
+a folder. An entry is one file with a leading checksum, written under a temporary name and renamed: a reader sees all of
+it or nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from platformdirs import user_cache_path
 #: Environment variable: a folder to keep entries in, or `off`.
 CACHE_VARIABLE = "SHARDWRIGHT_CACHE"
 
-#: What `default_store` keeps at most, per name.
+#: Limits of `default_store`, per name.
 MAX_ENTRIES = 4096
 MAX_BYTES = 512 << 20
 
-#: A folder is looked through once this part of its limits has been written by one process since the last time.
+#: Fraction of the limits written by one process between two sweeps of a folder.
 _SWEEP_PART = 16
 
-#: Age after which an unfinished file is of a process that has died.
+#: Age from which an unfinished file belongs to a dead process.
 _STALE_S = 3600.0
 
 _ENDING = ".entry"
@@ -38,19 +38,19 @@ _DIGEST_BYTES = 32
 
 
 class Store(Protocol):
-    """Bytes by key; keys and values are any bytes. Neither method raises for want of space or permission."""
+    """Bytes by key; keys and values are arbitrary bytes. Neither method raises on lack of space or permission."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The value put last under `key`, or None where there is none (any more)."""
+        """The last value put under `key`; None when absent (or evicted)."""
         ...
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Keep `value` under `key`; a value over the store's limit is not kept."""
+        """Store `value` under `key`; a value over the store's limit is not stored."""
         ...
 
 
 class MemoryStore:
-    """A store in this process, for one thread at a time."""
+    """A store in this process; not thread-safe."""
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
@@ -78,16 +78,16 @@ class MemoryStore:
 
 
 class FileStore:
-    """A store in a folder, shared by all processes that name it; modification times are times of last use.
+    """A store in a folder, shared by all processes using it; modification times are times of last use.
 
-    Its limits may be passed by a sixteenth per writing process, between two sweeps.
+    Between two sweeps each writing process may exceed the limits by a sixteenth.
     """
 
     def __init__(self, folder: Path, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._folder = folder
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._until_sweep = (0, 0)  # entries and bytes that may be written before the next sweep
+        self._until_sweep = (0, 0)  # entries and bytes left until the next sweep
 
     def get(self, key: bytes) -> bytes | None:
         path = self._path(key)
@@ -128,18 +128,18 @@ class FileStore:
             raise
 
     def _sweep(self) -> None:
-        """Remove what was not used for longest, until the rest is within the limits."""
-        found = sorted(self._entries(), reverse=True)
+        """Evict the least recently used entries until the rest is within the limits."""
+        entries = sorted(self._entries(), reverse=True)
         size_bytes = 0
-        for kept, (_, size, path) in enumerate(found):
+        for rank, (_, size, path) in enumerate(entries):
             size_bytes += size
-            if kept >= self._max_entries or size_bytes > self._max_bytes:
+            if rank >= self._max_entries or size_bytes > self._max_bytes:
                 with contextlib.suppress(OSError):
                     path.unlink()
         self._until_sweep = self._max_entries // _SWEEP_PART, self._max_bytes // _SWEEP_PART
 
     def _entries(self) -> Iterator[tuple[int, int, Path]]:
-        """(last use in ns, bytes, path) of each entry; what dead processes left half written is removed."""
+        """(last use in ns, bytes, path) of each entry; removes dead processes' partial files."""
         for item in os.scandir(self._folder):
             with contextlib.suppress(OSError):  # another process may have removed it
                 status = item.stat()
@@ -150,14 +150,13 @@ class FileStore:
 
 
 def default_store(name: str) -> Store | None:
-    """The user's store of one kind of entry: a folder under `$SHARDWRIGHT_CACHE`, else under the platform's
-    folder for caches; None where the variable says `off`.
-    """
+    """The user's store of one kind of entry: a folder under `$SHARDWRIGHT_CACHE`, or else under the platform's cache
+    folder; None when the variable is `off`."""
     chosen = os.environ.get(CACHE_VARIABLE, "")
     if chosen == "off":
         return None
     try:
         root = Path(chosen) if chosen else user_cache_path("shardwright")
-    except RuntimeError:  # nobody's home folder is known
+    except RuntimeError:  # no home folder
         return None
     return FileStore(root / name)

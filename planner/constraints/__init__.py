@@ -1,1 +1,1 @@
-"""What the user decided: pins on tensors, forced strategies, and what follows from them."""
+"""User constraints: pins on tensors, forced strategies, and their consequences."""

@@ -1,7 +1,7 @@
-"""Reading pins: annotations inside the program, the shardings that it brings along, exact axes from the options.
+"""Reads pins: annotations inside the program, imported shardings, exact axes in the options.
 
-`shardwright.annotate` leaves a custom call with its pins; JAX's constraints, `in_shardings` and `out_shardings` leave
-theirs over a mesh of the program's own (`graph.imported_shardings`). What other instructions carry was written out as
+`shardwright.annotate` leaves a custom call with its pins. JAX's constraints, `in_shardings` and `out_shardings` leave
+theirs over a mesh of the program's own (`graph.imported_shardings`). Shardings on other instructions were rewritten to
 calls before (`graph.sharding_calls`).
 """
 
@@ -29,8 +29,9 @@ from shardwright.planner.graph.sharding_calls import ShardingSource, find_output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableShardings:
-    """What a program says of how its arguments and outputs lie, by flat number, in the dimensions that it gives them.
+    """The program's own shardings of its arguments and outputs, by flat number, in the program's dimensions.
 
+    arguments / outputs: flat number → sharding.
     meshes: the program's own, by name.
     """
 
@@ -42,16 +43,18 @@ class VariableShardings:
     def of(cls, module: Module, outputs: Iterable[ShardingSource] | None = None) -> VariableShardings:
         """Read from parameters, JAX's marks and the root.
 
-        outputs: the module's `find_output_shardings`, where they were looked for before.
-        Raises AnnotationError for one that cannot be read.
+        outputs: the module's `find_output_shardings`, if already computed.
+        Raises AnnotationError on an unreadable one.
         """
         meshes = read_meshes(module)
-        parameters = [(each, leaf) for each in module.entry.parameters for leaf in range(len(each.shape.leaves))]
-        arguments = [(number, *each) for number, each in enumerate(parameters)]
+        parameters = [
+            (parameter, leaf) for parameter in module.entry.parameters for leaf in range(len(parameter.shape.leaves))
+        ]
+        arguments = [(number, *parameter_leaf) for number, parameter_leaf in enumerate(parameters)]
 
         def read(said: Iterable[ShardingSource]) -> dict[int, ImportedSharding]:
-            found = ((number, _imported(module, instruction, leaf, meshes)) for number, instruction, leaf in said)
-            return {number: each for number, each in found if each is not None}
+            shardings = ((number, _imported(module, instruction, leaf, meshes)) for number, instruction, leaf in said)
+            return {number: sharding for number, sharding in shardings if sharding is not None}
 
         outputs = find_output_shardings(module.entry.root) if outputs is None else outputs
         return cls(arguments=read(arguments), outputs=read(outputs), meshes=meshes)
@@ -65,33 +68,33 @@ def collect_requirements(
 ) -> Requirements:
     """Pins by node: annotations and shardings in the program, and exact axes of arguments and outputs.
 
-    variables: what the program that `flow` was made of says of arguments and outputs; None: it is that program.
-    batch: by flat number, the dimension of the batch in arguments that have one for micro-batches right ahead of it.
-    Raises AnnotationError for one that cannot be read, and OptionError.
+    variables: shardings of arguments and outputs in the original program of `flow`; None: `flow` is that program.
+    batch: flat number → batch dimension, in arguments with a micro-batch dimension right before it.
+    Raises AnnotationError on an unreadable pin, and OptionError.
     """
-    found: Requirements = {}
+    collected: Requirements = {}
     meshes = read_meshes(flow.module)
     for node in flow.nodes:
         if node.is_value and _is_annotation(node.instruction) and node.uses:
             is_own = node.instruction.get("custom_call_target") == ANNOTATION_TARGET
             if is_own or options.constraints == "keep":
-                found.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
+                collected.setdefault(node.index, []).extend(_annotation(flow, node, meshes))
     if variables is None and options.constraints == "keep":
         variables = VariableShardings.of(flow.module)
     for index, requirement in _variable_pins(flow, variables or VariableShardings(), batch or {}):
-        found.setdefault(index, []).append(requirement)
+        collected.setdefault(index, []).append(requirement)
     exact = (
         ("argument_axes", options.argument_axes, flow.parameters),
         ("output_axes", options.output_axes, flow.outputs),
     )
     for option, axes_by_number, nodes in exact:
         for index, requirement in _exact(flow, option, axes_by_number, nodes, options):
-            found.setdefault(index, []).append(requirement)
-    return unify_meshes({index: requirements for index, requirements in found.items() if requirements})
+            collected.setdefault(index, []).append(requirement)
+    return unify_meshes({index: requirements for index, requirements in collected.items() if requirements})
 
 
 def refuse_manual(module: Module) -> None:
-    """Raises UnsupportedProgramError for computations that the program writes for one device (`shard_map`)."""
+    """Raises UnsupportedProgramError on computations written per device (`shard_map`)."""
     for instruction in module.instructions():
         target = instruction.get("custom_call_target") if instruction.opcode == "custom-call" else None
         if target in MANUAL_TARGETS:
@@ -134,26 +137,26 @@ def _is_annotation(instruction: Instruction) -> bool:
 def _annotation(flow: Dataflow, node: Node, meshes: Mapping[str, Mapping[str, int]]) -> list[Requirement]:
     if node.instruction.get("custom_call_target") == ANNOTATION_TARGET:
         return [Requirement(asked_by="an annotation", dims=_own_pins(flow, node))]
-    found = _imported(flow.module, node.instruction, 0, meshes)
-    return [] if found is None else [Requirement(asked_by="a sharding constraint", imported=found)]
+    sharding = _imported(flow.module, node.instruction, 0, meshes)
+    return [] if sharding is None else [Requirement(asked_by="a sharding constraint", imported=sharding)]
 
 
 def _variable_pins(
     flow: Dataflow, said: VariableShardings, batch: Mapping[int, int]
 ) -> Iterator[tuple[int, Requirement]]:
     ahead = {flow.parameters[number]: dim for number, dim in batch.items()}
-    found = [(flow.parameters[n], each, "the sharding of its argument") for n, each in said.arguments.items()]
-    found += [(flow.outputs[n], each, "the sharding of its output") for n, each in said.outputs.items()]
-    for node, sharding, asked_by in found:
+    pins = [(flow.parameters[n], sharding, "the sharding of its argument") for n, sharding in said.arguments.items()]
+    pins += [(flow.outputs[n], sharding, "the sharding of its output") for n, sharding in said.outputs.items()]
+    for node, sharding, asked_by in pins:
         stored = _as_stored(sharding, flow.nodes[node].shapes[0].rank, ahead.get(node))
         yield node, Requirement(asked_by=asked_by, imported=stored, may_pad=True)
 
 
 def _as_stored(sharding: ImportedSharding, rank: int, batch: int | None) -> ImportedSharding:
-    """A sharding said of the `rank` dimensions that the variable is stored in: with one for micro-batches right ahead
-    of `batch`, or with several where one held several things, which only those that nothing splits may have."""
+    """A variable's sharding over the `rank` dimensions of its storage: either with a micro-batch dimension right before
+    `batch`, or with one dimension stored in several, allowed only without any split."""
     if batch is not None:
-        return replace(sharding, dims={dim + (dim + 1 >= batch): each for dim, each in sharding.dims.items()})
+        return replace(sharding, dims={dim + (dim + 1 >= batch): pinned for dim, pinned in sharding.dims.items()})
     if sharding.is_split or not sharding.dims:
         return sharding
     return replace(sharding, dims={dim: ImportedDim() for dim in range(rank)})

@@ -1,8 +1,8 @@
-"""Strategies that a forced strategy leaves to each instruction.
+"""Confines each instruction's strategies to those a forced strategy allows.
 
-A forced strategy gives every mesh axis a role. An axis that splits the batch does so in every instruction that it can:
-its strategies are those that split the batch over most of these axes. One that must not touch the batch never does.
-See `shardwright.planner.constraints.forced` for what follows from that.
+A forced strategy gives every mesh axis a role. A batch axis splits the batch in every possible instruction: its
+strategies are those splitting the batch over most of these axes. A non-batch axis never splits it. See
+`shardwright.planner.constraints.forced` on the consequences.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _TiedLeafDims = tuple[NodeDims, NodeDims]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """What mesh axes do. An axis with no role is free but for `not_batch`.
+    """Roles of mesh axes. An axis without a role is free except under `not_batch`.
 
-    batch: split the batch wherever it can be, nothing else.
+    batch: split the batch wherever possible, nothing else.
     not_batch: never split the batch.
-    across: of `batch`, those that may split what runs across the batch instead of it (experts of a mixture).
-    not_across: never split what runs across the batch (its sequence).
-    sharded_state: what does not run along the batch may be split over `batch` axes too, sums over the batch may
-        be scattered, and updates of state are computed on shards. False: all that is whole over `batch` axes.
+    across: those of `batch` that may instead split dimensions across the batch (experts of a mixture).
+    not_across: never split dimensions across the batch (its sequence).
+    sharded_state: True: dimensions not along the batch may be split over `batch` axes too, sums over the batch may be
+        scattered, and state updates are computed on shards. False: all that is whole over `batch` axes.
     idle: nothing is split over them.
     """
 
@@ -45,12 +45,13 @@ class Roles:
 
 @dataclass(slots=True, kw_only=True)
 class Confinement:
-    """Narrows strategy sets to the roles; equal questions are answered once.
+    """Narrows strategy sets to the roles; results are cached.
 
-    dims: per node, the dimensions of its result leaves that run along the batch.
-    across: the same of those that run across it; None: of none it is known.
-    updates: nodes that must be computed on shards where possible (`sharded_state`).
-    hard: nodes whose readers take them exactly as they lie, which stay free.
+    roles: of the mesh axes.
+    dims: per node, the dimensions of its result leaves along the batch.
+    across: the same across the batch; None: none known.
+    updates: nodes to be computed on shards when possible (`sharded_state`).
+    hard: nodes without a possible reshard before their consumers; they stay free.
     """
 
     roles: Roles
@@ -71,38 +72,38 @@ class Confinement:
         state_outputs: Sequence[int],
         across: Sequence[NodeDims] | None = None,
     ) -> Confinement:
-        """state_outputs: the nodes that hand updated state on."""
+        """state_outputs: the nodes of updated state."""
         hard = frozenset(use.source[0] for node in flow.nodes for use in node.uses if use.hard)
         updates = _updates(flow, dims, state_outputs) if roles.sharded_state else frozenset()
         return cls(roles=roles, dims=dims, across=across, updates=updates, hard=hard)
 
     def key(self, node: Node) -> tuple[object, ...]:
-        """What `narrow` depends on, besides the strategies."""
+        """All that `narrow` depends on, besides the strategies."""
         return self._tied_dims(node), node.index in self.updates, node.index in self.hard
 
     def narrow(self, node: Node, found: StrategySet) -> StrategySet:
-        """The strategies of `found` that the roles leave to `node`."""
+        """The strategies of `found` that the roles allow `node`."""
         if node.index in self.hard:
             return found
         colours = self._tied_dims(node)
         key = (id(found), colours, node.index in self.updates)
         if key not in self._narrowed:
-            self._kept_alive.append(found)  # an id is only good while its object lives
+            self._kept_alive.append(found)  # an id is valid only while its object lives
             self._narrowed[key] = _only(found, self._legal_strategies(found, colours, node.index in self.updates))
         return self._narrowed[key]
 
     def _tied_dims(self, node: Node) -> tuple[_TiedLeafDims, ...]:
-        """Dimensions of the node's operands and of its results that run along the batch, then those across it."""
-        found = self._known.get(node.index)
-        if found is None:
+        """Dimensions of the node's operands and results along the batch, then those across it."""
+        tied = self._known.get(node.index)
+        if tied is None:
             sources = [use.source for use in node.uses][: 1 if node.is_value else None]
-            found = self._known[node.index] = tuple(
+            tied = self._known[node.index] = tuple(
                 [
                     (tuple([dims[source][leaf] for source, leaf in sources]), dims[node.index])
                     for dims in (self.dims, *(() if self.across is None else (self.across,)))
                 ]
             )
-        return found
+        return tied
 
     def _legal_strategies(self, found: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool) -> IntArray:
         roles = self.roles
@@ -119,16 +120,16 @@ class Confinement:
         ]
         most = max((len(along[i].intersection(roles.batch)) for i in legal), default=0)
         split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
-        kept = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
+        allowed = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
         if not roles.sharded_state:
-            kept = [i for i in kept if _whole_beside(found.strategies[i], split[i], roles.batch)]
+            allowed = [i for i in allowed if _whole_beside(found.strategies[i], split[i], roles.batch)]
         elif is_update:
-            kept = [i for i in kept if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or kept
-        return np.array(kept, np.int64)
+            allowed = [i for i in allowed if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or allowed
+        return np.array(allowed, np.int64)
 
 
 def _along(strategy: Strategy, colours: _TiedLeafDims) -> set[str]:
-    """Axes that split a dimension of the colour, in an operand or in the result before it is reduced."""
+    """Axes splitting a dimension of the colour, in an operand or in the unreduced result."""
     leaves = [
         *zip(strategy.operands, colours[0], strict=False),
         *zip(local_results(strategy), colours[1], strict=True),
@@ -141,13 +142,13 @@ def _used(strategy: Strategy) -> set[str]:
 
 
 def _whole_beside(strategy: Strategy, along: set[str], axes: tuple[str, ...]) -> bool:
-    """Whether `axes` split nothing but the batch, and sums over it are whole on each of their devices."""
+    """Whether `axes` split nothing but the batch, with sums over it whole on each of their devices."""
     scattered = {axis for sharding in strategy.results for axis in sharding.axes if axis in strategy.partial}
     return not (_used(strategy) - along).intersection(axes) and not scattered.intersection(axes)
 
 
 def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
-    """Whether every result is split over `axes`, in one dimension, or is a sum over them that a later one scatters."""
+    """Whether every result is split over `axes` in one dimension, or is a partial sum over them (scattered later)."""
     return all(
         set(axes) <= set(s.unreduced) or (set(axes) <= set(s.axes) and sum(map(bool, s.dims)) == 1)
         for s in strategy.results
@@ -164,37 +165,38 @@ def _only(found: StrategySet, kept: IntArray) -> StrategySet:
 
 
 def _updates(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> frozenset[int]:
-    """Nodes of rank 1 and more that only serve to update state, from the sums over the batch (the gradients) on."""
-    found = _feeding(flow, dims, state_outputs)
+    """Nodes of rank 1 and more used only in updates of state, starting at the sums over the batch (the gradients)."""
+    candidates = _feeding(flow, dims, state_outputs)
     readers: dict[int, list[Node]] = {}
     for node in flow.nodes:
         for use in node.uses:
             readers.setdefault(use.source[0], []).append(node)
     outputs = set(state_outputs)
-    todo = sorted(found, reverse=True)
+    todo = sorted(candidates, reverse=True)
     while todo:
         index = todo.pop()
-        if index in found and not all(
-            reader.index in found or reader.index in outputs or _is_scalar(reader) for reader in readers.get(index, ())
+        if index in candidates and not all(
+            reader.index in candidates or reader.index in outputs or _is_scalar(reader)
+            for reader in readers.get(index, ())
         ):
-            found.discard(index)
-            todo += [use.source[0] for use in flow.nodes[index].uses if use.source[0] in found]
-    return frozenset(index for index in found if not _is_scalar(flow.nodes[index]))
+            candidates.discard(index)
+            todo += [use.source[0] for use in flow.nodes[index].uses if use.source[0] in candidates]
+    return frozenset(index for index in candidates if not _is_scalar(flow.nodes[index]))
 
 
 def _feeding(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> set[int]:
-    """What the updated state is made of, back to the gradients and to the arguments."""
+    """Inputs of the updated state, back to the gradients and to the arguments."""
     arguments = set(flow.parameters)
-    found: set[int] = set()
+    inputs: set[int] = set()
     todo = [use.source[0] for output in state_outputs for use in flow.nodes[output].uses]
     while todo:
         node = flow.nodes[todo.pop()]
-        if node.index in found or node.index in arguments or any(dims[node.index]):
+        if node.index in inputs or node.index in arguments or any(dims[node.index]):
             continue
-        found.add(node.index)
+        inputs.add(node.index)
         if not any(dims[source][leaf] for source, leaf in (use.source for use in node.uses)):
             todo += [use.source[0] for use in node.uses]
-    return found
+    return inputs
 
 
 def _is_scalar(node: Node) -> bool:

@@ -1,38 +1,37 @@
-"""Forced strategies: what the user decided about the arguments and about every instruction.
+"""Forced strategies: the user's decision about the arguments and about every instruction.
 
-State are the arguments that share their buffer with an output (donated parameters and optimizer state).
-Where the program aliases nothing, state are the arguments laid out by `argument_axes`; where there are none
-of these either, each argument of rank 1 or more that has an output of the same type (each output once, in order).
-Which dimensions of the other arguments are the batch is derived from the program (`search.batch_dims`); what is left
-(keys, tables, scalars) is replicated. An instruction runs along the batch where a factor of its rule ties one of its
-dimensions to the batch (`graph.batch_dim_analysis`). A batch that the axes do not divide is stored padded where that
-pays (`strategies.padding`), else the strategy is refused; where arrays lie already (`argument_axes`: the last,
-smaller batch of an epoch) it is kept whole. What each strategy promises, of all instructions that can be so:
+State arguments share their buffer with an output (donated parameters and optimizer state). In a program without
+aliases, state are the arguments in `argument_axes`; without these either, each argument of rank 1 or more with an
+output of the same type (each output once, in order). The batch dimensions of the other arguments are derived from the
+program (`search.batch_dims`); the rest (keys, tables, scalars) is replicated. An instruction runs along the batch when
+a factor of its rule ties one of its dimensions to the batch (`graph.batch_dim_analysis`). A batch not divisible by the
+axes is stored padded when that pays (`strategies.padding`), else the strategy is refused; when arrays are already
+stored (`argument_axes`: the last, smaller batch of an epoch) it is kept whole. Guarantees of each strategy, on all
+instructions that allow them:
 
 data        over all axes. Batch arguments, activations and their gradients are split along the batch and stay so.
-            State is replicated; each sum over the batch is one all-reduce (each dot or reduction that makes one, in
-            a loop each time round); everything else, the update of state with it, is computed whole on every device.
-zero1       over all axes. Along the batch as in `data`. State that the step computes with (parameters: whatever an
-            output that is no state depends on) is replicated, all other state (of the optimizer) is split as in
-            `fsdp`; gradients are reduce-scattered, the update is computed on shards, and what of it the next
-            step computes with is gathered.
-fsdp        over all axes. Along the batch as in `data`. Every state tensor is split on one dimension where all
-            axes together divide one, and gathered for use; gradients are reduce-scattered and the update is
-            computed on shards, where they divide.
+            State is replicated; each sum over the batch is one all-reduce (per dot or reduction producing one, in
+            a loop per iteration); everything else, including the update of state, is computed whole on every device.
+zero1       over all axes. Along the batch like `data`. State used by the step (parameters: any non-state output
+            depends on them) is replicated, all other state (of the optimizer) is split like `fsdp`; gradients are
+            reduce-scattered, the update is computed on shards, and the part used by the next step is gathered.
+fsdp        over all axes. Along the batch like `data`. Every state tensor is split on one dimension, when one is
+            divisible by all axes together, and gathered before use; gradients are reduce-scattered and the update is
+            computed on shards, when divisible.
 tensor      over all axes. Batch arguments are replicated and nothing is split along the batch. Each state tensor of
-            rank 2 or more is split over all axes (on one dimension or several) where they divide it, and computed with
-            where it lies: it is never gathered. (Where that cannot be, the plan notes it.) State of rank 1 is split
-            or not, as is cheaper.
-mixed       two axes or three. The first as in `data`, the others as in `tensor`.
-megatron    as `mixed`, but the others split nothing along any dimension of the batch arguments: no sequence sharding
-            (Shoeybi et al., 2019; what `mixed` may do beyond it is Korthikanti et al., 2022).
-expert      one axis or two. As in `data`, but the weights of a mixture's experts (`graph.moe_detection`) and their
-            state are split over the last axis by experts, where it divides them, and computed with where they lie;
-            what is sent to the experts and what comes back may be split by experts over it, instead of along the batch.
+            rank 2 or more is split over all axes (on one dimension or several) when divisible, and used
+            in place: it is never gathered. (Exceptions are noted in the plan.) State of rank 1 is split or not,
+            whichever is cheaper.
+mixed       two axes or three. The first like `data`, the others like `tensor`.
+megatron    like `mixed`, but the others split no dimension of the batch arguments: no sequence sharding
+            (Shoeybi et al., 2019; `mixed` also allows the splits of Korthikanti et al., 2022).
+expert      one axis or two. Like `data`, but the weights of a mixture's experts (`graph.moe_detection`) and their
+            state are split by experts over the last axis, when divisible, and used in place; the experts'
+            inputs and outputs may be split by experts over it, instead of along the batch.
 replicated  everything is computed whole on every device: no collectives.
-{pattern: {dim: pin}}   the pins, on arguments whose name matches (`*` and `?` are wildcards); all else is searched.
+{pattern: {dim: pin}}   the pins, on arguments with matching names (`*` and `?` are wildcards); all else is searched.
 
-Annotations inside the program hold beside a forced strategy, with reshards around them where they differ.
+Annotations inside the program also hold under a forced strategy, with reshards around them when they differ.
 """
 
 from __future__ import annotations
@@ -56,22 +55,23 @@ from shardwright.planner.strategies.padding import divides, divides_or_pays_alon
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.spelling import nearest
 
-#: Arguments listed where a name is none's and like none.
+#: Arguments listed when a name matches none and resembles none.
 _NAMES_SHOWN = 8
 
-#: Strategies whose first axis splits the batch and whose others split state, computed with where it lies.
+#: Strategies whose first axis splits the batch and whose others split state, used in place.
 MIXED = ("mixed", "megatron")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedStrategy:
-    """What a forced strategy asks on one mesh.
+    """A forced strategy's demands on one mesh.
 
-    requirements: pins by node. in_place: nodes whose value may not be gathered.
-    roles: what the axes do in every instruction; None where that is free.
-    batch: nodes of the batch arguments, with the dimension that runs along the batch.
-    across: nodes of arguments, with a dimension that runs across the batch (`Roles.across`, `Roles.not_across`).
-    state_outputs: nodes of the state that the program hands on.
+    requirements: pins by node.
+    in_place: nodes with values that may not be gathered.
+    roles: of the axes in every instruction; None: free.
+    batch: nodes of the batch arguments, with their batch dimension.
+    across: nodes of arguments, with a dimension across the batch (`Roles.across`, `Roles.not_across`).
+    state_outputs: nodes of the updated state.
     """
 
     requirements: Requirements = field(default_factory=dict)
@@ -82,7 +82,7 @@ class ForcedStrategy:
     state_outputs: tuple[int, ...] = ()
 
     def confinement(self, flow: Dataflow, ties: TiedDims) -> Confinement:
-        """What the roles leave to each instruction, where axes have some; ties: of the program's dimensions."""
+        """The roles' restriction of each instruction; ties: of the program's dimensions."""
         assert self.roles is not None, "without roles nothing is confined"
         dims = ties.dims(self.batch)
         across = ties.dims(self.across) if self.across else None
@@ -90,7 +90,7 @@ class ForcedStrategy:
 
 
 def check_force(options: PlanOptions) -> None:
-    """OptionError for a strategy that does not exist."""
+    """Raises OptionError on an unknown strategy."""
     force = options.force
     if isinstance(force, str) and force not in FORCED_STRATEGIES:
         raise OptionError(
@@ -112,10 +112,10 @@ def origin(options: PlanOptions) -> str:
 def force_strategy(
     flow: Dataflow, names: Sequence[str], options: PlanOptions, mesh: Mesh, batch: Mapping[int, int]
 ) -> ForcedStrategy:
-    """The requirements that a strategy's name in `options.force` stands for.
+    """The requirements of the strategy named in `options.force`.
 
-    batch: by flat number, the arguments that carry the batch, each with the dimension.
-    Raises OptionError where the strategy makes no sense, PlanError where the mesh cannot split the batch.
+    batch: flat number → batch dimension of the batch arguments.
+    Raises OptionError when the strategy makes no sense, PlanError when the mesh cannot split the batch.
     """
     assert isinstance(options.force, str)
     if options.force in MIXED and len(mesh.axes) == 1:
@@ -142,8 +142,8 @@ def force_strategy(
             rule = strategy.state(shape)
         requirement = Requirement(asked_by=f"force={options.force!r}", rule=rule)
         if number in batch:
-            lies = {dim: DimPin(axes=lies_along if dim == batch[number] else ()) for dim in range(shape.rank)}
-            requirement = replace(requirement, dims=lies, rule=None, may_pad=True)
+            pins = {dim: DimPin(axes=lies_along if dim == batch[number] else ()) for dim in range(shape.rank)}
+            requirement = replace(requirement, dims=pins, rule=None, may_pad=True)
         requirements[node] = [requirement]
         if number in experts or (number in state and shape.rank >= 2 and options.force in ("tensor", *MIXED)):
             in_place.add(node)
@@ -163,8 +163,8 @@ def _splits_batch(
 ) -> bool:
     """Whether the axes can split all batch arguments, evenly or with little padding.
 
-    Where they cannot, a program whose state lies already (the last, smaller batch of an epoch) keeps its batch whole,
-    and any other raises PlanError.
+    Otherwise a program with stored state (the last, smaller batch of an epoch) keeps its batch whole; any other raises
+    PlanError.
     """
     sizes = [strategy.mesh.sizes[axis] for axis in strategy.batch_axes]
     may_split = divides if options.rewrites == "none" else divides_or_pays_along_one
@@ -184,7 +184,7 @@ def _splits_batch(
 
 
 def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
-    """Flat numbers of the arguments that are kept between steps (see the module's text)."""
+    """Flat numbers of the arguments stored between steps (see the module's docstring)."""
     if flow.aliases:
         return frozenset(flow.aliases.values())
     if options.argument_axes:
@@ -200,7 +200,7 @@ def state_arguments(flow: Dataflow, options: PlanOptions) -> frozenset[int]:
 
 
 def _state_in_compute(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
-    """Flat numbers of the state that an output depends on that is no state itself, such as the loss."""
+    """Flat numbers of the state behind a non-state output, such as the loss."""
     types = Counter(_type(flow.nodes[flow.parameters[number]].shapes[0]) for number in state)
     todo = []
     for number, output in enumerate(flow.outputs):
@@ -221,11 +221,11 @@ def _state_in_compute(flow: Dataflow, state: frozenset[int]) -> frozenset[int]:
 
 
 def _experts(flow: Dataflow, state: frozenset[int], batch: Mapping[int, int]) -> dict[int, int]:
-    """Flat numbers of the state that is as large as weights of experts, each with the dimension of the experts."""
+    """Flat numbers of the state of the same shape as experts' weights, each with its expert dimension."""
     weights = find_expert_weights(flow, [flow.parameters[number] for number in batch])
     dims = {_type(flow.nodes[node].shapes[0])[1]: dim for node, dim in weights.items()}
-    found = {number: flow.nodes[flow.parameters[number]].shapes[0].dimensions for number in sorted(state)}
-    experts = {number: dims[shape] for number, shape in found.items() if shape in dims}
+    shapes = {number: flow.nodes[flow.parameters[number]].shapes[0].dimensions for number in sorted(state)}
+    experts = {number: dims[shape] for number, shape in shapes.items() if shape in dims}
     if not experts:
         raise OptionError(
             "no state is multiplied, expert by expert, with what depends on the batch: there is no mixture of experts",
@@ -266,7 +266,7 @@ class _IsSharding:
 
 @dataclass(frozen=True, slots=True)
 class _SplitOver:
-    """Accepts what is split over no axes but these. all_axes: over every one of them; one_dim: and in one dimension."""
+    """Accepts shardings over no axes but these. all_axes: over every one of them; one_dim: and in one dimension."""
 
     axes: frozenset[str]
     all_axes: bool = False
@@ -280,10 +280,13 @@ class _SplitOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Strategy:
-    """batch_axes: split the batch over these; state_axes: split state over these, `one_dim` together.
+    """A named strategy on one mesh.
 
-    least_rank: state of lower rank is free over state_axes (None of it is split over others).
-    expert_axes: split the weights of experts over these; not_across: nothing across the batch over these.
+    batch_axes: split the batch.
+    state_axes: split state, on one dimension together with `one_dim`.
+    min_rank: state of lower rank is free over state_axes (none of it is split over others).
+    expert_axes: split the weights of experts.
+    not_across: split nothing across the batch.
     """
 
     mesh: Mesh
@@ -309,7 +312,7 @@ class _Strategy:
         }[force]
 
     def roles(self, splits_batch: bool) -> Roles:
-        """What the axes do, with the batch split or whole."""
+        """Roles of the axes, with the batch split or whole."""
         axes = tuple(self.mesh.sizes)
         if not self.batch_axes and not self.state_axes:
             return Roles(idle=axes)
@@ -325,14 +328,14 @@ class _Strategy:
         )
 
     def experts(self, shape: ArrayShape, dim: int) -> Rule:
-        """Split by experts where the axis divides them; else whole."""
+        """Split by experts when divisible by the axis; else whole."""
         if shape.dimensions[dim] % self.mesh.size(self.expert_axes):
             return _is_replicated
         wanted = TensorSharding(tuple(self.expert_axes if at == dim else () for at in range(shape.rank)))
         return _IsSharding(wanted)
 
     def state(self, shape: ArrayShape) -> Rule:
-        """Split over exactly `state_axes` where a sharding divides; else over no other axis."""
+        """Split over exactly `state_axes` when possible evenly; else over no other axis."""
         if not self.state_axes or not shape.rank:
             return _is_replicated
         axes = frozenset(self.state_axes)
@@ -355,7 +358,7 @@ class _Strategy:
 
 
 def _suggest_names(pattern: str, names: Sequence[str]) -> str:
-    """What to write instead of a name that no argument has: the nearest ones, else some of those that there are."""
+    """Replacement of an unknown name: the nearest names, else some of the existing ones."""
     near = nearest(pattern, names, most=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -365,9 +368,10 @@ def _suggest_names(pattern: str, names: Sequence[str]) -> str:
 def pins_by_name(
     flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]
 ) -> Requirements:
-    """The requirements of pins by argument name. OptionError where no argument is called so.
+    """The requirements of pins by argument name. OptionError when no argument matches.
 
-    batch: arguments with a dimension for micro-batches ahead of this one, which users do not count."""
+    batch: arguments with a micro-batch dimension, not counted by users, before this one.
+    """
     requirements: Requirements = {}
     for pattern, pins in force.items():
         matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]

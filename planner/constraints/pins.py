@@ -1,9 +1,9 @@
-"""Pins: what the user says about single tensors, as requirements on their shardings.
+"""Pins: the user's requirements on the shardings of single tensors.
 
-`annotations` reads them. Pins hold or are refused with the tensor, its shape, its source line and the reason;
-none is ever dropped. An axis of the program's own mesh splits nothing on a mesh that has none left for it, and the plan
-says so (`own`). An argument or output that a pin splits unevenly is stored padded; so is a value inside the
-program where its maker or a reader can work on padded shards, else the pin is refused.
+`annotations` reads them. A pin holds or is refused with the tensor, its shape, its source line and the reason; none is
+ever dropped. An axis of the program's own mesh splits nothing on a mesh without a match, and the plan notes it
+(`mesh_unification`). An argument or output split unevenly by a pin is stored padded; a value inside the program too,
+when its producer or a consumer can work on padded shards, else the pin is refused.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from shardwright.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimPin:
-    """What one dimension may be split over.
+    """The allowed split of one dimension.
 
-    axes: these, exactly (`is_open`: these first, maybe more); None: not given by name.
+    axes: exactly these (`is_open`: these first, maybe more); None: not given by name.
+    is_open: see `axes`.
     count: over axes of this many devices together; None: any number.
+    somewhere: over at least one axis.
     """
 
     axes: tuple[str, ...] | None = None
@@ -53,11 +55,13 @@ class DimPin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """Pins of one value: per dimension, for messages also who asked (`an annotation`, `argument_axes`, …).
+    """Pins of one value.
 
-    may_pad: the value is stored between steps, so that named axes need not divide it.
-    rule: a condition on the whole sharding (of a forced strategy), besides the dimensions'; equal for equal ones.
-    foreign: a sharding over a mesh of the program's own; `on` turns it into pins of dimensions.
+    asked_by: their origin, in messages (`an annotation`, `argument_axes`, …).
+    dims: pins per dimension.
+    may_pad: the value is stored between steps: named axes need not divide it.
+    rule: a further condition on the whole sharding (of a forced strategy); equal conditions compare equal.
+    imported: a sharding over a mesh of the program's own; `on` translates it to pins of dimensions.
     """
 
     asked_by: str
@@ -67,7 +71,7 @@ class Requirement:
     imported: ImportedSharding | None = None
 
     def on(self, mesh: Mesh) -> Requirement:
-        """The same with all axes named as `mesh` names them."""
+        """The same with all axes named like those of `mesh`."""
         if self.imported is None:
             return self
         dims = {
@@ -85,7 +89,7 @@ class Requirement:
 
     @property
     def key(self) -> Hashable:
-        """Equal for requirements that ask the same."""
+        """Equal among requirements with equal demands."""
         foreign = None
         if self.imported is not None:
             foreign = (self.imported.text, tuple(self.imported.sizes.items()), tuple(sorted(self.imported.dims)))
@@ -100,7 +104,7 @@ Requirements = dict[int, list[Requirement]]
 
 
 def dim_pin(pin: Pin) -> DimPin:
-    """A pin of the API: axis name(s), True for split somewhere, None for not split."""
+    """A pin of the API: axis name(s), True: split somewhere, None: not split."""
     if pin is None or pin is False:
         return DimPin(axes=())
     if pin is True:
@@ -109,7 +113,7 @@ def dim_pin(pin: Pin) -> DimPin:
 
 
 def axes_in_pins(requirements: Requirements) -> tuple[str, ...]:
-    """Axes that pins name and that are no mesh's of the program: a mesh has to have them. In order of appearance."""
+    """Axes named in pins outside the program's meshes: the mesh must have them. In order of appearance."""
     names = (
         axis
         for index in sorted(requirements)
@@ -128,8 +132,8 @@ def axes_in_pins(requirements: Requirements) -> tuple[str, ...]:
 
 
 def suspicious_axes(flow: Dataflow, requirements: Requirements) -> Iterator[str]:
-    """What to say of axes that pins name nearly like another, or like one of those that meshes have if nothing is said:
-    without a mesh of the user's or the program's, a name makes an axis, also one that was mistyped."""
+    """Warnings about axis names in pins that resemble another name or a default one. Without a mesh of the user's or
+    the program's, every name makes an axis, even a misspelled one."""
     names = axes_in_pins(requirements)
     for name in names:
         meant = "" if name in DEFAULT_AXES else did_you_mean(name, {*names, *DEFAULT_AXES} - {name})
@@ -141,17 +145,17 @@ def suspicious_axes(flow: Dataflow, requirements: Requirements) -> Iterator[str]
 
 
 def program_meshes(requirements: Requirements) -> tuple[Mapping[str, int], ...]:
-    """The program's own meshes that pins name axes of, each once."""
-    found = {tuple(each.sizes.items()): each.sizes for each in _imported_shardings(requirements) if each.axis_names}
-    return tuple(sizes for sizes in found.values() if sizes)
+    """The program's own meshes with axes named in pins, each once."""
+    meshes = {tuple(s.sizes.items()): s.sizes for s in _imported_shardings(requirements) if s.axis_names}
+    return tuple(sizes for sizes in meshes.values() if sizes)
 
 
 def axis_orders(requirements: Requirements) -> set[tuple[str, ...]]:
-    """Axes of the program's meshes that split one dimension, together where they are several, major first."""
+    """Per dimension split by axes of the program's meshes, those axes, major first."""
     return {
         tuple(part.axis for part in dim.parts)
-        for each in _imported_shardings(requirements)
-        for dim in each.dims.values()
+        for sharding in _imported_shardings(requirements)
+        for dim in sharding.dims.values()
         if dim.parts and all(part.axis for part in dim.parts)
     }
 
@@ -168,7 +172,7 @@ def _imported_shardings(requirements: Requirements) -> list[ImportedSharding]:
 def satisfying_shardings(
     flow: Dataflow, node: Node, requirements: Sequence[Requirement], mesh: Mesh, name: str
 ) -> tuple[TensorSharding, ...]:
-    """Shardings of a value that satisfy all its pins. AnnotationError says which cannot hold, and why."""
+    """Shardings of a value satisfying all its pins. Raises AnnotationError with the violated pin and the reason."""
     shape = node.shapes[0]
     requirements = [requirement.on(mesh) for requirement in requirements]
     for requirement in requirements:
@@ -179,15 +183,15 @@ def satisfying_shardings(
         for dim, pin in requirement.dims.items()
         if pin.axes is not None and (requirement.may_pad or _can_pad(flow, node, dim))
     }
-    found = tuple(
+    shardings = tuple(
         sharding
         for sharding in _all_shardings(shape, mesh, padded)
         if all(requirement.accepts(sharding, mesh) for requirement in requirements)
     )
-    if not found:
+    if not shardings:
         pins = "; ".join(_describe(requirement) for requirement in requirements)
         raise pin_error(flow, node, name, f"no sharding over {mesh} satisfies {pins}", "change the pins or the mesh")
-    return found
+    return shardings
 
 
 def _all_shardings(shape: ArrayShape, mesh: Mesh, padded: Collection[int]) -> Iterator[TensorSharding]:
@@ -202,27 +206,27 @@ def _all_shardings(shape: ArrayShape, mesh: Mesh, padded: Collection[int]) -> It
 
 
 def _can_pad(flow: Dataflow, node: Node, dim: int) -> bool:
-    """Whether an instruction that makes or reads the value inside the program can work on uneven shards of `dim`."""
+    """Whether a producer or consumer inside the program can work on uneven shards of `dim`."""
     makers = [
-        found.results[leaf] == dim
+        factor.results[leaf] == dim
         for source, leaf in (use.source for use in node.uses)
-        for found in _padding_factors(flow.nodes[source])
+        for factor in _padding_factors(flow.nodes[source])
     ]
     readers = [
-        found.operands[use.position] == dim
+        factor.operands[use.position] == dim
         for reader in flow.nodes
         for use in reader.uses
         if use.source[0] == node.index
-        for found in _padding_factors(reader)
+        for factor in _padding_factors(reader)
     ]
     return any(makers) or any(readers)
 
 
 def _padding_factors(node: Node) -> list[Factor]:
-    return [] if node.is_value else [found for found in rule_of(node.instruction).factors if found.may_pad]
+    return [] if node.is_value else [factor for factor in rule_of(node.instruction).factors if factor.may_pad]
 
 
-# ---- what can be wrong with one pin ---------------------------------------------
+# ---- errors of one pin ---------------------------------------------
 
 
 def _check(flow: Dataflow, node: Node, requirement: Requirement, mesh: Mesh, name: str) -> None:
@@ -253,7 +257,7 @@ def _check_order(
     pinned = tuple(sorted(axes, key=order.index))
     dims = node.shapes[0].dimensions
     orders = with_rotation(TensorSharding(tuple(pinned if at == dim else () for at in range(len(dims)))), dims, mesh)
-    if all(lies.dims[dim] != axes for lies in orders):
+    if all(candidate.dims[dim] != axes for candidate in orders):
         reason = f"{requirement.asked_by} names axes {', '.join(axes)} out of the mesh's order ({', '.join(order)})"
         raise pin_error(flow, node, name, reason, "name them in the mesh's order, or order the mesh so")
 
@@ -283,15 +287,15 @@ def _check_split(
 
 
 def pin_error(flow: Dataflow, node: Node, name: str, reason: str, remedy: str) -> AnnotationError:
-    """The error of a pin on `node`, which messages call `name`: with its type and the user's line."""
+    """The error of a pin on `node`, called `name` in messages, with its type and the user's line."""
     return array_error(flow.module, node.instruction, node.shapes[0], name, reason, remedy)
 
 
 def array_name(module: Module, instruction: Instruction) -> str:
-    """What messages call the array that an instruction makes, or that it annotates."""
+    """The name in messages of the array produced or annotated by an instruction."""
     if instruction.get("custom_call_target") in IDENTITY_TARGETS and instruction.operands:
         return array_name(module, instruction.operands[0])
-    named_alike = (each for each in module.entry.parameters if each.op_name == instruction.op_name)
+    named_alike = (parameter for parameter in module.entry.parameters if parameter.op_name == instruction.op_name)
     is_shared = instruction.opcode == "parameter" and len(list(islice(named_alike, 2))) > 1
     return instruction.name if is_shared else instruction.op_name or instruction.name
 
@@ -299,7 +303,7 @@ def array_name(module: Module, instruction: Instruction) -> str:
 def array_error(
     module: Module, instruction: Instruction, shape: ArrayShape, name: str, reason: str, remedy: str
 ) -> AnnotationError:
-    """The same of an array that an instruction makes."""
+    """The same, with an instruction in place of a node."""
     tensor = f"{name} {shape.element_type}[{','.join(map(str, shape.dimensions))}]"
     return AnnotationError(reason, where=_with_line(module, instruction, tensor), remedy=remedy)
 

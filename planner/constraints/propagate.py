@@ -1,12 +1,12 @@
-"""Rule mode: what follows from the pins alone, with nothing searched.
+"""Sharding propagation: the consequences of pins alone, without a search.
 
 Every node starts with all its strategies. A fact is "axis A splits dimension D of this array"; pins are the first ones.
-A fact about an array is a request to the node that makes it and to those that read it: strategies that disagree are
-dropped, unless none would be left, and what the remaining ones all have in common are new facts. So a split goes
-forward and backward along the factors of the rules until nothing follows any more. Who comes first wins a conflict;
-requests go first to nodes that only hand elements on (elementwise operations, values), as Shardy's propagation does
-(https://openxla.org/shardy/propagation). Where nothing follows any more, a node that must be split, but may be in
-several ways, is split in the simplest one, and more follows from that. What no fact reaches is not split.
+A fact about an array is a request to its producer and its consumers: disagreeing strategies are dropped, unless none
+would be left; whatever all remaining ones share becomes a new fact. Splits propagate forward and backward along the
+rules' factors up to a fixed point. The first request wins a conflict; requests go first to forwarding nodes
+(elementwise operations, values), like Shardy's propagation (https://openxla.org/shardy/propagation). At the fixed
+point, a node that must be split in one of several ways takes the simplest, and propagation continues. Arrays without a
+fact are not split.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _Place = tuple[bool, int, int, int]
 
 
 def propagate(flow: Dataflow, mesh: Mesh, sets: Sequence[StrategySet]) -> list[int]:
-    """The number of the strategy that follows from the pins, per node.
+    """The number of the propagated strategy, per node.
 
-    sets: what each node may do; that of a pinned node holds what its pins leave.
+    sets: each node's allowed strategies; a pinned node's satisfy its pins.
     """
     spread = _Propagation(flow, mesh, sets)
     for node in flow.nodes:
@@ -46,9 +46,13 @@ def propagate(flow: Dataflow, mesh: Mesh, sets: Sequence[StrategySet]) -> list[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splits:
-    """Which strategies of a set split what, and the places that the table's columns are.
+    """The splits of each strategy in a set, in a table.
 
-    partial: [strategies, axes], where sums stay partial over the axis. size: splits and sums per strategy.
+    table: [strategies, columns]: whether a strategy splits a place.
+    column: place → column.
+    places: place of each column.
+    partial: [strategies, axes]: whether sums stay partial over the axis.
+    size: splits and sums per strategy.
     hands_on: no strategy sums.
     """
 
@@ -61,12 +65,12 @@ class _Splits:
 
     @classmethod
     def of(cls, found: StrategySet, mesh: Mesh) -> _Splits:
-        axis = {each.name: number for number, each in enumerate(mesh.axes)}
+        axis = {mesh_axis.name: number for number, mesh_axis in enumerate(mesh.axes)}
         rows = [set(_places(strategy, axis)) for strategy in found.strategies]
         places = tuple(sorted(set().union(*rows)))
         table = np.array([[place in row for place in places] for row in rows], bool).reshape(len(rows), len(places))
         partial = np.array(
-            [[each in (*strategy.partial, *strategy.gathered) for each in axis] for strategy in found.strategies], bool
+            [[name in (*strategy.partial, *strategy.gathered) for name in axis] for strategy in found.strategies], bool
         )
         unreduced = np.array([_count_partial(strategy) for strategy in found.strategies])
         return cls(
@@ -80,7 +84,7 @@ class _Splits:
 
 
 def _count_partial(strategy: Strategy) -> int:
-    """Axes over which operands or results are partial sums: none is carried on where nothing asks for it."""
+    """Axes with partial operands or results: partial sums are not kept unless requested."""
     return sum(len(sharding.unreduced) for sharding in (*strategy.operands, *strategy.results))
 
 
@@ -95,12 +99,12 @@ def _places(strategy: Strategy, axis: dict[str, int]) -> Iterator[_Place]:
 class _Propagation:
     def __init__(self, flow: Dataflow, mesh: Mesh, sets: Sequence[StrategySet]) -> None:
         self._nodes = flow.nodes
-        known: dict[int, _Splits] = {}
-        for found in sets:
-            if id(found) not in known:
-                known[id(found)] = _Splits.of(found, mesh)
-        self._splits = [known[id(found)] for found in sets]
-        self._left = [np.ones(len(found), bool) for found in sets]
+        splits_of: dict[int, _Splits] = {}
+        for strategies in sets:
+            if id(strategies) not in splits_of:
+                splits_of[id(strategies)] = _Splits.of(strategies, mesh)
+        self._splits = [splits_of[id(strategies)] for strategies in sets]
+        self._left = [np.ones(len(strategies), bool) for strategies in sets]
         self._settled: list[set[_Place]] = [set() for _ in sets]
         self._readers: list[list[tuple[int, int, int]]] = [[] for _ in sets]  # (leaf, reader, its operand position)
         for node in flow.nodes:
@@ -112,18 +116,18 @@ class _Propagation:
     def run(self) -> None:
         while self._queue:
             _, _, index, place = heapq.heappop(self._queue)
-            splits, left = self._splits[index], self._left[index]
+            splits, remaining = self._splits[index], self._left[index]
             column = splits.column.get(place)
             if column is None or place in self._settled[index]:
                 continue
-            agreeing = left & splits.table[:, column]
+            agreeing = remaining & splits.table[:, column]
             whole = agreeing & ~splits.partial[:, place[3]]  # no sum is scattered where a factor can be split
             if agreeing.any():
                 self._left[index] = whole if place[0] and whole.any() else agreeing
                 self.settle(index)
 
     def settle(self, index: int) -> None:
-        """Tell the neighbours what all strategies left to a node have in common."""
+        """Send the neighbours the common splits of a node's remaining strategies."""
         splits = self._splits[index]
         for column in np.flatnonzero(splits.table[self._left[index]].all(axis=0)):
             place = splits.places[column]
@@ -148,14 +152,14 @@ class _Propagation:
         heapq.heappush(self._queue, (0 if self._splits[index].hands_on else 1, self._asked, index, place))
 
     def decide(self, index: int) -> None:
-        """Choose for a node that must be split somewhere, and see what follows from that."""
-        left = self._left[index]
-        if left.sum() > 1 and self._splits[index].table[left].any(axis=1).all():
-            self._left[index] = np.arange(len(left)) == self.choice(index)
+        """Choose for a node that must be split somewhere, and propagate the consequences."""
+        remaining = self._left[index]
+        if remaining.sum() > 1 and self._splits[index].table[remaining].any(axis=1).all():
+            self._left[index] = np.arange(len(remaining)) == self.choice(index)
             self.settle(index)
             self.run()
 
     def choice(self, index: int) -> int:
-        """Of the strategies left, the one that splits least; the first of equals."""
-        left = np.flatnonzero(self._left[index])
-        return int(left[np.argmin(self._splits[index].size[left])])
+        """The remaining strategy with the fewest splits; the first of equals."""
+        remaining = np.flatnonzero(self._left[index])
+        return int(remaining[np.argmin(self._splits[index].size[remaining])])

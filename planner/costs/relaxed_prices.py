@@ -1,16 +1,15 @@
-"""Prices for bounds: what no way to move an array of many dimensions can take less than.
+"""Lower bounds on resharding prices for arrays of many dimensions.
 
-On three axes the arrays of four dimensions (attention) have hundreds of layouts, and following XLA's partitioner from
-each to each takes longer than all else that a bound needs; so does every length that the axes do not divide, for each
-has moves of its own. For those arrays this counts instead what a device must receive, all pairs at once:
+On three axes an array of four dimensions (attention) has hundreds of layouts. Following XLA's partitioner for every
+pair of them takes longer than the rest of a bound; so do lengths not divisible by the axes, each with moves of its
+own. For these arrays the bound counts the bytes a device must receive, for all pairs at once:
 
-- axes over which a sum is reduced: a reduce-scatter over those that split the target, as many as is cheapest, and an
-  all-reduce of what that leaves over the others;
-- then all of the target's shard that the device does not hold, on the device that holds least of it, over the fastest
-  link that leads to one that does.
+- Axes of a reduced sum: a reduce-scatter over axes of the target, at the cheapest set of them; an all-reduce of the
+  remainder over the others.
+- Then the missing part of the target's shard, on the device that misses least, over the fastest link to a holder.
 
-No collective takes fewer bytes than its members must receive, so no price here is above the partitioner's
-(`tests/planner/costs/test_least_moves.py` holds every pair on several meshes against it).
+No collective takes fewer bytes than its members receive: every price here is at most the partitioner's
+(`tests/planner/costs/test_least_moves.py` compares all pairs on several meshes).
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ _MIN_ELEMENTS = 0.5
 #: The axes of a set, in the order in which they split a dimension.
 _InOrder = Callable[[int], list[MeshAxis]]
 
-#: What an axis does for an array: a dimension's number where it splits one.
+#: Roles of an axis in an array, besides the number of the dimension it splits.
 _SUM, _IDLE = -1, -2
 
 
 class RelaxedPrices(Prices):
-    """Prices of one mesh; most of them are bounds.
+    """Prices of one mesh; most of them are lower bounds.
 
-    even_rank, uneven_rank: of arrays of up to so many dimensions, moves between even shards are priced as XLA makes
-    them, and those from or to uneven ones.
+    even_rank: highest rank with exact prices of moves between even shards.
+    uneven_rank: the same for moves from or to uneven shards.
     """
 
     def __init__(
@@ -75,15 +74,15 @@ class RelaxedPrices(Prices):
         self._combined_lines = _LinearBounds(self, with_latency=False) if self.topology.combiner_limits else self._lines
 
     def with_exact_rank(self, rank: int) -> RelaxedPrices:
-        """The same shardings by the same integers, with moves followed of arrays of up to so many dimensions."""
-        made = copy(self)
-        made.even_rank, made.uneven_rank, made._least, made._counted = rank, rank, {}, {}
-        return made
+        """The same interned shardings, with exact moves up to this rank."""
+        prices = copy(self)
+        prices.even_rank, prices.uneven_rank, prices._least, prices._counted = rank, rank, {}, {}
+        return prices
 
     def reshard_matrix(
         self, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, combinable_bytes: int = 0
     ) -> FloatArray:
-        """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), or less."""
+        """Lower bound on the seconds of `count` moves from `sources` (rows) to `targets` (columns)."""
         even_sources, even_targets = self._even_ids(shape, sources), self._even_ids(shape, targets)
         is_even = bool(even_sources.all() and even_targets.all())
         is_exact = shape.rank <= self.even_rank
@@ -92,46 +91,46 @@ class RelaxedPrices(Prices):
         what = shape.rank if is_even and not is_exact else shape.dimensions
         lines = self._combined_lines if combinable_bytes else self._lines
         key = (what, shape.size_bytes, combinable_bytes, is_even, *map(bytes, (sources, targets)))
-        found = self._least.get(key)
-        if found is None:
-            found = self._min_seconds(shape, sources, targets, lines, is_even=is_even)
+        seconds = self._least.get(key)
+        if seconds is None:
+            seconds = self._min_seconds(shape, sources, targets, lines, is_even=is_even)
             if is_exact:  # as many moves as arrays have that every axis divides: they are followed for those anyway
                 pairs = np.ix_(even_sources, even_targets)
                 evenly = sources[even_sources], targets[even_targets]
-                found[pairs] = super().reshard_matrix(shape, *evenly, 1.0, combinable_bytes)
-            self._least[key] = found
+                seconds[pairs] = super().reshard_matrix(shape, *evenly, 1.0, combinable_bytes)
+            self._least[key] = seconds
         counted = self._counted.get((key, count))
         if counted is None:
-            counted = self._counted[key, count] = times(found, count)
+            counted = self._counted[key, count] = times(seconds, count)
         return counted
 
     def with_transposes(
         self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: MoveEnds
     ) -> FloatArray:
-        """As `Prices.turning`, where all moves are followed; else nothing is known of them."""
+        """`Prices.with_transposes` for exact moves; the matrix unchanged for others."""
         is_even = bool(self._even_ids(shape, sources).all() and self._even_ids(shape, targets).all())
         if shape.rank <= self.uneven_rank or (shape.rank <= self.even_rank and is_even):
             return super().with_transposes(matrix, shape, sources, targets, count, ends)
         return matrix
 
     def _even_ids(self, shape: ArrayShape, ids: IntArray) -> NDArray[np.bool_]:
-        """Which shardings split an array into equal shards."""
+        """Whether each sharding splits an array into equal shards."""
         key = (shape.dimensions, ids.tobytes())
-        found = self._even_of.get(key)
-        if found is None:
+        is_even = self._even_of.get(key)
+        if is_even is None:
             even = [self.shardings[i].is_even(shape.dimensions, self.mesh) for i in ids.tolist()]
-            found = self._even_of[key] = np.array(even, np.bool_)
-        return found
+            is_even = self._even_of[key] = np.array(even, np.bool_)
+        return is_even
 
     def _min_seconds(
         self, shape: ArrayShape, sources: IntArray, targets: IntArray, lines: _LinearBounds, *, is_even: bool
     ) -> FloatArray:
         have, want = self._roles(sources)[:, None, :], self._roles(targets)[None, :, :]
-        summed, split, kept, wanted = _bits(have == _SUM), _bits(have >= 0), _bits(want == _SUM), _bits(want >= 0)
-        reduced = summed & ~kept
+        summed, split, unreduced, wanted = _bits(have == _SUM), _bits(have >= 0), _bits(want == _SUM), _bits(want >= 0)
+        reduced = summed & ~unreduced
         split_by = [(_bits(have == dim), _bits(want == dim)) for dim in range(shape.rank)]
         landing = reduced & wanted
-        for size, (before, after) in zip(shape.dimensions, split_by, strict=True):  # what is padded is never scattered
+        for size, (before, after) in zip(shape.dimensions, split_by, strict=True):  # padding is never scattered
             is_padded = (lines.parts[before] != lines.parts[after]) & (size % lines.parts[after] != 0)
             landing = np.where(is_padded, 0, landing)
         size_bytes = max(0, shape.size_bytes - 2 * self.mesh.device_count)  # prices round to bytes, more than once
@@ -141,13 +140,13 @@ class RelaxedPrices(Prices):
         for before, after in split_by:
             overlap *= lines.overlap[*out_of_order, before, after & ~landing]
         missing = size_bytes / lines.parts[wanted] * (1 - overlap)
-        if not is_even:  # shards that lie elsewhere may be the last ones, of which much is padding
+        if not is_even:  # shards on other devices may be the last ones, with much padding
             missing = np.where(overlap > 0, missing, self._min_elements(shape) * missing)
         seconds = seconds + np.where(overlap < 1, lines.min_receive_s(missing, split | landing), 0.0)
-        return np.where(split & kept != 0, np.inf, seconds)
+        return np.where(split & unreduced != 0, np.inf, seconds)
 
     def _min_elements(self, shape: ArrayShape) -> float:
-        """Part of an even shard that the last one has of a dimension, at least."""
+        """Lower bound on the last shard's size, relative to an even shard."""
         sizes = self._lines.parts
         last = [size - (parts - 1) * -(-size // parts) for size in shape.dimensions for parts in sizes.tolist()]
         even = [size / parts for size in shape.dimensions for parts in sizes.tolist()]
@@ -155,27 +154,30 @@ class RelaxedPrices(Prices):
         return max(_MIN_ELEMENTS, least)
 
     def _rotation_flags(self, ids: IntArray) -> IntArray:
-        """[shardings]: 1 where axes are out of mesh order (`axis_order`)."""
+        """[shardings]: 1 for axes out of mesh order (`axis_order`)."""
         return np.array([int(has_rotated_axes(self.shardings[number], self.mesh)) for number in ids.tolist()], np.int64)
 
     def _roles(self, ids: IntArray) -> IntArray:
-        """[shardings, axes]: the dimension that each axis splits, or what else it does."""
+        """[shardings, axes]: the dimension each axis splits; else `_SUM` or `_IDLE`."""
         numbers = {axis.name: i for i, axis in enumerate(self.mesh.axes)}
-        found = np.full((len(ids), len(numbers)), _IDLE)
+        roles = np.full((len(ids), len(numbers)), _IDLE)
         for row, number in enumerate(ids.tolist()):
             sharding = self.shardings[number]
             for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
                 for axis in axes:
-                    found[row, numbers[axis]] = dim if dim < len(sharding.dims) else _SUM
-        return found
+                    roles[row, numbers[axis]] = dim if dim < len(sharding.dims) else _SUM
+        return roles
 
 
 class _LinearBounds:
-    """Seconds of collectives over sets of axes, as straight lines that are nowhere above their time.
+    """Linear lower bounds on the seconds of collectives over sets of mesh axes.
 
-    Sets of axes are bits. parts: devices of each. overlap: of a dimension that one set splits before and another one
-    after, the part of a device's new shard that every device holds; by whether each is turned (`axis_order`), first.
-    with_latency: without, of what a compiler combines with so much else that no latency is left.
+    Sets of axes are bits.
+
+    parts: devices per set.
+    overlap: fraction of a device's new shard that every device holds, for a dimension split by one set before and
+        another one after; indexed first by each side's rotation (`axis_order`).
+    with_latency: False for bytes a compiler combines with many others: their latency vanishes.
     """
 
     def __init__(self, prices: Prices, *, with_latency: bool = True) -> None:
@@ -190,7 +192,9 @@ class _LinearBounds:
         self._fastest = np.array([self._fastest_link(bits) for bits in range(self._sets)])
 
     def min_reduce_s(self, size_bytes: int) -> FloatArray:
-        """[axes that split it, axes to reduce over, axes to scatter over at most]: least seconds to reduce an array."""
+        """[axes that split it, axes to reduce over, axes to scatter over at most]: lower bound on the seconds of a
+        reduction.
+        """
         split, reduced, landing = np.indices((self._sets,) * 3)
         held = size_bytes / self.parts[split]
         best: FloatArray = np.full(held.shape, np.inf)
@@ -202,9 +206,9 @@ class _LinearBounds:
         return best
 
     def min_receive_s(self, missing: FloatArray, over: IntArray) -> FloatArray:
-        """Least seconds to receive so many bytes from devices that differ along the axes `over`."""
-        found: FloatArray = self._fastest[over, 0] + missing * self._fastest[over, 1]
-        return found
+        """Lower bound on the seconds to receive `missing` bytes from devices that differ along the axes `over`."""
+        seconds: FloatArray = self._fastest[over, 0] + missing * self._fastest[over, 1]
+        return seconds
 
     def _axes(self, bits: int) -> list[MeshAxis]:
         return [axis for i, axis in enumerate(self._prices.mesh.axes) if bits >> i & 1]
@@ -214,7 +218,7 @@ class _LinearBounds:
         return axes[1:] + axes[:1] if bits & 1 else axes
 
     def _overlaps(self, before: _InOrder, after: _InOrder) -> list[list[float]]:
-        """[sets before, sets after]: one set divides the other's parts if it begins like it."""
+        """[sets before, sets after]: one set divides the other's parts only with the same beginning."""
         return [[self._overlap(before(a), after(b), a & ~b) for b in range(self._sets)] for a in range(self._sets)]
 
     def _overlap(self, before: list[MeshAxis], after: list[MeshAxis], gone: int) -> float:
@@ -223,7 +227,7 @@ class _LinearBounds:
         return float(1.0 / self.parts[gone]) if before[: len(after)] == after else 0.0
 
     def _by_steps(self, bits: int) -> tuple[float, float]:
-        """A line below the time of a reduce-scatter over some axes, or of one after the other over parts of them."""
+        """Linear bound below a reduce-scatter over these axes, in one or several steps."""
         latency_s, per_byte = self._line("reduce-scatter", bits)
         for part in range(1, bits):
             if part & ~bits == 0:
@@ -233,7 +237,7 @@ class _LinearBounds:
         return latency_s, per_byte
 
     def _line(self, kind: str, bits: int) -> tuple[float, float]:
-        """Seconds of no bytes, and per byte."""
+        """Seconds of an empty payload, and seconds per byte."""
         if not bits:
             return 0.0, 0.0
         names = tuple(axis.name for axis in self._axes(bits))
@@ -244,7 +248,7 @@ class _LinearBounds:
         return max(0.0, latency_s) if self._with_latency else 0.0, per_byte
 
     def _fastest_link(self, bits: int) -> tuple[float, float]:
-        """The latency of the fastest link between devices that differ along some axes, and its seconds per byte."""
+        """Latency and seconds per byte of the fastest link between devices that differ along these axes."""
         topology = self._prices.topology
         inside, between = topology.intra_node, topology.inter_node
         nodes = [node for node, count in enumerate(topology.devices_per_node) for _ in range(count)]
@@ -258,6 +262,6 @@ class _LinearBounds:
 
 
 def _bits(chosen: np.ndarray) -> IntArray:
-    """Sets of axes as bits; the last dimension goes over axes."""
-    found: IntArray = (chosen << np.arange(chosen.shape[-1])).sum(axis=-1)
-    return found
+    """Sets of axes as bits; the last dimension runs over axes."""
+    bits: IntArray = (chosen << np.arange(chosen.shape[-1])).sum(axis=-1)
+    return bits

@@ -1,18 +1,17 @@
-"""What of each instruction's operands and results passes through memory where kernels are fused as XLA:GPU does it.
+"""Memory traffic of operands and results under XLA:GPU's kernel fusion.
 
-A kernel reads what it takes from memory once and writes what others read. XLA:GPU fuses loops into their readers
-(`kernels.py`), and further into one kernel
+A kernel reads its operands once and writes values with other consumers. XLA:GPU fuses loops into their consumers
+(`kernels.py`), and merges further into one kernel:
 
-- what reads the same array, or the result of another reader, element by element (multi-output fusion,
+- elementwise consumers of one array or of one another's results (multi-output fusion,
   xla/service/gpu/transforms/multi_output_fusion.cc): AdamW reads a parameter, its gradient and both moments once;
-- a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
-  normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
+- a row reduction, its producers, and row-wise consumers of its results: a softmax, a normalization
+  (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
 
-Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of
-one level that loop over equally many elements run together if they have an array in common; no one of them waits for
-a kernel that waits for another one.
+*Levels* decide the merging. The level of an instruction is the least number of kernels before it. Instructions of one
+level with equal loop sizes run together around a shared array; none of them waits for a kernel behind another one.
 
-Here the program is as yet unsplit, so that the answer is the same on every mesh.
+The program is unpartitioned here: the answer holds for every mesh.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
 
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 
-#: Elements of a row that one kernel reduces and reads again; rows of a vocabulary of 50257 take three kernels.
+#: Elements of the longest row one kernel can reduce and reread; a row of a 50257-word vocabulary takes three kernels.
 _LONGEST_ROW = 1 << 14
 
 _READ, _NOT_READ = 1.0, 0.0
 
 
 class Group(NamedTuple):
-    """Kernels that can run as one: how many come before, and over how many elements they loop."""
+    """Kernels that can run as one: number of kernels before them, and number of elements in their loop."""
 
     level: int
     elements: int
@@ -43,9 +42,16 @@ class Group(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class _TrafficAnalysis:
-    """Collects what kernels read.
+    """Collects the reads of kernels.
 
-    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    flow: the program.
+    is_view: per node, it is a view of its operand.
+    is_fused: per node, it is part of its consumers' kernels.
+    readers: per node, its consumers.
+    groups: per node, its group at the end of a kernel.
+    by_rows: per node, its reductions run along rows, or it has none.
+    within: per node, the groups that compute it.
+    seen: arrays counted already, per group.
     """
 
     flow: Dataflow
@@ -53,8 +59,8 @@ class _TrafficAnalysis:
     is_fused: Sequence[bool]
     readers: Sequence[Sequence[int]]
     groups: list[Group] = field(default_factory=list)  # of each node, were it a kernel's last
-    by_rows: list[bool] = field(default_factory=list)  # whether what it reduces lies in rows, if it reduces at all
-    within: list[frozenset[Group]] = field(default_factory=list)  # of each node, those that compute it
+    by_rows: list[bool] = field(default_factory=list)  # per node: no reduction, or one along rows
+    within: list[frozenset[Group]] = field(default_factory=list)  # per node, the groups that compute it
     seen: set[tuple[Group, Leaf]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -64,10 +70,12 @@ class _TrafficAnalysis:
         self.within = [frozenset((group,)) for group in self.groups]
         for node in reversed(self.flow.nodes):
             if (self.is_fused[node.index] or self.is_view[node.index]) and self.readers[node.index]:
-                self.within[node.index] = frozenset().union(*(self.within[each] for each in self.readers[node.index]))
+                self.within[node.index] = frozenset().union(
+                    *(self.within[reader] for reader in self.readers[node.index])
+                )
 
     def resolve_view(self, leaf: Leaf) -> Leaf:
-        """The value that a leaf is a view of."""
+        """The value behind a chain of views."""
         node = self.flow.nodes[leaf[0]]
         while self.is_view[node.index] and node.uses:
             leaf = node.uses[0].source
@@ -75,7 +83,7 @@ class _TrafficAnalysis:
         return leaf
 
     def _is_constant(self, leaf: Leaf) -> bool:
-        """Whether a value is made of nothing: constants, and what they are spread to."""
+        """Whether a value is a constant, iota or a broadcast of one: a view without operands."""
         node = self.flow.nodes[leaf[0]]
         return self.is_view[leaf[0]] and not node.uses
 
@@ -108,7 +116,7 @@ class _TrafficAnalysis:
         return self.elements(leaf)
 
     def _can_fuse(self, maker: Node, node: Node, before: Group) -> bool:
-        """Whether a kernel that ends in `maker` can go on to `node`."""
+        """Whether a kernel that ends in `maker` can continue with `node`."""
         if self.is_fused[maker.index] and before.elements == self.elements((maker.index, 0)):
             return True
         elements = self._loop_elements(node)
@@ -119,7 +127,7 @@ class _TrafficAnalysis:
         return self.by_rows[maker.index] and (elements == size or (is_short and elements == before.elements))
 
     def traffic(self, node: Node) -> Traffic:
-        """What of a node's operands its kernels read, and of its results they write."""
+        """Reads of a node's operands and writes of its results by its kernels."""
         i = node.index
         if node.is_value or self.is_view[i]:
             return Traffic((_NOT_READ,) * len(node.uses), _NOT_READ)
@@ -132,8 +140,10 @@ class _TrafficAnalysis:
         return Traffic(reads, _READ if is_written else _NOT_READ)
 
     def last_of_kernels(self) -> list[bool]:
-        """Whether each node is the last that is written of what runs as one: of one group, connected by values of its
-        size that it reads or makes."""
+        """Whether each node is the last one written of its merged kernel.
+
+        A merged kernel: nodes of one group, connected by operands and results of their size.
+        """
         joined: dict[tuple[Group, Leaf], tuple[Group, Leaf]] = {}
 
         def root(key: tuple[Group, Leaf]) -> tuple[Group, Leaf]:
@@ -165,7 +175,7 @@ class _TrafficAnalysis:
         return [is_kernel[node.index] and node.index in ends for node in self.flow.nodes]
 
     def _read(self, node: Node, leaf: Leaf, position: int) -> float:
-        """How often an operand is read, as a part of it where it is a smaller array, spread."""
+        """Number of reads of an operand; a fraction for the broadcast of a smaller array."""
         source = self.resolve_view(leaf)
         maker = self.flow.nodes[source[0]]
         if self.is_fused[source[0]] or self._is_constant(source):
@@ -186,9 +196,9 @@ class _TrafficAnalysis:
 def find_traffic(
     flow: Dataflow, is_view: Sequence[bool], is_fused: Sequence[bool], readers: Sequence[Sequence[int]]
 ) -> tuple[tuple[Traffic, ...], tuple[bool, ...]]:
-    """What of each node's operands and results passes through memory, and which nodes are the last of a kernel.
+    """Memory traffic per node, and per node: it is the last of a kernel.
 
-    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    is_view: per node, it is a view of its operand. is_fused: per node, it is part of its consumers' kernels.
     """
     reading = _TrafficAnalysis(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
     return tuple([reading.traffic(node) for node in flow.nodes]), tuple(reading.last_of_kernels())
@@ -205,6 +215,6 @@ def _loops(node: Node) -> bool:
 
 
 def _is_row_sized(maker: Node, before: Group, node: Node) -> bool:
-    """Whether what follows a reduction of rows has an element a row, as its results have."""
+    """Whether a reduction's consumer has one element a row, like the reduction's result."""
     size = prod(maker.shapes[0].dimensions)
     return size != before.elements and prod(node.shapes[0].dimensions) == size

@@ -1,9 +1,9 @@
 """Which dimensions run along the batch.
 
-A factor of a rule ties the dimensions that it names: split one and the others are split with it. Followed from the
-dimension that the batch arguments are split on, through every instruction, these ties reach each activation and each
-gradient of one; dropout masks and whatever else meets them element by element join too. Where the batch is
-contracted, in the gradient of a weight, the colour ends. (Colours of named dimensions: TOAST, Alabed et al., 2025.)
+A factor of a rule ties its dimensions together: splitting one splits the others. Starting at the batch dimension of the
+batch arguments, these ties reach each activation and its gradient through every instruction; dropout masks and other
+operands of elementwise operations join too. The colour ends where the batch is contracted: in a weight's gradient.
+(Colours of named dimensions: TOAST, Alabed et al., 2025.)
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _TiedGroup = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
 
 
 def _ties_of_factors(rule: OpRule) -> tuple[_TiedGroup, ...]:
-    """What each factor of a rule ties together, where that is more than one dimension."""
-    found = []
+    """Per factor of a rule, its tied dimensions, if more than one."""
+    groups = []
     for factor in rule.factors:
         operands, results = (
             tuple([(place, dim) for place, dim in enumerate(dims) if dim is not None])
             for dims in (factor.operands, factor.results)
         )
         if len(operands) + len(results) > 1:
-            found.append((operands, results))
-    return tuple(found)
+            groups.append((operands, results))
+    return tuple(groups)
 
 
 class TiedDims:
-    """Which dimensions of a program's array leaves are tied together.
+    """Tied dimensions of a program's array leaves (union-find).
 
-    is_free: nodes that are made anew for each reader; they tie nothing together.
+    is_free: nodes rematerialized per consumer; they tie nothing together.
     """
 
     def __init__(self, flow: Dataflow, is_free: Sequence[bool], rule_of: Callable[[Instruction], OpRule]) -> None:
@@ -50,8 +50,8 @@ class TiedDims:
             for shape in node.shapes:
                 self._first[-1].append(count)
                 count += len(shape.dimensions)
-        self._above = list(range(count))  # a forest: towards what stands for all that is tied together
-        #: By the identity of a rule, which equal instructions share, and which lives as long as it is here.
+        self._above = list(range(count))  # a forest: towards the representative of each tied group
+        #: By identity of the rule: equal instructions share it, and the entry keeps it alive.
         tied_by: dict[int, tuple[OpRule, tuple[_TiedGroup, ...]]] = {}
         for node in flow.nodes:
             if is_free[node.index]:
@@ -90,13 +90,13 @@ class TiedDims:
     def dims(self, seeds: Iterable[tuple[int, int]]) -> list[NodeDims]:
         """Dimensions tied to `seeds`, (node, dimension) pairs of first leaves, per node and leaf of its result."""
         wanted = {self.find(self.of((node, 0), dim)) for node, dim in seeds}
-        found: list[bool] = []
-        for number, above in enumerate(self._above):  # which comes before it
-            found.append(number in wanted if above == number else found[above])
+        is_tied: list[bool] = []
+        for number, above in enumerate(self._above):  # a representative comes first
+            is_tied.append(number in wanted if above == number else is_tied[above])
         sets: dict[tuple[bool, ...], frozenset[int]] = {}  # few, for many leaves
 
         def dims_from(first: int, rank: int) -> frozenset[int]:
-            is_wanted = tuple(found[first : first + rank])
+            is_wanted = tuple(is_tied[first : first + rank])
             if is_wanted not in sets:
                 sets[is_wanted] = frozenset([dim for dim in range(rank) if is_wanted[dim]])
             return sets[is_wanted]
@@ -111,7 +111,7 @@ class TiedDims:
         return self._first[node][i] + dim
 
     def find(self, number: int) -> int:
-        """What stands for all dimensions tied to `number`."""
+        """The representative of all dimensions tied to `number`."""
         above = self._above
         while above[number] != number:
             above[number] = number = above[above[number]]
@@ -119,7 +119,7 @@ class TiedDims:
 
     def tie(self, a: int, b: int) -> None:
         above = self._above
-        while above[a] != a:  # as `find`, whose calls would take longer than what they do
+        while above[a] != a:  # `find`, inlined: calls would cost more than the work
             above[a] = a = above[above[a]]
         while above[b] != b:
             above[b] = b = above[above[b]]

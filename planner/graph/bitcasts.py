@@ -1,9 +1,8 @@
-"""A `bitcast` as the reshapes and transpositions that it stands for.
+"""A `bitcast` as equivalent reshapes and transpositions.
 
-A bitcast reads the memory of one array as another: the elements stay where they lie. With the dimensions of both in the
-order in which they lie there, major to minor, that is a reshape; a layout that differs from the order of the shape asks
-for a transposition on its side. `f32[2,3]{1,0}` → `f32[3,2]{0,1}` is a transposition, `f32[2,3]{1,0}` → `f32[3,2]{1,0}`
-a reshape.
+A bitcast reads the memory of one array as another; elements stay in place. Between the dimensions of both in memory
+order, major to minor, it is a reshape; a layout different from the shape's order adds a transposition on its side.
+`f32[2,3]{1,0}` → `f32[3,2]{0,1}` is a transposition, `f32[2,3]{1,0}` → `f32[3,2]{1,0}` a reshape.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class BitcastStep(NamedTuple):
 
 
 def bitcast_steps(before: ArrayShape, after: ArrayShape) -> list[BitcastStep] | None:
-    """What makes `after` of `before`, one step at least; None where that is not known exactly."""
+    """Steps from `before` to `after`, at least one; None when not known exactly."""
     if before.dynamic or after.dynamic or prod(before.dimensions) != prod(after.dimensions):
         return None
     if ELEMENT_BITS[before.element_type] != ELEMENT_BITS[after.element_type] or not _has_same_memory_order(
@@ -56,7 +55,7 @@ def _steps(before: ArrayShape, after: ArrayShape) -> Iterator[BitcastStep]:
 
 
 def _order(shape: ArrayShape) -> tuple[int, ...]:
-    """Its dimensions from major to minor, as they lie in memory."""
+    """Its dimensions in memory order, major to minor."""
     minor_to_major = (shape.layout or "").split(":")[0].strip()
     if not minor_to_major:
         return tuple(range(shape.rank))
@@ -64,15 +63,15 @@ def _order(shape: ArrayShape) -> tuple[int, ...]:
 
 
 def _is_identity(order: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether elements in this order lie as in the order of the shape: dimensions of one element may stand anywhere."""
+    """Whether this memory order equals the shape's order; dimensions of one element may stand anywhere."""
     moving = [dim for dim in order if dims[dim] != 1]
     return moving == sorted(moving)
 
 
 def _has_same_memory_order(before: ArrayShape, after: ArrayShape) -> bool:
-    """Whether the elements of both lie one after the other, or both have the same tiles over the same dimensions.
+    """Whether both arrays are linear, or both have the same tiles over the same dimensions.
 
-    Otherwise they lie block by block: other dimensions are no reshape.
+    Otherwise memory is blocked: other dimensions are no reshape.
     """
     if _is_linear(before) and _is_linear(after):
         return True
@@ -81,7 +80,7 @@ def _has_same_memory_order(before: ArrayShape, after: ArrayShape) -> bool:
 
 
 def _is_linear(shape: ArrayShape) -> bool:
-    """Whether elements lie one after the other, padding aside: no tile takes in a second row of several."""
+    """Whether elements are contiguous in memory, padding aside: no tile spans a second of several rows."""
     tiles = _tiles(shape)
     if not tiles:
         return True
@@ -93,6 +92,6 @@ def _is_linear(shape: ArrayShape) -> bool:
 
 
 def _tiles(shape: ArrayShape) -> list[str]:
-    """Its tiles, each within the one ahead: `T(8,128)(2,1)` has `8,128` and `2,1`."""
+    """Its tiles, each within the previous one: `T(8,128)(2,1)` has `8,128` and `2,1`."""
     match = _TILES.search(shape.layout or "")
     return [] if match is None else [tile.replace(" ", "") for tile in re.findall(r"\(([^()]*)\)", match[0])]

@@ -1,4 +1,4 @@
-"""An order of nodes that follows from what they compute, wherever the text has them and whatever else it returns."""
+"""A canonical order of nodes: it depends on their computation alone, not on the text's order or on other results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shardwright.planner.graph.value_numbering import operation_key
 
 
 def canonical_order(flow: Dataflow, nodes: Collection[int]) -> list[int]:
-    """`nodes`, each behind what it reads: depth first, operand by operand, from those that no other of them needs,
-    the one with the longest way to it first."""
+    """`nodes`, each after its operands: depth first, operand by operand, from those without consumers among them,
+    deepest first."""
     arguments = set(flow.parameters)
     depth, digests = _depths_and_digests(flow)
     inner = [
@@ -39,7 +39,7 @@ def canonical_order(flow: Dataflow, nodes: Collection[int]) -> list[int]:
 
 
 def _depths_and_digests(flow: Dataflow) -> tuple[list[int], list[bytes]]:
-    """Per node, the longest way to it, and what it computes."""
+    """Per node, its depth and a digest of its computation."""
     arguments = {node: number for number, node in enumerate(flow.parameters)}
     depths: list[int] = []
     digests: list[bytes] = []
@@ -51,6 +51,6 @@ def _depths_and_digests(flow: Dataflow) -> tuple[list[int], list[bytes]]:
             continue
         sources = [use.source for use in node.uses if use.source[0] < node.index]
         depths.append(1 + max((depths[source] for source, _ in sources), default=0))
-        read = [(digests[source].hex(), leaf) for source, leaf in sources]
-        digests.append(hashlib.blake2b(repr((*operation_key(node), read)).encode(), digest_size=8).digest())
+        operands = [(digests[source].hex(), leaf) for source, leaf in sources]
+        digests.append(hashlib.blake2b(repr((*operation_key(node), operands)).encode(), digest_size=8).digest())
     return depths, digests

@@ -1,4 +1,4 @@
-"""Donated arguments that the header pairs with no output yet: paired here, as `shardwright.hlo.donation` says."""
+"""Pairs donated arguments with outputs when the header does not, by the rules of `shardwright.hlo.donation`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from shardwright.planner.rewrites.edit import attribute, flat_aliases
 
 
 def alias_donors(module: Module) -> Module:
-    """`module` whose `buffer_donor` arguments share their memory with outputs of their type; those left over keep
-    theirs to themselves. `module` itself where none is paired."""
+    """`module` with its `buffer_donor` arguments aliased to outputs of the same type; the rest share no memory.
+    `module` itself when none is paired."""
     if not module.donors:
         return module
     parameters = module.entry.parameters
-    arguments = [(number, path) for number, each in enumerate(parameters) for path in _paths(each.shape)]
+    arguments = [(number, path) for number, parameter in enumerate(parameters) for path in _paths(parameter.shape)]
     leaves = [leaf for parameter in parameters for leaf in parameter.shape.leaves]
     root = module.entry.root.shape
     given = {(donor.parameter_number, donor.parameter_index) for donor in module.donors}
@@ -37,13 +37,13 @@ def alias_donors(module: Module) -> Module:
         f"{_index(outputs[output])}: ({arguments[donor][0]}, {_index(arguments[donor][1])}, may-alias)"
         for output, donor in sorted(paired.items())
     ]
-    header = {name: each for name, each in module.header.items() if name != "buffer_donor"}
+    header = {name: attr for name, attr in module.header.items() if name != "buffer_donor"}
     header["input_output_alias"] = attribute("input_output_alias", f"{{ {', '.join(lines)} }}")
     return Module(module.name, header, module.computations, module.entry, module.tables)
 
 
 def _paths(shape: Shape) -> Iterator[tuple[int, ...]]:
-    """Where the array leaves are, in order."""
+    """Paths of the array leaves, in order."""
     if isinstance(shape, TupleShape):
         for number, element in enumerate(shape.elements):
             yield from ((number, *path) for path in _paths(element))

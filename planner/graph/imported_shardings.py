@@ -1,13 +1,13 @@
-"""Shardings that came with a program, over meshes of its own: JAX's constraints and `in_shardings`, GSPMD's tiles.
+"""Shardings imported with a program, over meshes of its own: JAX's constraints and `in_shardings`, GSPMD's tiles.
 
-Two notations say the same. Shardy's names axes of a mesh that the module's header defines:
+Two notations are equivalent. Shardy's names axes of a mesh defined in the module's header:
 
     #sdy.sharding<@mesh, [{"dp"}, {"tp":(1)2}, {?}], replicated={"sp"}>
 
-GSPMD's lists devices, in the order of the tiles: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` is 2 tiles on
-dimension 0, one on dimension 1, each held by 4 devices. Both are read into parts of the device order: a dimension is
-split over `size` devices that lie `stride` apart. On a mesh of ours a part becomes the axes that stand for the axes of
-the program's mesh which it is (`own_mesh`).
+GSPMD's lists devices in tile order: `{devices=[2,1,4]<=[8] last_tile_dim_replicate}` is 2 tiles on dimension 0, one on
+dimension 1, each replicated on 4 devices. Both are parsed into parts of the device order: a dimension is split over
+`size` devices, `stride` apart. On the planner's mesh a part becomes the axes matching its axes of the program's mesh
+(`program_mesh`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHARDY = "xla.sdy.sharding"
 
 
 class ImportedShardingError(ValueError):
-    """A sharding that cannot be a pin; the message says why, `remedy` what to do."""
+    """A sharding that cannot be a pin: the message gives the reason, `remedy` the way out."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class ImportedShardingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedDim:
-    """What one dimension is split over, major first. is_open: it may be split further."""
+    """The parts splitting one dimension, major first. is_open: it may be split further."""
 
     parts: tuple[DevicePart, ...] = ()
     is_open: bool = False
@@ -56,8 +56,12 @@ class ImportedDim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedDim:
-    """A dimension on a mesh of ours: its axes, or where no axes are the same devices, into how many parts (None: into
-    any, on a mesh of another number of devices)."""
+    """One dimension's sharding on the planner's mesh.
+
+    axes: the mesh axes; None when no axes are the same devices.
+    count: number of parts; None: any, on a mesh of another device count.
+    is_open: it may be split further.
+    """
 
     axes: tuple[str, ...] | None
     count: int | None
@@ -68,9 +72,12 @@ class ResolvedDim:
 class ImportedSharding:
     """One array's sharding over the program's own mesh.
 
-    dims: only those it says something of. whole: parts that must split nothing.
-    sizes: axes of the program's mesh; empty for tiles. device_count: 0 where it is not known.
-    own: the mesh that all shardings of the program speak of, this one by its axes; None: not known yet, or none.
+    text: its source.
+    dims: only the specified dimensions.
+    whole: parts that must split nothing.
+    sizes: axes of the program's mesh; empty with tiles.
+    device_count: 0 when unknown.
+    program_mesh: the common mesh of all the program's shardings, this one in its axes; None: not yet known, or none.
     """
 
     text: str
@@ -82,17 +89,17 @@ class ImportedSharding:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Axes it names."""
+        """The mesh axes it names."""
         return tuple(dict.fromkeys(part.axis for dim in self.dims.values() for part in dim.parts if part.axis))
 
     @property
     def is_split(self) -> bool:
-        """Whether it splits a dimension, or leaves that open."""
+        """Whether it splits a dimension, or leaves one open."""
         return any(dim.parts or dim.is_open for dim in self.dims.values())
 
     @property
     def parts(self) -> tuple[DevicePart, ...]:
-        """All that it speaks of."""
+        """All its parts, split or whole."""
         return (*(part for dim in self.dims.values() for part in dim.parts), *self.whole)
 
     def over(self, own: ProgramMesh) -> ImportedSharding:
@@ -109,11 +116,11 @@ class ImportedSharding:
 
     def on(self, mesh: Mesh) -> dict[int, ResolvedDim]:
         """The same over axes of `mesh`."""
-        known = self._axis_mapping(mesh)
+        mapping = self._axis_mapping(mesh)
         is_scaled = self.device_count != mesh.device_count
         return {
             number: ResolvedDim(
-                axes=self._axes(dim.parts, known, mesh),
+                axes=self._axes(dim.parts, mapping, mesh),
                 count=None if is_scaled else prod(part.size for part in dim.parts),
                 is_open=dim.is_open,
             )
@@ -130,10 +137,10 @@ class ImportedSharding:
     def _axes(
         self, parts: Iterable[DevicePart], known: Mapping[str, tuple[str, ...]], mesh: Mesh
     ) -> tuple[str, ...] | None:
-        found: list[str] = []
+        axes_of_parts: list[str] = []
         for part in parts:
-            if part.axis and not self.sizes:  # a mesh that the header does not define: taken as ours
-                found.append(part.axis)
+            if part.axis and not self.sizes:  # a mesh that the header does not define: assumed to be ours
+                axes_of_parts.append(part.axis)
                 continue
             axes = None
             if part.axis in known:
@@ -143,8 +150,8 @@ class ImportedSharding:
                 axes = axes_of_devices(mesh, part)
             if axes is None:
                 return None
-            found += axes
-        return tuple(found)
+            axes_of_parts += axes
+        return tuple(axes_of_parts)
 
 
 def _over(own: ProgramMesh, parts: Iterable[DevicePart]) -> tuple[DevicePart, ...]:
@@ -165,41 +172,41 @@ _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([
 
 
 def read_meshes(module: Module) -> dict[str, dict[str, int]]:
-    """Meshes that the module's header defines: name → axis sizes. Those of single devices are left out."""
+    """Meshes defined in the module's header: name → axis sizes. Single-device meshes are left out."""
     attribute = module.header.get("frontend_attributes")
     if attribute is None:
         return {}
-    found = {}
+    meshes = {}
     for name, axes, _ in _MESH.findall(attribute.text.replace('\\"', '"')):
         sizes = {axis: int(size) for axis, size in _AXIS.findall(axes)}
         if sizes:
-            found[name] = sizes
-    return found
+            meshes[name] = sizes
+    return meshes
 
 
 def read_sharding(
     instruction: Instruction, meshes: Mapping[str, Mapping[str, int]], rank: int, leaf: int = 0
 ) -> ImportedSharding | None:
-    """The sharding that an instruction's attributes give array leaf `leaf` of its result; None where they give none.
+    """The sharding in an instruction's attributes of array leaf `leaf` of its result; None without one.
 
-    Raises ForeignShardingError for one that no pin can say.
+    Raises ImportedShardingError when no pin can express it.
     """
     carried = read_sharding_attributes(instruction, leaf)
     if carried is None:
         return None
     if carried.shardy:
         return _read_shardy(carried.shardy, meshes)
-    found = _read_gspmd(carried.gspmd, rank)
+    sharding = _read_gspmd(carried.gspmd, rank)
     free = _UNSPECIFIED.search(str(instruction.get("backend_config") or ""))
-    if found is None or free is None:
-        return found
+    if sharding is None or free is None:
+        return sharding
     left_out = set(_numbers(free[1]))
-    return replace(found, dims={dim: each for dim, each in found.dims.items() if dim not in left_out})
+    return replace(sharding, dims={dim: split for dim, split in sharding.dims.items() if dim not in left_out})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingAttributes:
-    """The texts that say how one array leaf lies; either may be empty. Where both are there, Shardy's says more."""
+    """The sharding texts of one array leaf; either may be empty. Shardy's takes precedence: it says more."""
 
     gspmd: str = ""
     shardy: str = ""
@@ -210,13 +217,13 @@ class ShardingAttributes:
 
     @property
     def attributes(self) -> dict[str, Attribute]:
-        """The attributes of an array that lies so."""
-        found = {}
+        """The texts as instruction attributes."""
+        attributes = {}
         if self.gspmd:
-            found["sharding"] = attribute("sharding", self.gspmd)
+            attributes["sharding"] = attribute("sharding", self.gspmd)
         if self.shardy:
-            found["frontend_attributes"] = frontend_attributes({SHARDY: self.shardy})
-        return found
+            attributes["frontend_attributes"] = frontend_attributes({SHARDY: self.shardy})
+        return attributes
 
 
 def frontend_attributes(values: Mapping[str, str]) -> Attribute:
@@ -229,7 +236,7 @@ _ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\"})
 
 
 def read_sharding_attributes(instruction: Instruction, leaf: int) -> ShardingAttributes | None:
-    """What the attributes of an instruction say of array leaf `leaf` of its result; None: nothing."""
+    """The sharding texts of array leaf `leaf` of an instruction's result; None without any."""
     attributes = instruction.get("frontend_attributes") or {}
     shardy = _shardy_leaves(attributes.get(SHARDY, ""))
     gspmd = _gspmd_leaves(str(instruction.get("sharding") or ""))
@@ -239,19 +246,19 @@ def read_sharding_attributes(instruction: Instruction, leaf: int) -> ShardingAtt
 
 
 def _of_leaf(each: Sequence[str], leaf: int) -> str:
-    """The text of one leaf; a single one is everybody's."""
+    """The text of one leaf; a single one applies to all."""
     return each[leaf if len(each) > 1 else 0] if each else ""
 
 
 @lru_cache(maxsize=1024)
 def _shardy_leaves(text: str) -> tuple[str, ...]:
     text = text.replace('\\"', '"')
-    return tuple(f"#sdy.sharding<{each[0].strip()}>" for each in _SHARDY.finditer(text)) or ((text,) if text else ())
+    return tuple(f"#sdy.sharding<{match[0].strip()}>" for match in _SHARDY.finditer(text)) or ((text,) if text else ())
 
 
 @lru_cache(maxsize=1024)
 def _gspmd_leaves(text: str) -> tuple[str, ...]:
-    """`{{…}, {…}}` is one each."""
+    """One text per leaf of `{{…}, {…}}`."""
     text = _without_metadata(text)
     if not text.startswith("{{"):
         return (text,) if text else ()
@@ -259,17 +266,17 @@ def _gspmd_leaves(text: str) -> tuple[str, ...]:
 
 
 def _without_metadata(text: str) -> str:
-    """The sharding without what says where it comes from, whose words are no sharding's."""
+    """The sharding without its `metadata=`: those words are no sharding's."""
     while (start := text.find("metadata=")) >= 0:
         text = text[:start].rstrip() + text[value_end(text, start + len("metadata=")) :]
     return text
 
 
 def _read_shardy(text: str, meshes: Mapping[str, Mapping[str, int]]) -> ImportedSharding:
-    found = _SHARDY.search(text)
-    if found is None:
+    match = _SHARDY.search(text)
+    if match is None:
         raise ImportedShardingError(f"sharding {text!r} cannot be read", "use whole axes by name")
-    name, inline, dims, rest = found.groups()
+    name, inline, dims, rest = match.groups()
     sizes = {axis: int(size) for axis, size in _AXIS.findall(inline or "")} or dict(meshes.get(name or "", {}))
     if name and "maximal" in name and not sizes:
         raise ImportedShardingError(
@@ -348,28 +355,29 @@ def _read_gspmd(text: str, rank: int) -> ImportedSharding | None:
 def _tile_parts(
     tiles: Sequence[int], iota: str | None, permutation: str | None, listed: str | None
 ) -> list[tuple[DevicePart, ...]]:
-    """Per tile dimension, the parts of the device order it runs over."""
+    """Per tile dimension, its parts of the device order."""
     if listed:
         return _parts_of_device_list(tiles, _numbers(listed))
     sizes = _numbers(iota) if iota else [prod(tiles)]
     strides = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
     order = _numbers(permutation) if permutation else list(range(len(sizes)))
-    left = [(sizes[place], strides[place]) for place in order if sizes[place] > 1]
-    return [_take(left, size) for size in tiles]
+    remaining = [(sizes[place], strides[place]) for place in order if sizes[place] > 1]
+    return [_take(remaining, size) for size in tiles]
 
 
 def _parts_of_device_list(tiles: Sequence[int], devices: Sequence[int]) -> list[tuple[DevicePart, ...]]:
-    """Per tile dimension, the parts of the device order that a list of all devices runs over, if it is a pattern."""
+    """Per tile dimension, its parts of the device order in an explicit device list; stride None without a regular
+    pattern."""
     if len(devices) == prod(tiles) and not devices[0]:
         order = np.array(devices).reshape(tiles)
         along = [np.moveaxis(order, dim, 0).reshape(size, -1)[:, 0] for dim, size in enumerate(tiles)]
         if np.array_equal(order, sum(np.ix_(*along))):
-            return [_runs(each.tolist()) for each in along]
+            return [_runs(line.tolist()) for line in along]
     return [(DevicePart(size=size, stride=None),) if size > 1 else () for size in tiles]
 
 
 def _runs(devices: Sequence[int]) -> tuple[DevicePart, ...]:
-    """0, s, 2s, … and these again further on, as parts, major first."""
+    """0, s, 2s, … repeated at larger strides, as parts, major first."""
     parts: list[DevicePart] = []
     while len(devices) > 1:
         stride = devices[1]
@@ -383,8 +391,9 @@ def _runs(devices: Sequence[int]) -> tuple[DevicePart, ...]:
 
 
 def _take(left: list[tuple[int, int]], size: int) -> tuple[DevicePart, ...]:
-    """Parts of `size` devices together off the front of `left`, (size, stride) pairs; neighbours are joined."""
-    wanted, taken = size, list[tuple[int, int]]()
+    """Remove parts of `size` devices in total from the front of `left`, (size, stride) pairs; adjacent ones are
+    merged."""
+    wanted, pairs = size, list[tuple[int, int]]()
     while size > 1 and left:
         have, stride = left.pop(0)
         if size % have == 0:
@@ -394,10 +403,10 @@ def _take(left: list[tuple[int, int]], size: int) -> tuple[DevicePart, ...]:
             have, stride, size = size, stride * (have // size), 1
         else:
             return (DevicePart(size=wanted, stride=None),)
-        if taken and taken[-1][1] == have * stride:
-            have *= taken.pop()[0]
-        taken.append((have, stride))
-    return tuple(DevicePart(size=have, stride=stride) for have, stride in taken)
+        if pairs and pairs[-1][1] == have * stride:
+            have *= pairs.pop()[0]
+        pairs.append((have, stride))
+    return tuple(DevicePart(size=have, stride=stride) for have, stride in pairs)
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,8 +1,8 @@
-"""Mixtures of experts, known by their products.
+"""Mixtures of experts, detected by their products.
 
-An expert's weights are multiplied with what was dispatched to it: a product that has a dimension of the weights as a
-batch dimension (`e d h` in `e b c d, e d h -> e b c h`; Lepikhin et al., 2020). So where one operand of a product
-depends on the batch and the other one does not, its batch dimensions run over experts.
+A product of dispatched activations with experts' weights has a dimension of the weights in its batch dimensions (`e b c
+d, e d h -> e b c h`; Lepikhin et al., 2020). When one operand of a product depends on the batch and the other does not,
+its batch dimensions run over experts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _BATCH_DIMS = ("lhs_batch_dims", "rhs_batch_dims")
 
 
 def find_expert_weights(flow: Dataflow, batch: Iterable[int]) -> dict[int, int]:
-    """Nodes of the arguments that hold weights of experts, each with the dimension that runs over the experts.
+    """Nodes of the arguments with experts' weights, each with its expert dimension.
 
-    batch: nodes of the arguments that carry the batch.
+    batch: nodes of the arguments with the batch.
     """
     depends = _batch_dependents(flow, batch)
-    found: dict[int, int] = {}
+    expert_dims: dict[int, int] = {}
     for node in flow.nodes:
         if node.is_value or node.instruction.opcode != "dot":
             continue
@@ -31,28 +31,28 @@ def find_expert_weights(flow: Dataflow, batch: Iterable[int]) -> dict[int, int]:
         (use,) = whole
         for dim in node.instruction.get(_BATCH_DIMS[use.position], ()):
             for argument, at in _origins(flow, use.source, dim):
-                found.setdefault(argument, at)
-    return dict(sorted(found.items()))
+                expert_dims.setdefault(argument, at)
+    return dict(sorted(expert_dims.items()))
 
 
 def _batch_dependents(flow: Dataflow, batch: Iterable[int]) -> set[int]:
-    """Nodes that are computed from the batch; arguments that are updated in place are none."""
+    """Nodes computed from the batch, without arguments updated in place."""
     readers: dict[int, list[int]] = {}
     for node in flow.nodes:
         for use in node.uses:
             readers.setdefault(use.source[0], []).append(node.index)
     arguments = set(flow.parameters)
-    found, todo = set(batch), list(batch)
+    dependents, todo = set(batch), list(batch)
     while todo:
         for reader in readers.get(todo.pop(), ()):
-            if reader not in found and reader not in arguments:
-                found.add(reader)
+            if reader not in dependents and reader not in arguments:
+                dependents.add(reader)
                 todo.append(reader)
-    return found
+    return dependents
 
 
 def _origins(flow: Dataflow, leaf: Leaf, dim: int) -> Iterator[tuple[int, int]]:
-    """The arguments' dimensions, (node, dimension), that a dimension of a value is tied to by what it is made of."""
+    """The arguments' dimensions, (node, dimension), tied to a dimension of a value through its operands."""
     arguments = set(flow.parameters)
     todo, seen = [(leaf, dim)], {(leaf, dim)}
     while todo:
@@ -71,5 +71,5 @@ def _origins(flow: Dataflow, leaf: Leaf, dim: int) -> Iterator[tuple[int, int]]:
                 for use in node.uses
                 if (source_dim := factor.operands[use.position]) is not None
             ]
-        todo += [each for each in before if each not in seen]
+        todo += [origin for origin in before if origin not in seen]
         seen.update(before)

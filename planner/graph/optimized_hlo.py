@@ -1,17 +1,17 @@
-"""Text dumped after optimization: what a compiler put in the place of ordinary instructions, as those instructions.
+"""Undoes optimization: in text dumped after optimization, replaces compiler-made instructions by ordinary ones.
 
-`graph.inlining` writes fusions and calls out as their computations. Here, wherever they stand:
+`graph.inlining` inlines fusions and calls. Here, in every computation:
 
-- an asynchronous operation is the operation itself, where it is done: `copy-start` … `copy-done` a copy,
-  `async-start` … `async-done` a call of what it wraps, `slice-start` … `slice-done` a slice;
-- a `bitcast` reads the same memory in another layout: a reshape between the dimensions in the order in which they lie
-  there, with a transposition ahead of it and behind it where that is not the order of the shape;
-- the custom call `TopK` is a `topk`;
-- a collective of one device, of a program that has no others, is a copy;
-- the order that `control-predecessors` asks for is a schedule, which the planned program gets anew.
+- an asynchronous operation becomes the operation itself at its `-done`: `copy-start` … `copy-done` a copy,
+  `async-start` … `async-done` a call of the wrapped computation, `slice-start` … `slice-done` a slice;
+- a `bitcast` becomes a reshape between the dimensions in memory order, with transpositions before and after it when
+  that is not the shape's order;
+- the custom call `TopK` becomes a `topk`;
+- a collective of one device, in a program without others, becomes a copy;
+- `control-predecessors` are dropped: they are a schedule, and the planned program gets a new one.
 
-Anything else that only a compiler writes is refused: a plan would keep whole, on every device, what the text no longer
-says how to compute.
+Any other compiler-made instruction is refused: the text no longer says how to compute it, and a plan would replicate it
+on every device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardwright.planner.graph.bitcasts import bitcast_steps
 from shardwright.planner.graph.per_device_programs import REMEDY, is_optimized, is_single_device, location_of
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of, int_list
 
-#: Custom calls that compilers make of products, convolutions, sorts, …. What users call by like names stays opaque:
+#: Custom calls made by compilers from products, convolutions, sorts, …. Users' calls of similar names stay opaque:
 #: `__cudnn$fmhaSoftmax`, `__gpu$xla.gpu.triton`.
 _OF_COMPILERS = re.compile(
     r"ConcatBitcast|SliceBitcast|AllocateBuffer|__(?:cublas|hipblas|onednn|acl|cub|cusolver|cusparse)[$_]|__cudnn\$(?:conv|norm)|__triton|__gpu\$TopK|EigenMatMul",
@@ -34,9 +34,9 @@ _OF_COMPILERS = re.compile(
 )
 _TOP_K = "TopK"
 _START, _UPDATE, _DONE = "-start", "-update", "-done"
-#: Attributes of how and where an asynchronous operation runs.
+#: Attributes of an asynchronous operation's execution.
 _OF_ASYNC = frozenset({"async_execution_thread", "control-predecessors", "cross_program_prefetch_index"})
-#: Said of text whose fusions are planned as what they compute.
+#: The note on text with fusions.
 NOTE = (
     "the text was dumped after optimization: its fusions are planned as what they compute; XLA optimizes text from "
     "before optimization better"
@@ -44,15 +44,15 @@ NOTE = (
 
 
 def undo_optimization(module: Module) -> Module:
-    """`module` without what only compilers write, but for fusions and calls; `module` itself where there is nothing.
+    """`module` without compiler-made instructions except fusions and calls; `module` itself without any.
 
-    Raises UnsupportedProgramError, naming the instruction, for what cannot be written exactly.
+    Raises UnsupportedProgramError, naming the instruction, when one cannot be translated exactly.
     """
     for instruction in module.instructions():
         target = instruction.get("custom_call_target") if instruction.opcode == "custom-call" else None
         if isinstance(target, str) and _OF_COMPILERS.match(target):
             raise _refusal(module, instruction, f"{target!r} stands for ordinary instructions")
-    if not is_optimized(module) and not any(_needs_rewrite(each, module) for each in module.instructions()):
+    if not is_optimized(module) and not any(_needs_rewrite(candidate, module) for candidate in module.instructions()):
         return module
     return _Writer(module).run()
 
@@ -69,20 +69,20 @@ def _refusal(module: Module, instruction: Instruction, why: str) -> UnsupportedP
 
 
 class _Writer:
-    """Writes every computation anew, callees first, as the text has them."""
+    """Rewrites every computation, callees first, in the text's order."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._names = Names(module)
         self._computations: dict[Computation, Computation] = {}
         self._made: dict[Instruction, Instruction] = {}
-        self._started: dict[Instruction, Instruction] = {}  # what began each start and update
+        self._started: dict[Instruction, Instruction] = {}  # the start behind each start and update
 
     def run(self) -> Module:
         module = self._module
         for computation in module.computations:
             self._computations[computation] = self._computation(computation)
-        header = {name: each for name, each in module.header.items() if name != "is_scheduled"}
+        header = {name: attr for name, attr in module.header.items() if name != "is_scheduled"}
         computations = list(self._computations.values())
         return Module(module.name, header, computations, self._computations[module.entry], module.tables)
 
@@ -113,7 +113,7 @@ class _Writer:
             yield self._like(old, old, old.opcode)
 
     def _start_of(self, old: Instruction) -> Instruction | None:
-        """What began the asynchronous operation that an update or the end is of."""
+        """The start of the asynchronous operation behind an update or a `-done`."""
         return self._started.get(old.operands[0]) if len(old.operands) == 1 else None
 
     # ---- one instruction as another --------------------------------------------------
@@ -124,44 +124,44 @@ class _Writer:
         return [self._made[operand] for operand in old.operands]
 
     def _like(self, old: Instruction, source: Instruction, opcode: str) -> Instruction:
-        """`old` as an instruction that computes what `source` says; refused where that is none."""
-        attributes = {name: each for name, each in source.attributes.items() if name not in _OF_ASYNC}
+        """`old` with the computation of `source`; refused when the result is invalid."""
+        attributes = {name: attr for name, attr in source.attributes.items() if name not in _OF_ASYNC}
         if "metadata" in old.attributes:
             attributes["metadata"] = old.attributes["metadata"]
-        called = {name: tuple(self._computations[each] for each in group) for name, group in source.called.items()}
-        made = copy_of(old, self._operands(source), opcode=opcode, attributes=attributes, called=called)
-        found = find_problem(made)
-        if found is not None:
-            raise self._error_at(old, found)
-        return made
+        called = {name: tuple(self._computations[callee] for callee in group) for name, group in source.called.items()}
+        copy = copy_of(old, self._operands(source), opcode=opcode, attributes=attributes, called=called)
+        problem = find_problem(copy)
+        if problem is not None:
+            raise self._error_at(old, problem)
+        return copy
 
     def _plain(
         self, old: Instruction, opcode: str, operands: Sequence[Instruction], **attributes: Attribute
     ) -> Instruction:
-        kept = {name: old.attributes[name] for name in ("metadata",) if name in old.attributes}
-        return copy_of(old, operands, opcode=opcode, attributes=attributes | kept, called={})
+        metadata = {name: old.attributes[name] for name in ("metadata",) if name in old.attributes}
+        return copy_of(old, operands, opcode=opcode, attributes=attributes | metadata, called={})
 
     def _finish_async(self, done: Instruction, start: Instruction) -> Instruction:
         operation = start.opcode.removesuffix(_START)
         if operation != "async":
             return self._like(done, start, operation)
-        (wrapped,) = (self._computations[each] for each in start.called["calls"])
+        (wrapped,) = (self._computations[callee] for callee in start.called["calls"])
         operands = self._operands(start)
-        takes = [without_layout(each.shape) for each in wrapped.parameters]
+        takes = [without_layout(value.shape) for value in wrapped.parameters]
         gives = without_layout(wrapped.root.shape)
-        if takes != [without_layout(each.shape) for each in operands] or gives != without_layout(done.shape):
+        if takes != [without_layout(value.shape) for value in operands] or gives != without_layout(done.shape):
             raise self._error_at(done, f"{wrapped.name!r} takes or gives other shapes")
-        made = self._plain(done, "call", operands, to_apply=attribute("to_apply", f"%{wrapped.name}"))
-        made.called = {"to_apply": (wrapped,)}
-        return made
+        call = self._plain(done, "call", operands, to_apply=attribute("to_apply", f"%{wrapped.name}"))
+        call.called = {"to_apply": (wrapped,)}
+        return call
 
     def _top_k(self, old: Instruction) -> Instruction:
         operands = self._operands(old)
         searched = [leaf.dimensions for operand in operands for leaf in operand.shape.leaves]
-        found = [leaf.dimensions for leaf in old.shape.leaves]
-        if len(searched) != 1 or len(found) != 2 or not all(each and each[:-1] == searched[0][:-1] for each in found):
+        results = [leaf.dimensions for leaf in old.shape.leaves]
+        if len(searched) != 1 or len(results) != 2 or not all(d and d[:-1] == searched[0][:-1] for d in results):
             raise self._error_at(old, "it does not search the last dimension of one array")
-        k, largest = attribute("k", str(found[0][-1])), attribute("largest", "true")
+        k, largest = attribute("k", str(results[0][-1])), attribute("largest", "true")
         return self._plain(old, "topk", operands, k=k, largest=largest)
 
     def _alone(self, old: Instruction) -> Instruction:
@@ -181,13 +181,13 @@ class _Writer:
             raise self._error_at(old, "the layouts do not say which element becomes which")
         for number, step in enumerate(steps, start=1):
             dimensions = {"dimensions": int_list("dimensions", step.dimensions)} if step.opcode == "transpose" else {}
-            made = self._plain(old, step.opcode, [value], **dimensions)
+            replacement = self._plain(old, step.opcode, [value], **dimensions)
             if number == len(steps):
-                made.shape = after
+                replacement.shape = after
             else:
-                made.name, made.shape = self._names.like(old.name, "view"), step.shape
-            yield made
-            value = made
+                replacement.name, replacement.shape = self._names.like(old.name, "view"), step.shape
+            yield replacement
+            value = replacement
 
     def _error_at(self, instruction: Instruction, why: str) -> UnsupportedProgramError:
         return _refusal(self._module, instruction, why)

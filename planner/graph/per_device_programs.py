@@ -1,13 +1,12 @@
-"""The program of one device, as XLA's partitioner or a program of replicas leaves it, is not planned.
+"""Refuses per-device programs: the output of XLA's partitioner, or one replica's program.
 
-Its arrays are the shares of one device and its collectives speak of devices that the text fixed before; planned as if
-it were a whole program it would compute something else. What tells such a text from a whole program (which a mesh of
-its own and shardings on its instructions do not make one):
+Their arrays are one device's shards and their collectives name fixed devices; planned like a whole program they would
+compute something else. Evidence of such a text (a mesh of its own and shardings on its instructions are none):
 
-- an instruction that speaks of devices: a collective, `partition-id`, `replica-id`, a transfer between devices;
+- an instruction about devices: a collective, `partition-id`, `replica-id`, a transfer between devices;
 - `replica_count` above one: the text is one replica's;
-- computations that the partitioner named (`main.4_spmd`);
-- `num_partitions` above one in text after optimization (a schedule, fusions), which comes after partitioning.
+- computations named by the partitioner (`main.4_spmd`);
+- `num_partitions` above one in text after optimization (a schedule, fusions): it comes after partitioning.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _TRANSFERS = frozenset({"send", "recv"})
 _PARTITIONED = re.compile(r"\.[0-9]+_spmd(?![A-Za-z0-9_])", re.ASCII)
 _NAMED_SPMD = re.compile(r"_spmd(?:\.[0-9]+)?$", re.ASCII)
 _ASYNC = re.compile(r"-(?:start|update|done)$", re.ASCII)
-#: Which text to give instead of one that was dumped too late.
+#: The remedy for text dumped too late: which text to give instead.
 REMEDY = (
     'give the text before partitioning and optimization: jax.jit(f).lower(...).as_text("hlo"), `shardwright lower`, or '
     "the module *before_optimizations.txt of --xla_dump_to; of a step for pmap, one of the whole batch for jax.jit"
@@ -32,7 +31,7 @@ REMEDY = (
 
 
 def refuse_per_device_program(module: Module) -> None:
-    """Raises UnsupportedProgramError for the program of one device; names the instruction, and which text to give."""
+    """Raises UnsupportedProgramError on a per-device program; the message names the instruction and the right text."""
     evidence = next(_evidence(module), None)
     if evidence is not None:
         what, where = evidence
@@ -40,7 +39,7 @@ def refuse_per_device_program(module: Module) -> None:
 
 
 def is_single_device(instruction: Instruction, module: Module) -> bool:
-    """Whether a collective has one device only, of a program that has no others: it hands on what it takes."""
+    """Whether a collective has one device only, in a program without others: it forwards its operand."""
     if instruction.opcode not in COLLECTIVES or _count(module, "num_partitions") * _count(module, "replica_count") > 1:
         return False
     groups = instruction.get("replica_groups") or instruction.get("source_target_pairs") or ()
@@ -79,7 +78,7 @@ def _is_partitioned(computation: Computation, partitions: int) -> bool:
 
 
 def _device_use(instruction: Instruction) -> str | None:
-    """What an instruction has to do with other devices; None where nothing."""
+    """An instruction's relation to other devices; None without any."""
     opcode = _ASYNC.sub("", instruction.opcode)
     if opcode in COLLECTIVES:
         size = max((len(group) for group in instruction.get("replica_groups") or ()), default=0)
@@ -93,7 +92,7 @@ def _device_use(instruction: Instruction) -> str | None:
 
 
 def location_of(module: Module, instruction: Instruction) -> str:
-    """Where an instruction stands in the text, and in the user's program where the text says so."""
+    """An instruction's line in the text, and in the user's program when known."""
     source = module.source(instruction)
     return f"line {instruction.line}" + (f", {source}" if source is not None else "")
 

@@ -1,8 +1,8 @@
-"""The mesh that a program's own shardings speak of, and which axes of another mesh stand for its axes.
+"""The mesh of a program's own shardings, and its match with the axes of another mesh.
 
-A program may have been written for fewer devices than it is planned on, or for more. Its axes keep their meaning
-(dimensions that one axis splits are split together, other ones are whole) and change their size: on `dp=4 × tp=2` what
-`dp=2 × tp=2` splits over dp is split four ways.
+A program may be planned on more or fewer devices than it was written for. Its axes keep their meaning (dimensions split
+by one axis are split together, other ones stay whole) and change their size: with dp split over `dp=2 × tp=2`, `dp=4 ×
+tp=2` splits the same dimensions four ways.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from shardwright.shardings import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePart:
-    """`size` devices that lie `stride` apart in the device order (None: in no such pattern).
+    """`size` devices, `stride` apart in the device order (None: no such pattern).
 
-    axis / before: the axis of the program's mesh that it is of, and what of that axis is more major than it.
+    axis: its axis of the program's mesh.
+    major_size: size of that axis's part more major than it.
     """
 
     size: int
@@ -33,8 +34,9 @@ class DevicePart:
 class ProgramMesh:
     """A program's own mesh: its axes, major first.
 
-    used: those that split something, in an order in which all that split one dimension follow each other as they do
-    there. is_named: by the program, not for the tiles of shardings that name none.
+    split_axes: axes that split something. Axes splitting one dimension together follow each other in the same order
+        there.
+    is_named: whether the program named the axes; False: made from tiles of unnamed shardings.
     """
 
     sizes: Mapping[str, int]
@@ -46,38 +48,38 @@ class ProgramMesh:
         return prod(self.sizes.values())
 
     def on(self, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-        """Axes of this mesh → the axes of `mesh` that stand for them, none where nothing is left for a used one.
+        """Axes of this mesh → matching axes of `mesh`, none when nothing is left to match a used one.
 
-        Taken are axes of the same name and size, then those that join the same devices, then those of the same name in
-        another size, then the only one of the same size, then what is left, in the order of `used`. Names count where
-        they are the program's.
+        Matched in this order: axes of the same name and size; axes over the same devices; axes of the same name in
+        another size; the only one of the same size; the rest, in the order of `split_axes`. Names count only when
+        `is_named`.
         """
-        found: dict[str, tuple[str, ...]] = {name: () for name, size in self.sizes.items() if size == 1}
+        matches: dict[str, tuple[str, ...]] = {name: () for name, size in self.sizes.items() if size == 1}
         if self.is_named:
             same = (name for name, size in self.sizes.items() if size > 1 and mesh.sizes.get(name) == size)
-            found |= {name: (name,) for name in same}
-        _by_devices(self.sizes, mesh, found)
+            matches |= {name: (name,) for name in same}
+        _by_devices(self.sizes, mesh, matches)
         if self.is_named:
-            _by_name(self.sizes, mesh, found)
-        _by_size(self.split_axes or tuple(self.sizes), self.sizes, mesh, found)
-        free = _free(mesh, found)
+            _by_name(self.sizes, mesh, matches)
+        _by_size(self.split_axes or tuple(self.sizes), self.sizes, mesh, matches)
+        free = _free(mesh, matches)
         for name in self.split_axes:
-            if name not in found:
-                found[name] = (free.pop(0),) if free else ()
-        return found
+            if name not in matches:
+                matches[name] = (free.pop(0),) if free else ()
+        return matches
 
     def axes_without_match(self, mesh: Mesh) -> tuple[str, ...]:
-        """Used axes that nothing of `mesh` stands for."""
-        known = self.on(mesh)
-        return tuple(name for name in self.split_axes if self.sizes[name] > 1 and mesh.size(known[name]) == 1)
+        """Used axes without a match in `mesh`."""
+        matches = self.on(mesh)
+        return tuple(name for name in self.split_axes if self.sizes[name] > 1 and mesh.size(matches[name]) == 1)
 
     def __str__(self) -> str:
         return " × ".join(f"{name}={size}" for name, size in self.sizes.items())
 
 
 def _by_name(sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
-    taken = _axes_in_use(found)
-    found |= {name: (name,) for name in sizes if name in mesh.sizes and name not in found and name not in taken}
+    names_in_use = _axes_in_use(found)
+    found |= {name: (name,) for name in sizes if name in mesh.sizes and name not in found and name not in names_in_use}
 
 
 def _by_devices(sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
@@ -91,10 +93,10 @@ def _by_devices(sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str
 
 
 def _by_size(names: Sequence[str], sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
-    left, free = [name for name in names if name not in found], _free(mesh, found)
-    for name in left:
+    unmatched, free = [name for name in names if name not in found], _free(mesh, found)
+    for name in unmatched:
         same = [axis for axis in free if mesh.sizes[axis] == sizes[name]]
-        if len(same) == 1 == sum(sizes[other] == sizes[name] for other in left):
+        if len(same) == 1 == sum(sizes[other] == sizes[name] for other in unmatched):
             found[name] = (same[0],)
 
 
@@ -103,12 +105,12 @@ def _axes_in_use(found: Mapping[str, tuple[str, ...]]) -> set[str]:
 
 
 def _free(mesh: Mesh, found: Mapping[str, tuple[str, ...]]) -> list[str]:
-    taken = _axes_in_use(found)
-    return [axis.name for axis in mesh.axes if axis.name not in taken and axis.size > 1]
+    in_use = _axes_in_use(found)
+    return [axis.name for axis in mesh.axes if axis.name not in in_use and axis.size > 1]
 
 
 def axes_of_devices(mesh: Mesh, part: DevicePart) -> tuple[str, ...] | None:
-    """The axes of `mesh` that together join exactly the devices of `part`; None where none do."""
+    """The axes of `mesh` spanning exactly the devices of `part`; None without such axes."""
     stride, size, names = mesh.device_count, 1, list[str]()
     for axis in mesh.axes:
         stride //= axis.size
@@ -122,7 +124,7 @@ def axes_of_devices(mesh: Mesh, part: DevicePart) -> tuple[str, ...] | None:
 
 
 def sub_axes(axes: tuple[str, ...], part: DevicePart, mesh: Mesh) -> tuple[str, ...] | None:
-    """Those of `axes` that are the sub-axis `part` of the axis which all of them are."""
+    """Those of `axes` equal to the sub-axis `part` of the axis they form together."""
     first = next((i for i in range(len(axes) + 1) if mesh.size(axes[:i]) == part.major_size), None)
     if first is None:
         return None
@@ -146,17 +148,17 @@ def parts_of_mesh(sizes: Mapping[str, int]) -> list[DevicePart]:
 def common_mesh(
     device_count: int, meshes: Sequence[Mapping[str, int]], parts: Sequence[DevicePart]
 ) -> ProgramMesh | None:
-    """The coarsest mesh in which axes of `meshes` and `parts` are runs of axes; None where there is none.
+    """The coarsest mesh in which axes of `meshes` and `parts` are runs of axes; None without one.
 
-    An axis that is one of `meshes` has its name.
+    An axis equal to one of `meshes` keeps its name.
     """
     axes = [part for sizes in meshes for part in parts_of_mesh(sizes) if part.size > 1]
-    known = [*axes, *parts]
+    all_parts = [*axes, *parts]
     if len(meshes) == 1 and all(part.axis for part in parts):
         return ProgramMesh(sizes=meshes[0])
-    if not known or any(part.stride is None for part in known):
+    if not all_parts or any(part.stride is None for part in all_parts):
         return None
-    cuts = sorted({1, device_count, *(end for part in known for end in _ends(part))}, reverse=True)
+    cuts = sorted({1, device_count, *(end for part in all_parts for end in _ends(part))}, reverse=True)
     if any(larger % smaller for larger, smaller in pairwise(cuts)):
         return None
     sizes: dict[str, int] = {}
@@ -171,8 +173,8 @@ def _ends(part: DevicePart) -> tuple[int, int]:
 
 
 def _name(axes: Sequence[DevicePart], stride: int, end: int, taken: Mapping[str, int]) -> str:
-    """Of the devices from `stride` apart to `end`: an axis's name, one made of the axis that they are part of, or a
-    default one."""
+    """The name of the devices from `stride` apart to `end`: an axis's, one derived from the axis around them, or a
+    default."""
     same = [axis.axis for axis in axes if _ends(axis) == (stride, end)]
     around = [axis.axis for axis in axes if axis.stride is not None and axis.stride <= stride and end <= _ends(axis)[1]]
     parts = (f"{name}_{number}" for name in around[:1] for number in range(len(taken) + 2))
@@ -181,16 +183,16 @@ def _name(axes: Sequence[DevicePart], stride: int, end: int, taken: Mapping[str,
 
 
 def order_axes(names: Sequence[str], orders: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """`names` as near to their own order as has each of `orders` major first; as they are where nothing has."""
-    for found in permutations(names):
-        places = [[found.index(name) for name in order if name in found] for order in orders]
-        if all(each == sorted(each) for each in places):
-            return found
+    """`names` in the order nearest to their own that satisfies each of `orders`, major first; unchanged without one."""
+    for order_found in permutations(names):
+        places = [[order_found.index(name) for name in order if name in order_found] for order in orders]
+        if all(ranks == sorted(ranks) for ranks in places):
+            return order_found
     return tuple(names)
 
 
 def axes_of_part(own: ProgramMesh, part: DevicePart) -> tuple[DevicePart, ...]:
-    """The axes of `own`, major first, that `part` runs over."""
+    """The axes of `own` inside `part`, major first."""
     first, last = _ends(part)
-    axes = [each for each in parts_of_mesh(own.sizes) if each.size > 1]
-    return tuple(each for each in axes if first <= _ends(each)[0] and _ends(each)[1] <= last)
+    axes = [axis for axis in parts_of_mesh(own.sizes) if axis.size > 1]
+    return tuple(axis for axis in axes if first <= _ends(axis)[0] and _ends(axis)[1] <= last)

@@ -1,13 +1,13 @@
-"""Shardings that ordinary instructions carry, written out as `Sharding` calls.
+"""Rewrites sharding attributes of ordinary instructions to `Sharding` calls.
 
-Any instruction of a module may say how its result lies: `dot(a, b), sharding={devices=[2,1]0,1}`, or Shardy's
-`frontend_attributes={xla.sdy.sharding=…}`; TensorFlow, PyTorch/XLA and dumped modules carry such attributes. JAX's
-`with_sharding_constraint` instead leaves a call that hands on its operand and carries the sharding. Both mean the same,
-and the call survives every rewrite. So whatever reads an annotated value is made to read a call that carries its
-sharding: inside loops, branches and called functions too, per array of a tuple.
+Any instruction of a module may carry its result's sharding: `dot(a, b), sharding={devices=[2,1]0,1}`, or Shardy's
+`frontend_attributes={xla.sdy.sharding=…}`; TensorFlow, PyTorch/XLA and dumped modules do. JAX's
+`with_sharding_constraint` instead leaves a call that forwards its operand and carries the sharding. Both mean the same,
+and the call survives every rewrite. All consumers of an annotated value therefore read a call with its sharding: inside
+loops, branches and called functions too, per array of a tuple.
 
-What the program's parameters, its root and JAX's marks on outputs (`out_shardings`) carry says how variables are
-stored. It is read from the program as it was given (`annotations.VariableShardings`), and goes.
+The shardings of the program's parameters, its root and JAX's output marks (`out_shardings`) describe the storage of
+variables. They are read from the original program (`annotations.VariableShardings`), then removed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shardwright.planner.graph.imported_shardings import (
 from shardwright.planner.rewrites.dim_classes import reachable_computations
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of
 
-#: custom call by which JAX says how an output lies.
+#: JAX's custom call that carries an output's sharding.
 _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"
 
 
-#: Number of an output, and the instruction and array leaf of it that say how it lies.
+#: Number of an output, and the instruction and array leaf with its sharding.
 ShardingSource = tuple[int, Instruction, int]
 
 
 def find_output_shardings(root: Instruction) -> Iterator[ShardingSource]:
-    """What says how each output lies: JAX's mark, else the root itself."""
+    """The source of each output's sharding: JAX's mark, else the root itself."""
     for leaf, maker in enumerate(_makers(root)):
         if maker is not None and _is_output_mark(maker):
             yield leaf, maker, 0
@@ -45,7 +45,8 @@ def find_output_shardings(root: Instruction) -> Iterator[ShardingSource]:
 
 
 def _makers(value: Instruction) -> Iterator[Instruction | None]:
-    """Per array leaf: the instruction that makes it alone, through tuples and their elements; None where none does."""
+    """Per array leaf: the single-array instruction producing it, through tuples and their elements; None without
+    one."""
     if value.opcode == "tuple":
         for operand in value.operands:
             yield from _makers(operand)
@@ -61,7 +62,7 @@ def _is_output_mark(instruction: Instruction) -> bool:
 
 
 def insert_sharding_calls(module: Module, outputs: Iterable[ShardingSource]) -> Module:
-    """`module` with the shardings of its instructions as calls; `module` itself where none carries one.
+    """`module` with its instructions' shardings in calls; `module` itself without any.
 
     outputs: its `find_output_shardings`.
     """
@@ -74,22 +75,22 @@ def insert_sharding_calls(module: Module, outputs: Iterable[ShardingSource]) -> 
 
 
 def _is_marked(instruction: Instruction) -> bool:
-    """Whether an instruction carries shardings that it should not."""
+    """Whether an instruction carries shardings to be rewritten."""
     if SHARDING_ATTRIBUTES.isdisjoint(instruction.attributes) or not any(_shardings_of_leaves(instruction)):
         return False
     return instruction.get("custom_call_target") not in IDENTITY_TARGETS
 
 
 def _shardings_of_leaves(instruction: Instruction) -> list[ShardingAttributes | None]:
-    """What an instruction says of each leaf of its result, arrays and others as XLA counts them; None: nothing.
+    """An instruction's sharding per leaf of its result, arrays and others in XLA's count; None without one.
 
-    A replicated scalar says nothing.
+    A replicated scalar counts like one without.
     """
     leaves = list(_leaves(instruction.shape))
-    found = [read_sharding_attributes(instruction, number) for number in range(len(leaves))]
+    shardings = [read_sharding_attributes(instruction, number) for number in range(len(leaves))]
     return [
         None if carried is None or (carried.is_trivial_for_scalars and not _rank(leaf)) else carried
-        for carried, leaf in zip(found, leaves, strict=True)
+        for carried, leaf in zip(shardings, leaves, strict=True)
     ]
 
 
@@ -106,7 +107,7 @@ def _rank(shape: Shape) -> int:
 
 
 class _Writer:
-    """Writes every planned computation anew; `made` maps old values to what their readers read now."""
+    """Rewrites every planned computation; `_made` maps old values to their replacements."""
 
     def __init__(self, module: Module, planned: set[Computation], marks: set[Instruction]) -> None:
         self._module = module
@@ -115,15 +116,15 @@ class _Writer:
         self._ends = {*module.entry.parameters, module.entry.root}
         self._names = Names(module)
         self._made: dict[Instruction, Instruction] = {}
-        self._elements: dict[Instruction, list[Instruction]] = {}  # of tuples, where some of them are calls
-        self._whole: dict[Instruction, Instruction] = {}  # such tuples put together again
-        self._says: dict[Instruction, ShardingAttributes | None] = {}  # of calls: values that lie so already
+        self._elements: dict[Instruction, list[Instruction]] = {}  # of tuples with calls among them
+        self._whole: dict[Instruction, Instruction] = {}  # such tuples, reassembled
+        self._says: dict[Instruction, ShardingAttributes | None] = {}  # of calls: values with that sharding
         self._computations: dict[Computation, Computation] = {}
         self._loops: dict[
             Instruction, list[ShardingAttributes | None]
-        ] = {}  # of what a loop's body hands on, by its root
+        ] = {}  # of the results of a loop's body, by its root
         self._out: list[Instruction] = []
-        self._added: set[Instruction] = set()  # what is written only for those who read it
+        self._added: set[Instruction] = set()  # instructions dropped unless they are read
 
     def run(self) -> Module:
         module = self._module
@@ -131,20 +132,20 @@ class _Writer:
             for loop in computation:
                 if loop.opcode == "while" and _is_marked(loop):
                     self._loops[loop.called["body"][0].root] = _shardings_of_leaves(loop)
-        made = [self._computation(each) if each in self._planned else each for each in module.computations]
-        (entry,) = (computation for computation in made if computation.is_entry)
-        return Module(module.name, module.header, made, entry, module.tables)
+        out = [self._computation(source) if source in self._planned else source for source in module.computations]
+        (entry,) = (computation for computation in out if computation.is_entry)
+        return Module(module.name, module.header, out, entry, module.tables)
 
     def _computation(self, source: Computation) -> Computation:
         self._out = []
         for instruction in source:
             self._made[instruction] = self._instruction(instruction)
         root = self._as_whole(self._made[source.root])
-        made = self._computations[source] = computation_of(source, _without_unread(self._out, root, self._added), root)
-        return made
+        out = self._computations[source] = computation_of(source, _without_unread(self._out, root, self._added), root)
+        return out
 
     def _instruction(self, old: Instruction) -> Instruction:
-        """What readers of `old` read now."""
+        """The replacement of `old`."""
         shardings: Sequence[ShardingAttributes | None] = ()
         if old not in self._ends:
             shardings = _shardings_of_leaves(old) if _is_marked(old) else self._loops.get(old, ())
@@ -164,14 +165,14 @@ class _Writer:
             name: tuple(self._computations.get(callee, callee) for callee in callees)
             for name, callees in old.called.items()
         }
-        made = copy_of(old, [self._as_whole(operand) for operand in operands], called=called)
+        copy = copy_of(old, [self._as_whole(operand) for operand in operands], called=called)
         if _is_marked(old):
-            made.attributes = _without_shardings(made.attributes)
-        self._out.append(made)
-        return made
+            copy.attributes = _without_shardings(copy.attributes)
+        self._out.append(copy)
+        return copy
 
     def _with_calls(self, value: Instruction, shardings: Iterator[ShardingAttributes | None]) -> Instruction:
-        """`value`, each of its arrays behind a call that carries its sharding."""
+        """`value`, each of its arrays behind a call with its sharding."""
         if not isinstance(value.shape, TupleShape):
             carried = next(shardings)
             return value if carried is None else self._call(value, carried)
@@ -189,9 +190,9 @@ class _Writer:
     def _element(self, value: Instruction, number: int) -> Instruction:
         assert isinstance(value.shape, TupleShape)
         name = self._names.like(value.name, "element")
-        made = Instruction(name, "get-tuple-element", value.shape.elements[number], (value,), index=number)
-        made.attributes["index"] = attribute("index", str(number))
-        return self._add(made, value)
+        element = Instruction(name, "get-tuple-element", value.shape.elements[number], (value,), index=number)
+        element.attributes["index"] = attribute("index", str(number))
+        return self._add(element, value)
 
     def _call(self, value: Instruction, carried: ShardingAttributes) -> Instruction:
         if not isinstance(value.shape, ArrayShape) or self._says.get(value) == carried:
@@ -203,17 +204,17 @@ class _Writer:
         return self._add(call, value)
 
     def _as_whole(self, value: Instruction) -> Instruction:
-        """A tuple whose elements are calls, put together again for who reads it as a whole."""
+        """A tuple with calls among its elements, reassembled; any other value itself."""
         if value not in self._elements:
             return value
         if value not in self._whole:
             elements = [self._as_whole(element) for element in self._elements[value]]
-            made = Instruction(self._names.like(value.name, "whole"), "tuple", value.shape, tuple(elements))
-            self._whole[value] = self._add(made, value)
+            whole = Instruction(self._names.like(value.name, "whole"), "tuple", value.shape, tuple(elements))
+            self._whole[value] = self._add(whole, value)
         return self._whole[value]
 
     def _add(self, made: Instruction, source: Instruction) -> Instruction:
-        """Append an instruction that serves `source`."""
+        """Append an instruction serving `source`."""
         if "metadata" in source.attributes:
             made.attributes["metadata"] = source.attributes["metadata"]
         made.line = source.line
@@ -223,19 +224,19 @@ class _Writer:
 
 
 def _without_shardings(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    kept = {name: each for name, each in attributes.items() if name not in SHARDING_ATTRIBUTES}
+    others_kept = {name: attr for name, attr in attributes.items() if name not in SHARDING_ATTRIBUTES}
     others = attributes["frontend_attributes"].value if "frontend_attributes" in attributes else {}
     others = {key: text for key, text in others.items() if key != SHARDY}
-    return {**kept, "frontend_attributes": frontend_attributes(others)} if others else kept
+    return {**others_kept, "frontend_attributes": frontend_attributes(others)} if others else others_kept
 
 
 def _without_unread(
     instructions: Sequence[Instruction], root: Instruction, added: set[Instruction]
 ) -> list[Instruction]:
-    """The instructions but those of `added` that nobody reads."""
-    read, kept = {root}, list[Instruction]()
+    """The instructions without unused ones among `added`."""
+    used, remaining = {root}, list[Instruction]()
     for instruction in reversed(instructions):
-        if instruction in read or instruction not in added:
-            read.update(instruction.operands)
-            kept.append(instruction)
-    return kept[::-1]
+        if instruction in used or instruction not in added:
+            used.update(instruction.operands)
+            remaining.append(instruction)
+    return remaining[::-1]

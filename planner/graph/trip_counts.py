@@ -1,4 +1,4 @@
-"""How often a loop runs, where the program's text fixes it."""
+"""Trip counts of loops, when the program's text fixes them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from shardwright.hlo import Computation, Instruction
 
-#: Trips that a loop is priced at where nothing bounds them: many, so that what it moves is worth moving out of it.
+#: Priced trips of an unbounded loop: many, to make hoisting its communication worthwhile.
 UNKNOWN_TRIPS = 10
 
 _SWAPPED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 _KNOWN = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)')
 
-#: What hands a value on as it is. A conversion of a counter keeps its value.
+#: Opcodes that forward a value. A conversion of a counter keeps its value.
 _SAME = frozenset({"copy", "bitcast", "convert", "optimization-barrier", "opt-barrier", "reshape"})
 
-#: Constant expressions are followed no deeper than this.
+#: Maximum depth of constant expressions.
 _MAX_STEPS = 200
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int | None]] = {
@@ -37,7 +37,7 @@ CallSites = Mapping[Computation, Sequence[Instruction]]
 
 @dataclass(frozen=True, slots=True)
 class TripCount:
-    """Executions of a loop's body. is_exact: false where the loop may end earlier."""
+    """Executions of a loop's body. is_exact: false when the loop may end earlier."""
 
     count: int
     is_exact: bool = True
@@ -45,7 +45,7 @@ class TripCount:
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """One leaf of a value that is known no further: a carried element, an argument, an instruction's result."""
+    """One leaf of a value resolved no further: a carried element, an argument, an instruction's result."""
 
     instruction: Instruction
     path: tuple[int, ...] = ()
@@ -54,22 +54,22 @@ class _Element:
 class TripCounter:
     """Counts the trips of one module's loops.
 
-    sites: per computation the instructions that run it; a bound that a loop or a call hands down is looked up there.
+    sites: per computation its call sites; bounds passed down by a loop or a call are looked up there.
     """
 
     def __init__(self, sites: CallSites) -> None:
         self._sites = sites
 
     def trips(self, loop: Instruction) -> TripCount | None:
-        """Of a `while`: first value, constant step and constant limit of the counter that its condition compares;
-        None where there is none.
+        """Trips of a `while` from the counter in its condition: first value, constant step, constant limit; None
+        without one.
 
-        Reads what `lax.scan`, `fori_loop` and comparisons in `while_loop` lower to, and XLA's own
-        `known_trip_count`. Of conditions that must hold together the tightest limit counts.
+        Recognizes the lowerings of `lax.scan`, `fori_loop` and comparisons in `while_loop`, and XLA's own
+        `known_trip_count`. Among conjoined conditions the tightest limit counts.
         """
         config = loop.attributes.get("backend_config")
-        if config is not None and (known := _KNOWN.search(_unescape(config.text))):
-            return TripCount(int(known[1]))
+        if config is not None and (match := _KNOWN.search(_unescape(config.text))):
+            return TripCount(int(match[1]))
         (condition,) = loop.called["condition"]
         return self._trips_of_test(loop, self._source(condition.root))
 
@@ -78,34 +78,34 @@ class TripCounter:
             return None
         operands = [self._source(operand) for operand in test.instruction.operands]
         if test.instruction.opcode == "and":
-            found = [trips for operand in operands if (trips := self._trips_of_test(loop, operand)) is not None]
-            return TripCount(min(trips.count for trips in found), is_exact=False) if found else None
+            bounds = [trips for operand in operands if (trips := self._trips_of_test(loop, operand)) is not None]
+            return TripCount(min(trips.count for trips in bounds), is_exact=False) if bounds else None
         if test.instruction.opcode != "compare":
             return None
-        left, right = operands
+        lhs, rhs = operands
         direction = test.instruction.get("direction", "")
-        if not self._is_carried(left, loop):
-            left, right, direction = right, left, _SWAPPED.get(direction, "")
-        if left is None or right is None or not self._is_carried(left, loop):
+        if not self._is_carried(lhs, loop):
+            lhs, rhs, direction = rhs, lhs, _SWAPPED.get(direction, "")
+        if lhs is None or rhs is None or not self._is_carried(lhs, loop):
             return None
-        limit = self._constant(right, loop)
-        first = self._value(self._source(loop.operands[0], left.path))
-        step = self._step(loop, left.path)
+        limit = self._constant(rhs, loop)
+        first = self._value(self._source(loop.operands[0], lhs.path))
+        step = self._step(loop, lhs.path)
         if first is None or limit is None or not step:
             return None
         count = _count(first, limit, step, direction)
         return None if count is None else TripCount(count)
 
-    # ---- what a loop carries ---------------------------------------------------
+    # ---- carried elements ---------------------------------------------------
     def _is_carried(self, element: _Element | None, loop: Instruction) -> bool:
-        """Whether it is an element of what the condition or the body takes."""
+        """Whether it is an element of the condition's or the body's parameter."""
         if element is None or element.instruction.opcode != "parameter":
             return False
         parameters = [called.parameters[0] for name in ("condition", "body") for called in loop.called[name]]
         return element.instruction in parameters
 
     def _constant(self, element: _Element, loop: Instruction) -> int | None:
-        """The value of what the condition compares with: a constant, or an element that the body hands on."""
+        """The limit's value: a constant, or a loop-invariant element."""
         if not self._is_carried(element, loop):
             return self._value(element)
         if not self._is_invariant(loop, element.path):
@@ -117,21 +117,21 @@ class TripCounter:
         return self._source(body.root, path) == _Element(body.parameters[0], path)
 
     def _step(self, loop: Instruction, path: tuple[int, ...]) -> int | None:
-        """The constant that the body adds to an element of what it carries."""
+        """The constant added by the body to a carried element."""
         (body,) = loop.called["body"]
         update = self._source(body.root, path)
         if update is None or update.instruction.opcode not in ("add", "subtract"):
             return None
-        left, right = (self._source(operand) for operand in update.instruction.operands)
+        lhs, rhs = (self._source(operand) for operand in update.instruction.operands)
         counter = _Element(body.parameters[0], path)
-        if update.instruction.opcode == "add" and right == counter:
-            left, right = right, left
-        step = self._value(right) if left == counter else None
+        if update.instruction.opcode == "add" and rhs == counter:
+            lhs, rhs = rhs, lhs
+        step = self._value(rhs) if lhs == counter else None
         return step if step is None or update.instruction.opcode == "add" else -step
 
-    # ---- where values come from ------------------------------------------------
+    # ---- origins of values ------------------------------------------------
     def _source(self, instruction: Instruction, path: tuple[int, ...] = ()) -> _Element | None:
-        """What makes an element of a value, through tuples, copies, calls and what loops hand on unchanged."""
+        """The origin of an element of a value, through tuples, copies and calls."""
         for _ in range(_MAX_STEPS):
             opcode = instruction.opcode
             if opcode == "get-tuple-element":
@@ -149,7 +149,7 @@ class TripCounter:
         return None
 
     def _argument(self, parameter: Instruction) -> Instruction | None:
-        """What the only call hands to a called computation's parameter."""
+        """The argument of a called computation's parameter, given a single call site."""
         sites = self._call_sites(parameter)
         if len(sites) == 1 and sites[0].opcode == "call":
             return sites[0].operands[parameter.index]
@@ -175,13 +175,13 @@ class TripCounter:
                 return None
             return self._value(self._source(instruction.operands[0], element.path), depth + 1)
         if instruction.opcode in _ARITHMETIC:
-            left, right = (self._value(self._source(operand), depth + 1) for operand in instruction.operands)
-            return None if left is None or right is None else _ARITHMETIC[instruction.opcode](left, right)
+            lhs, rhs = (self._value(self._source(operand), depth + 1) for operand in instruction.operands)
+            return None if lhs is None or rhs is None else _ARITHMETIC[instruction.opcode](lhs, rhs)
         return None
 
     def _value_of_parameter(self, element: _Element, depth: int) -> int | None:
-        """The value of a parameter's element: the same at every call, unchanged by every loop that carries it."""
-        found = set()
+        """The value of a parameter's element: the same at every call, invariant in every loop carrying it."""
+        values = set()
         for site in self._call_sites(element.instruction):
             if site.opcode == "while":
                 operand = site.operands[0] if self._is_invariant(site, element.path) else None
@@ -189,8 +189,8 @@ class TripCounter:
                 operand = site.operands[element.instruction.index]
             else:
                 operand = None
-            found.add(None if operand is None else self._value(self._source(operand, element.path), depth + 1))
-        return found.pop() if len(found) == 1 else None
+            values.add(None if operand is None else self._value(self._source(operand, element.path), depth + 1))
+        return values.pop() if len(values) == 1 else None
 
 
 def _count(first: int, limit: int, step: int, direction: str) -> int | None:
@@ -205,7 +205,7 @@ def _count(first: int, limit: int, step: int, direction: str) -> int | None:
 
 
 def _integer(constant: Instruction) -> int | None:
-    """The value of a scalar; None for fractions and for arrays."""
+    """The value of a scalar; None on fractions and arrays."""
     try:
         return int(constant.payload.strip())
     except ValueError:
@@ -213,5 +213,5 @@ def _integer(constant: Instruction) -> int | None:
 
 
 def _unescape(text: str) -> str:
-    """A backend's configuration may be printed as JSON or as a string that holds JSON."""
+    """A backend's configuration, printed in JSON or in a string with JSON inside."""
     return json.loads(text) if text.startswith('"') and isinstance(json.loads(text), str) else text

@@ -1,4 +1,4 @@
-"""Which nodes compute the same: equal instructions of equal values, whatever barriers stand between."""
+"""Value numbering: nodes computing the same value, by equal instructions on equal values, through barriers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _SILENT = frozenset({"metadata", "sharding", "frontend_attributes", "to_apply", 
 
 
 def operation_key(node: Node) -> tuple[Hashable, ...]:
-    """What a node computes of its operands."""
+    """A node's operation, without its operands."""
     text = tuple((a.name, a.text) for a in node.instruction.attributes.values() if a.name not in _SILENT)
     return (node.instruction.opcode, node.shapes, node.instruction.payload, text)
 
 
 def number_values(flow: Dataflow) -> list[tuple[Leaf, ...]]:
-    """Per node its result leaves, each as the leaf of the first node that computes it."""
+    """Per node its result leaves, each replaced by the leaf of the first equal node."""
     meaning: list[tuple[Leaf, ...]] = []
-    known: dict[Hashable, int] = {}
+    first_nodes: dict[Hashable, int] = {}
     arguments = set(flow.parameters)
     for node in flow.nodes:
         i = node.index
@@ -30,7 +30,7 @@ def number_values(flow: Dataflow) -> list[tuple[Leaf, ...]]:
             source, leaf = node.uses[0].source
             meaning.append((meaning[source][leaf],))
             continue
-        read = tuple(meaning[use.source[0]][use.source[1]] if use.source[0] < i else use.source for use in node.uses)
-        first = i if node.is_value else known.setdefault((operation_key(node), read), i)
+        inputs = tuple(meaning[use.source[0]][use.source[1]] if use.source[0] < i else use.source for use in node.uses)
+        first = i if node.is_value else first_nodes.setdefault((operation_key(node), inputs), i)
         meaning.append(tuple((first, leaf) for leaf in range(len(node.shapes))))
     return meaning

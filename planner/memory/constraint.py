@@ -1,10 +1,10 @@
-"""Memory as a constraint of the search: what states of variables take where the program's memory peaks.
+"""Memory as a constraint of the search: bytes by the states of variables, at the program's memory peak.
 
-For a position of the schedule the bytes on one device are a sum over the values that are live there
-(`cost.peak.liveness`), each by its own sharding: linear in the choice. So the constraint moves into the costs with a
-price per byte (Lagrange relaxation: Everett, 1963): at a price p the search minimizes seconds + p × bytes, and
-whatever it finds is the fastest plan of those that take no more bytes than it does. That the price makes dearer what
-does not fit also bounds every plan that does: seconds ≥ minimum(seconds + p × bytes) - p × budget.
+At a position of the schedule, the bytes on one device are a sum over the live values (`cost.peak.liveness`), each by
+its own sharding: linear in the choice. So the constraint moves into the costs with a multiplier per byte (Lagrangian
+relaxation: Everett, 1963): the search minimizes seconds + p × bytes at a multiplier p. Its minimum is the fastest of
+all plans with no more bytes, and a lower bound on every feasible plan: seconds ≥ minimum(seconds + p × bytes) - p ×
+budget.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from shardwright.planner.memory.loop_gathers import LoopUse, argument_of_use, fi
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.shardings import Mesh, TensorSharding
 
-#: What an instruction reads: its node, and the position among its operands.
+#: An operand of an instruction: its node, and the position among its operands.
 Operand = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConstraint:
-    """What is live at one position: array leaves that are stored and how often, and copies that hubs make of others.
+    """The buffers live at one position: stored array leaves with their counts, and copies.
 
-    Where a plan peaks, not how high: equal peaks of two plans are one constraint (`MemoryModel.bytes_at` counts the
-    bytes).
-    always: those of the leaves that are arguments or results. margin: part of all other bytes that a device must have
-    beyond them. reduced: those of the leaves that count as they are reduced if they are partial sums, not as they are
-    made: what bounds charges no plan more than it takes. read: leaves of which copies are live that single readers
-    make, larger than what they are of, and what part of each counts. brought: operands that one instruction alone has
-    brought to another layout, no larger. turned: operands of products of which there are copies in the order that their
-    kernels take. carried: uses of arguments in loops that run there, one of each: gathered for it, it is stored besides
-    (`planner/memory/loop_gathers.py`).
+    It says where a plan peaks, not how high: equal peaks of two plans are one constraint (`MemoryModel.bytes_at` counts
+    the bytes).
+    values: live leaves, with the number of buffers of each.
+    layout_copies: leaves with a live copy in their shared layout.
+    always_live: the leaves of arguments and results.
+    margin: part of all other bytes, required in addition to them.
+    reduced_values: leaves counted after the reduction of their partial sums, not before it: a bound charges no plan too
+        much.
+    reader_copies: leaves with live copies made by single readers, larger than the original; the fraction counted.
+    resharded_operands: operands resharded for one instruction alone, to no more bytes.
+    transposed_operands: operands of products, copied to the dimension order of their kernels.
+    loop_gathers: uses of arguments in running loops, one per argument: gathered for the loop, it is stored twice
+        (`planner/memory/loop_gathers.py`).
     """
 
     values: Mapping[Leaf, int]
@@ -56,33 +60,33 @@ class MemoryConstraint:
     loop_gathers: frozenset[LoopUse] = frozenset()
 
     def value_weight(self, leaf: Leaf) -> float:
-        """How often the bytes of a value count."""
+        """Weight of a value's bytes."""
         times = self.values.get(leaf, 0)
         return 1.0 + (times - 1) * (1.0 + self.margin) if leaf in self.always_live else times * (1.0 + self.margin)
 
     def layout_copy_weight(self, leaf: Leaf) -> float:
-        """How often the bytes of a copy count that a hub makes."""
+        """Weight of the bytes of a copy in the shared layout."""
         return 1.0 + self.margin if leaf in self.layout_copies else 0.0
 
     def reader_copy_weight(self, leaf: Leaf) -> float:
-        """How often the bytes of a copy count that a reader makes."""
+        """Weight of the bytes of a reader's copy."""
         return self.reader_copies.get(leaf, 0.0) * (1.0 + self.margin)
 
     def transpose_weight(self, operand: Operand) -> float:
-        """How often the bytes of an operand's turned copy count."""
+        """Weight of the bytes of an operand's transposed copy."""
         return 1.0 + self.margin if operand in self.transposed_operands else 0.0
 
     def reshard_weight(self, operand: Operand) -> float:
-        """How often the bytes count of an operand that is brought to a layout of its own."""
+        """Weight of the bytes of an operand's resharded copy."""
         return 1.0 + self.margin if operand in self.resharded_operands else 0.0
 
     def loop_gather_weight(self, reading: LoopUse) -> float:
-        """How often the bytes count of an argument that is gathered for a loop."""
+        """Weight of the bytes of an argument gathered for a loop."""
         return 1.0 + self.margin if reading in self.loop_gathers else 0.0
 
 
 class _StoredBuffer(NamedTuple):
-    """What a buffer holds: the leaf that it is of, and the operand that it is turned for, if it is."""
+    """The content of a buffer: its leaf, and the operand it is transposed for, if any."""
 
     leaf: Leaf | None
     transposed_for: Operand | None
@@ -90,10 +94,10 @@ class _StoredBuffer(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MemoryModel:
-    """What a program stores and when, whatever the mesh.
+    """The buffers of a program over its schedule, on any mesh.
 
-    margin: part of its temporaries that a device must have beyond them. hoists: what its compiler makes ahead of loops
-    (`Compiler.hoists_loop_invariants`).
+    margin: part of its temporaries, required in addition to them.
+    hoists: the compiler's hoisting out of loops (`Compiler.hoists_loop_invariants`).
     """
 
     flow: Dataflow
@@ -122,7 +126,7 @@ class MemoryModel:
         self._loop_uses = find_loop_uses(self.flow, self.hoists)
 
     def constraint_at_peak(self, decisions: Decisions) -> MemoryConstraint:
-        """Where a plan takes the most bytes, and what is live there; arguments and results are always live."""
+        """A plan's peak, and the buffers live there. Arguments and results are always live."""
 
         def size(stored: _StoredBuffer) -> int:
             if stored.transposed_for is not None:
@@ -134,7 +138,7 @@ class MemoryModel:
             stored = [
                 _StoredBuffer(self._leaf_of(name, leaf), self._operand_of(reader)) for name, leaf, reader in values
             ]
-            live = found.live_bytes(np.array([size(each) for each in stored], np.int64))
+            live = found.live_bytes(np.array([size(buffer) for buffer in stored], np.int64))
             inside: dict[int, tuple[set[str], list[_StoredBuffer]]] = {}
             for position, bodies in found.bodies:
                 body = max((worst(body) for body in bodies), key=lambda each: each[0], default=(0, 0, set[str](), []))
@@ -149,8 +153,8 @@ class MemoryModel:
 
         _, at, running, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
-        turned = frozenset(each.transposed_for for each in held if each.transposed_for is not None)
-        values = {each.leaf for each in held if each.transposed_for is None and each.leaf is not None}
+        turned = frozenset(buffer.transposed_for for buffer in held if buffer.transposed_for is not None)
+        values = {buffer.leaf for buffer in held if buffer.transposed_for is None and buffer.leaf is not None}
         return MemoryConstraint(
             values=Counter([*self._always_live, *values.difference(self._always_live)]),
             layout_copies=copies,
@@ -166,33 +170,34 @@ class MemoryModel:
     def _loop_gathers_in(
         self, running: Container[str], decisions: Decisions, copies: Container[Leaf]
     ) -> Iterator[LoopUse]:
-        """Of each argument that loops carry a use of its own segment: copies that hubs make may be the same ones."""
+        """One use in its own segment per loop-carried argument. Copies in the shared layout are skipped: they may be
+        the same buffers."""
         graph = decisions.graph
         of = graph.variables.segments.of
         for loop, by_argument in self._loop_uses.items():
-            for argument, found in by_argument.items() if loop in running else ():
-                mine = [
-                    each for each in found if of[each[0]] == of[argument] and not graph.is_cheap_to_recompute[each[0]]
+            for argument, uses in by_argument.items() if loop in running else ():
+                own_uses = [
+                    use for use in uses if of[use[0]] == of[argument] and not graph.is_cheap_to_recompute[use[0]]
                 ]
-                if mine and (argument, 0) not in copies:
-                    yield mine[0]
+                if own_uses and (argument, 0) not in copies:
+                    yield own_uses[0]
 
     def restrict_to_stored(self, peak: MemoryConstraint, stored: Iterable[tuple[str, int]]) -> MemoryConstraint:
-        """A peak with those of its values only that a plan stores at some time, arguments and results.
+        """A peak restricted to values stored by a plan at some time, plus arguments and results.
 
-        stored: the instruction and array leaf of each (`cost.peak.memory`).
+        stored: instruction and array leaf of each (`cost.peak.memory`).
         """
-        kept = {
+        held_leaves = {
             leaf for name, number in stored if (leaf := self._leaf_of(name, number)) is not None
         } | self._always_live
-        values = {leaf: times for leaf, times in peak.values.items() if leaf in kept}
-        return replace(peak, values=values, reduced_values=peak.reduced_values & kept)
+        values = {leaf: times for leaf, times in peak.values.items() if leaf in held_leaves}
+        return replace(peak, values=values, reduced_values=peak.reduced_values & held_leaves)
 
     def constraint_of_buffers(self, held: Iterable[LiveBuffer], decisions: Decisions) -> MemoryConstraint:
-        """Where `cost.peak.memory` says that a plan takes the most bytes: what is stored there because of how it lays
-        that out, too. Another plan need not store it, so that this says what to change, and bounds nothing.
+        """A plan's peak by `cost.peak.memory`, with buffers due to its own shardings. Other plans need not store them:
+        the constraint shows improvements, and bounds nothing.
 
-        held: what is live there besides arguments and results.
+        held: the live buffers, without arguments and results.
         """
         values, as_made, copied = list[Leaf](), set[Leaf](), Counter[Leaf]()
         turned, brought = set[Operand](), set[Operand]()
@@ -225,29 +230,29 @@ class MemoryModel:
         )
 
     def _reader_copy_share(self, decisions: Decisions, leaf: Leaf, held: int) -> float:
-        """What part of the copies that readers make of a value is live where copies of it take so many bytes.
+        """The live fraction of a value's reader copies, given the live bytes of its copies.
 
-        Several may share one, or make theirs one after the other. All of each where this plan's readers make none.
+        Readers may share a copy, or make theirs one after another. 1 when this plan's readers make none.
         """
         by_readers = self._reader_copy_bytes(decisions, leaf)
         by_hub = _layout_copy_bytes(decisions, leaf)
         return max(held - by_hub, 0) / by_readers if by_readers else 1.0
 
     def _reader_copy_bytes(self, decisions: Decisions, leaf: Leaf) -> int:
-        """Bytes of the copies that readers make of a value."""
+        """Bytes of the copies of a value made by its readers."""
         graph, shape = decisions.graph, self.flow.nodes[leaf[0]].shapes[leaf[1]]
         mesh, total = graph.prices.mesh, 0
         for node, use in self._uses.get(leaf, ()):
             if graph.is_cheap_to_recompute[leaf[0]]:
                 continue
             is_hub = graph.variables.source(node, use)[1] >= 0
-            found = decisions.shared_layouts[leaf] if is_hub else decisions.result(leaf)
+            sharding = decisions.shared_layouts[leaf] if is_hub else decisions.result(leaf)
             size = _shard_bytes(shape, decisions.strategies[node.index].operands[use.position], mesh)
-            total += size if size > _shard_bytes(shape, found, mesh) else 0
+            total += size if size > _shard_bytes(shape, sharding, mesh) else 0
         return total
 
     def bytes_at(self, peak: MemoryConstraint, decisions: Decisions) -> float:
-        """Bytes that another plan takes of what is live at a peak, with the margin."""
+        """Bytes of a plan's buffers live at a peak, margin included."""
         return (
             sum(peak.value_weight(leaf) * self._value_bytes(peak, leaf, decisions) for leaf in sorted(peak.values))
             + sum(
@@ -276,26 +281,27 @@ class MemoryModel:
         """Bytes of a value at a peak."""
         if leaf in peak.reduced_values or decisions.graph.is_cheap_to_recompute[leaf[0]]:
             return self._result_bytes(leaf, decisions)
-        shape, made = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.strategies[leaf[0]].results[leaf[1]]
-        return _shard_bytes(shape, made, decisions.graph.prices.mesh)
+        shape, sharding = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.strategies[leaf[0]].results[leaf[1]]
+        return _shard_bytes(shape, sharding, decisions.graph.prices.mesh)
 
     def _result_bytes(self, leaf: Leaf, decisions: Decisions) -> int:
-        """Bytes of a value as a plan has it lie for its readers; of what is made anew, for the one that pays for it
-        (`Layout.pays_for`): each has its own, and what all of them could share may be many times as large."""
-        shape, lies = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf)
+        """Bytes of a value in its layout for readers. A cheap value counts by its paying reader's layout
+        (`ProgramVariables.pays_for`): each reader has its own copy, and one copy for all may be many times larger."""
+        shape, sharding = self.flow.nodes[leaf[0]].shapes[leaf[1]], decisions.result(leaf)
         payer = decisions.graph.variables.last_consumer.get(leaf)
         if payer is not None:
-            lies = decisions.strategies[payer[0]].operands[payer[1]]
-        return _shard_bytes(shape, lies, decisions.graph.prices.mesh)
+            sharding = decisions.strategies[payer[0]].operands[payer[1]]
+        return _shard_bytes(shape, sharding, decisions.graph.prices.mesh)
 
     def _operand_of(self, reader: CopyReader | None) -> Operand | None:
-        """What a copy is made for, if it is for an instruction of arrays that chooses its strategy."""
+        """The operand a copy is made for; None unless its reader is an instruction on arrays with strategies of its
+        own."""
         leaf = self._leaf_of(reader.name, 0) if reader is not None else None
         if reader is None or leaf is None:
             return None
         node = self.flow.nodes[leaf[0]]
         instruction = node.instruction
-        if node.is_value or instruction.name != reader.name:  # it only hands on what another one makes
+        if node.is_value or instruction.name != reader.name:  # it only forwards another one's value
             return None
         is_of_arrays = all(len(operand.shape.leaves) == 1 for operand in instruction.operands)
         return (node.index, reader.operand) if is_of_arrays else None
@@ -306,7 +312,7 @@ class MemoryModel:
 
 
 class BranchingBound(NamedTuple):
-    """A value that is made of so many bytes on one device: more than `lower_bytes`, and no more than `upper_bytes`."""
+    """Bounds on the bytes of a value on one device: more than `lower_bytes`, at most `upper_bytes`."""
 
     leaf: Leaf
     lower_bytes: float
@@ -315,9 +321,10 @@ class BranchingBound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Multipliers:
-    """Seconds per byte at each of some peaks, and so of everything that is live there.
+    """Seconds per byte at each of some peaks, applied to every buffer live there.
 
-    within: what plans must keep to, besides: all others are barred (`branching`).
+    constraints: peaks, with their multipliers.
+    branching_bounds: bounds kept by plans; all others are excluded (`branching`).
     """
 
     constraints: tuple[tuple[MemoryConstraint, float], ...]
@@ -327,7 +334,7 @@ class Multipliers:
     def split_equally(
         cls, peaks: Sequence[MemoryConstraint], price: float, within: tuple[BranchingBound, ...] = ()
     ) -> Multipliers:
-        """A price that each of some peaks has an equal part of."""
+        """A multiplier divided equally among some peaks."""
         return cls(constraints=tuple((peak, price / len(peaks)) for peak in peaks), branching_bounds=within)
 
     @property
@@ -336,7 +343,7 @@ class Multipliers:
         return sum(price for _, price in self.constraints)
 
     def scale(self, factor: float) -> Multipliers:
-        """The same, dearer by a factor."""
+        """The multipliers times a factor."""
         return replace(self, constraints=tuple((peak, factor * price) for peak, price in self.constraints))
 
     def value_multiplier(self, leaf: Leaf) -> float:
@@ -344,23 +351,23 @@ class Multipliers:
         return self.of_results.get(leaf, 0.0) + self.of_reduced_results.get(leaf, 0.0)
 
     def branching_bounds_of(self, nodes: Iterable[int]) -> tuple[BranchingBound, ...]:
-        """What of values that some nodes make plans must keep to."""
+        """The bounds on values of some nodes."""
         made_by = set(nodes) if self.branching_bounds else set()
-        return tuple(each for each in self.branching_bounds if each.leaf[0] in made_by)
+        return tuple(bound for bound in self.branching_bounds if bound.leaf[0] in made_by)
 
     @cached_property
     def of_results(self) -> Mapping[Leaf, float]:
-        """Seconds per byte of values as they are made."""
+        """Seconds per byte of values in their producers' shardings."""
         return self._of_values(lambda peak: peak.values.keys() - peak.reduced_values)
 
     @cached_property
     def of_reduced_results(self) -> Mapping[Leaf, float]:
-        """Seconds per byte of values as they are reduced."""
+        """Seconds per byte of values after the reduction of partial sums."""
         return self._of_values(lambda peak: peak.reduced_values)
 
     @cached_property
     def of_layout_copies(self) -> Mapping[Leaf, float]:
-        """Seconds per byte of copies that hubs make."""
+        """Seconds per byte of copies in shared layouts."""
         return self._sum_by_key(
             (leaf, price * peak.layout_copy_weight(leaf))
             for peak, price in self.constraints
@@ -369,7 +376,7 @@ class Multipliers:
 
     @cached_property
     def of_reader_copies(self) -> Mapping[Leaf, float]:
-        """Seconds per byte of copies that readers make."""
+        """Seconds per byte of reader copies."""
         return self._sum_by_key(
             (leaf, price * peak.reader_copy_weight(leaf))
             for peak, price in self.constraints
@@ -378,21 +385,21 @@ class Multipliers:
 
     @cached_property
     def of_transposed(self) -> Mapping[Operand, float]:
-        """Seconds per byte of operands' turned copies."""
+        """Seconds per byte of operands' transposed copies."""
         return self._sum_by_key(
             (o, price * peak.transpose_weight(o)) for peak, price in self.constraints for o in peak.transposed_operands
         )
 
     @cached_property
     def of_resharded(self) -> Mapping[Operand, float]:
-        """Seconds per byte of operands that are brought to a layout of their own."""
+        """Seconds per byte of resharded operands."""
         return self._sum_by_key(
             (o, price * peak.reshard_weight(o)) for peak, price in self.constraints for o in peak.resharded_operands
         )
 
     @cached_property
     def of_loop_gathers(self) -> Mapping[LoopUse, float]:
-        """Seconds per byte of arguments that are gathered for loops."""
+        """Seconds per byte of arguments gathered for loops."""
         return self._sum_by_key(
             (r, price * peak.loop_gather_weight(r)) for peak, price in self.constraints for r in peak.loop_gathers
         )
@@ -432,12 +439,12 @@ def _reshard_bytes(decisions: Decisions, operand: Operand) -> int:
     source, used = graph.variables.source(reader, use), decisions.strategies[node].operands[position]
     if graph.is_cheap_to_recompute[use.source[0]]:
         return 0
-    lies = (
+    stored = (
         decisions.shared_layouts[source] if source[1] >= 0 else decisions.strategies[source[0]].results[use.source[1]]
     )
     shape, mesh = graph.flow.nodes[use.source[0]].shapes[use.source[1]], graph.prices.mesh
     size = _shard_bytes(shape, used, mesh)
-    return size if lies != used and size <= _shard_bytes(shape, lies, mesh) else 0
+    return size if stored != used and size <= _shard_bytes(shape, stored, mesh) else 0
 
 
 def _loop_gather_bytes(decisions: Decisions, reading: LoopUse) -> int:

@@ -1,12 +1,12 @@
-"""The fastest plan that fits the memory, exactly, for programs small enough to solve as one integer program.
+"""The fastest feasible plan, exactly: one integer program, for small programs.
 
-The price of a byte (`budget`) leaves a gap where no price makes the best plan that fits the cheapest one. The
-integer program has none: bytes at a peak are a row of it, those of temporaries with the margin that a device must have
-beyond them. What the rows miss (buffers that depend on the schedule, copies) the memory model judges on the finished
-plan: where it says no, the plan is forbidden, its own peak becomes a row, and the next best is sought.
+A multiplier (`constraint`) leaves a gap when no multiplier makes the best feasible plan the cheapest. The integer
+program leaves none: bytes at a peak are a row, those of temporaries with their margin. The memory model judges the
+finished plan, with the buffers missed by the rows (buffers due to the schedule, copies). A refused plan is forbidden,
+its own peak becomes a row, and the next best is sought.
 
-What one plan takes beyond its rows, others mostly do, too. So beside that the program is solved with as much less room:
-what comes of that mostly fits and is hardly slower, and no plan that fits is faster than the next one to be judged.
+Bytes beyond the rows are similar in most plans. So the program is also solved with that much less room: the result
+mostly fits and is hardly slower, and the next plan to be judged bounds all feasible plans from below.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from shardwright.planner.segments.variables import Variable, variables_of
 from shardwright.planner.solver import ilp
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
-#: Largest program, in states of all variables together, that is solved whole.
+#: States of all variables in the largest program to be solved.
 MAX_STATES = 3000
 
-#: Plans that are found and judged, at most: each row makes the next search longer.
+#: Plans to be judged, at most: each row makes the next search longer.
 MAX_PLANS = 40
 
 #: Plans × states squared, at most: an integer program takes about the square of its states (0.4 s of CPU for 350 of
-#: them, 5 s for 1,400), and a plan forbidden is mostly followed by one much like it, as large.
+#: them, 5 s for 1,400), and the plan after a forbidden one is mostly similar, of equal size.
 MAX_WORK = 1_000_000
 
-#: Refused plans after which one that is known to fit will do, if it is within `GAP_TOLERANCE` of what is left.
+#: Refused plans before a feasible one within `GAP_TOLERANCE` of the bound is accepted.
 PATIENCE = 4
 GAP_TOLERANCE = 1e-3
 
-#: The bytes that a plan needs, and where it takes the most.
+#: The bytes of a plan, and its peak.
 Judge = Callable[[Mapping[Variable, int]], tuple[int, MemoryConstraint]]
 
 
 def solve_with_memory_rows(
     chain: Chain, limit_bytes: int, peaks: Sequence[MemoryConstraint], judge: Judge, time_limit_s: float
 ) -> ChainSolution | None:
-    """The fastest plan that fits as `judge` says, or one that may be slower by what its bound says; None where the
-    program is too large, or no plan was found to fit."""
+    """The fastest feasible plan by `judge`, or one slower by at most its gap to its bound; None when the program is too
+    large, or no feasible plan was found."""
     graph = chain.graph
     nodes = [node for instance in chain.instances for node in instance.nodes]
     variables, _ = variables_of(graph.variables, nodes)
@@ -60,7 +60,7 @@ def solve_with_memory_rows(
     forbidden: list[IntArray] = []
 
     def fits(solution: ilp.Solution) -> bool:
-        """Whether a plan does; what it takes becomes a row, and if that is too much it is forbidden."""
+        """Whether a plan fits. Its peak becomes a row; an infeasible plan is forbidden."""
         needed, peak = judge(dict(zip(variables, solution.states.tolist(), strict=True)))
         room.add(peak)
         if needed > limit_bytes:
@@ -91,7 +91,7 @@ def solve_with_memory_rows(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _MemoryRows:
-    """The rows of a program, and the most bytes that a refused plan took beyond them."""
+    """The rows of a program, and the largest excess of a refused plan over them."""
 
     graph: CostGraph
     variables: Sequence[Variable]
@@ -103,11 +103,11 @@ class _MemoryRows:
         self._rows.append(_build_row(self.graph, peak, self.variables, self.limit_bytes))
 
     def record_misfit(self, states: IntArray, needed: int) -> None:
-        """Note what a refused plan needs."""
+        """Note the bytes of a refused plan."""
         self._unmodeled_bytes = max(self._unmodeled_bytes, needed - max(row.evaluate(states) for row in self._rows))
 
     def rows(self, *, spared: bool = False) -> list[ilp.Row]:
-        """spared: without the room for what they miss."""
+        """spared: without the room for unmodeled bytes."""
         return (
             [replace(row, limit=row.limit - self._unmodeled_bytes) for row in self._rows]
             if spared
@@ -118,7 +118,7 @@ class _MemoryRows:
 def _solve_ilp(
     problem: Problem, rows: Sequence[ilp.Row], forbidden: Sequence[IntArray], time_limit_s: float
 ) -> ilp.Solution | None:
-    """None where no plan is left."""
+    """The fastest plan left; None without any."""
     if any(row.minimum > row.limit for row in rows):
         return None
     try:
@@ -128,7 +128,7 @@ def _solve_ilp(
 
 
 def _build_row(graph: CostGraph, peak: MemoryConstraint, variables: Sequence[Variable], limit_bytes: int) -> ilp.Row:
-    """What a plan takes at a peak, but for copies that hubs make: the memory model judges these."""
+    """The bytes of a plan at a peak, without copies in shared layouts: the memory model judges these."""
     coefficients: dict[int, FloatArray] = {}
     pairs: dict[tuple[int, int], FloatArray] = {}
     position = {variable: i for i, variable in enumerate(variables)}

@@ -1,4 +1,4 @@
-"""What messages say of memory: what dominates where a plan takes most, what it is made of, and why none was found."""
+"""Messages on memory: the largest values at a plan's peak, the parts of its memory, the reason for a missing plan."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from shardwright.planner.search.mesh_search import MeshSearch
     from shardwright.planner.search.solutions import CandidatePlan
 
-#: Source lines that a message names, at most.
+#: Source lines in a message, at most.
 _MAX_LINES = 3
 
-#: What a remedy adds to bytes, so that the three digits that it names are enough.
+#: Factor on the bytes in a remedy: its three digits are then enough.
 _ROUNDING_MARGIN = 1.01
 
 
 def describe_largest_values(peak: MemoryConstraint, decisions: Decisions) -> str:
-    """`2.1 GiB of model.py:93, 1.0 GiB of model.py:97`: the source lines whose values take most at a peak."""
+    """`2.1 GiB of model.py:93, 1.0 GiB of model.py:97`: the source lines with the largest values at a peak."""
     flow, mesh = decisions.graph.flow, decisions.graph.prices.mesh
-    taken: dict[str, int] = {}
+    bytes_by_line: dict[str, int] = {}
     for node, leaf in peak.values:
         where = flow.module.place(flow.nodes[node].instruction)
         if where and node not in flow.parameters:
             shape = flow.nodes[node].shapes[leaf]
             size = shard_bytes(shape.element_type, shape.dimensions, decisions.result((node, leaf)), mesh)
-            taken[where] = taken.get(where, 0) + size
-    largest = sorted(taken.items(), key=lambda item: (-item[1], item[0]))[:_MAX_LINES]
+            bytes_by_line[where] = bytes_by_line.get(where, 0) + size
+    largest = sorted(bytes_by_line.items(), key=lambda item: (-item[1], item[0]))[:_MAX_LINES]
     return ", ".join(f"{format_bytes(size)} of {where}" for where, size in largest if size)
 
 
@@ -46,10 +46,11 @@ def describe_breakdown(parameters: Mapping[str, int], temporaries: int) -> str:
 
 
 class TooLargeError(MemoryBudgetError):
-    """No plan that was looked at fits.
+    """None of the plans seen fits.
 
-    needed: what a device must have for the one that needs least, and what that is made of, in words. needed_bytes: the
-    bytes of it. stored_bytes: what arguments take of these.
+    needed: the memory of the smallest plan and its parts, in words.
+    needed_bytes: its bytes on a device.
+    stored_bytes: the bytes of its arguments.
     """
 
     needed: str
@@ -58,21 +59,21 @@ class TooLargeError(MemoryBudgetError):
 
 
 def summarize_error(error: ShardwrightError) -> str:
-    """Why there is no plan, as short as a line of a table."""
+    """The reason for a missing plan, short enough to be a line of a table."""
     if isinstance(error, TooLargeError):
         return f"does not fit: the least that was found needs {format_bytes(error.needed_bytes)}"
     return error.message
 
 
 def too_slow_error(found: CandidatePlan, bound_s: float) -> MemoryBudgetError:
-    """That a plan which fits takes at least so long, which is no use."""
+    """The error of a useless bound: every feasible plan takes at least `bound_s` seconds."""
     return MemoryBudgetError(
         f"what fits over {found.mesh} takes {bound_s * 1e3:.3g} ms a step or more", where="memory_budget"
     )
 
 
 def too_large_error(search: MeshSearch, least: CandidatePlan) -> TooLargeError:
-    """What is needed, what dominates, and what would help."""
+    """The error of an infeasible program: bytes needed, largest values, remedies."""
     needed = search.bytes_needed(least)
     said = _describe_needs(search, least, needed)
     remedy = f"allow {format_bytes(_ROUNDING_MARGIN * needed)} (1 % to spare), make the batch smaller"
@@ -89,7 +90,7 @@ def too_large_error(search: MeshSearch, least: CandidatePlan) -> TooLargeError:
 
 
 def _find_blocking_calls(search: MeshSearch, least: CandidatePlan, needed: int) -> OpaqueCalls | None:
-    """Custom calls without which the plan might fit, if the devices shared what they keep."""
+    """Custom calls that block a plan: it might fit with their bytes shared among devices."""
     model = search.memory_model(least.chain.graph.variables.shared_layouts)
     opaque = find_opaque_calls(model.constraint_at_peak(least.decisions), least.decisions)
     if opaque is None:
@@ -99,14 +100,14 @@ def _find_blocking_calls(search: MeshSearch, least: CandidatePlan, needed: int) 
 
 
 def note_deadline(error: TooLargeError, clock: Clock) -> TooLargeError:
-    """The same where a deadline ended the search: it may not have come to what needs less."""
-    made = TooLargeError(
+    """The same error after a deadline: the search may have missed smaller plans."""
+    noted = TooLargeError(
         f"{error.message}; the deadline of {clock.deadline_s:g} s came before a plan that fits",
         where=error.where,
         remedy=f"{error.remedy}, give a longer deadline",
     )
-    made.needed, made.needed_bytes, made.stored_bytes = error.needed, error.needed_bytes, error.stored_bytes
-    return made
+    noted.needed, noted.needed_bytes, noted.stored_bytes = error.needed, error.needed_bytes, error.stored_bytes
+    return noted
 
 
 def _describe_needs(search: MeshSearch, least: CandidatePlan, needed: int) -> str:

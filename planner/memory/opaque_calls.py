@@ -1,4 +1,4 @@
-"""Custom calls that no plan splits, and the memory that they take on every device for it."""
+"""Unsplittable custom calls, and their memory on every device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.rules.base import rule_of
 from shardwright.report.units import format_bytes
 
-#: Custom calls that a message names, at most.
+#: Custom calls in a message, at most.
 _MAX_NAMED = 3
 
 #: How to have such calls split.
@@ -25,7 +25,9 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueCalls:
-    """targets: of the calls that take most, the largest first. size_bytes: what they keep whole on each device."""
+    """targets: of the largest calls, in descending order.
+    size_bytes: their whole operands and results on each device.
+    """
 
     targets: tuple[str, ...]
     size_bytes: int
@@ -40,10 +42,9 @@ class OpaqueCalls:
 
 
 def find_opaque_calls(peak: MemoryConstraint, decisions: Decisions) -> OpaqueCalls | None:
-    """The custom calls that are whole on every device; None where there is none.
+    """The unsplit custom calls; None without any.
 
-    What they keep: operands and results of the largest, or all of their results that are live at the peak, whichever is
-    more.
+    Their bytes: the operands and results of the largest call or, if more, all of their results live at the peak.
     """
     flow = decisions.graph.flow
     at_once: dict[str, int] = {}
@@ -53,16 +54,18 @@ def find_opaque_calls(peak: MemoryConstraint, decisions: Decisions) -> OpaqueCal
             at_once[target] = max(at_once.get(target, 0), sum(_unsplit_bytes(node, decisions)))
     if not at_once:
         return None
-    kept: dict[str, int] = {}
+    bytes_by_target: dict[str, int] = {}
     for index, leaf in peak.values:
         node = flow.nodes[index]
         if _is_opaque(node):
             target, shape = node.instruction.get("custom_call_target", ""), node.shapes[leaf]
-            kept[target] = kept.get(target, 0) + shape.size_bytes
-    largest = {target: max(size, kept.get(target, 0)) for target, size in at_once.items()}
+            bytes_by_target[target] = bytes_by_target.get(target, 0) + shape.size_bytes
+    largest = {target: max(size, bytes_by_target.get(target, 0)) for target, size in at_once.items()}
     ordered = sorted(largest, key=lambda target: (-largest[target], target))
     telling = [target for target in ordered if 10 * largest[target] >= largest[ordered[0]]]
-    return OpaqueCalls(targets=tuple(telling[:_MAX_NAMED]), size_bytes=max(*at_once.values(), sum(kept.values())))
+    return OpaqueCalls(
+        targets=tuple(telling[:_MAX_NAMED]), size_bytes=max(*at_once.values(), sum(bytes_by_target.values()))
+    )
 
 
 def _is_opaque(node: Node) -> bool:
@@ -73,7 +76,7 @@ def _is_opaque(node: Node) -> bool:
 
 
 def _unsplit_bytes(node: Node, decisions: Decisions) -> Iterator[int]:
-    """Bytes of each operand and result on a device; of one that is taken twice, once."""
+    """Bytes of each operand and result on a device; a repeated operand counts once."""
     mesh, strategy = decisions.graph.prices.mesh, decisions.strategies[node.index]
     leaves = [(operand, leaf) for operand in node.instruction.operands for leaf in operand.shape.leaves]
     for (_, shape), used in dict(zip(leaves, strategy.operands, strict=True)).items():

@@ -1,20 +1,19 @@
-"""What the forward pass need not keep for the backward pass: which values to compute again, at a price per byte.
+"""Rematerialization: the forward values to recompute in the backward pass, at a price per byte.
 
-Of a segment the backward pass needs some values. Each is kept, for its bytes, or computed again, for the seconds that
-takes; and what it is computed from must then be there too, kept or computed again. At a price p per byte the least
-of seconds + p × bytes is a minimum cut: with two nodes per value, `A` (it is there in the backward pass) and `R` (it is
-computed again),
+The backward pass needs some values of each segment. Each value is either kept, at its bytes, or recomputed, at its
+seconds; its operands must then be available too, kept or recomputed. At a price p per byte, the minimum of seconds + p
+× bytes is a minimum cut with two nodes per value, `A` (available in the backward pass) and `R` (recomputed):
 
-    A of what the backward pass reads is on the source's side;
-    A → R costs p × bytes: there, and not computed again, so it is kept;
-    R → sink costs the seconds of computing it again;
+    A of values read by the backward pass is on the source's side;
+    A → R costs p × bytes: available and not recomputed means kept;
+    R → sink costs the seconds of recomputing it;
     R → A of every operand costs infinity.
 
-As in Jain et al., "Checkmate" (2020), and functorch's min-cut partitioner, but with seconds and bytes of one device
-under a plan, and each kind of segment by itself: critical nodes, and whatever else another segment reads, are kept,
-so that segments are computed again one by one; the last one not at all, for the backward pass begins with it. A
-ladder of prices gives all choices worth trying, from selective recomputation (softmax, layer norm, GELU) to nothing
-but the boundaries kept.
+It follows Jain et al., "Checkmate" (2020), and functorch's min-cut partitioner, with seconds and bytes of one device
+under a plan. Each kind of segment is cut by itself: critical nodes and all values read by other segments are kept, and
+segments are recomputed one by one. The last segment is never recomputed: the backward pass begins with it. A ladder of
+prices covers all useful choices, from selective recomputation (softmax, layer norm, GELU) to keeping only the
+boundaries.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
 from shardwright.plans import RecomputedSegment
 
-#: Prices of a byte that are tried, as parts of the step's time over all bytes of its peak.
+#: Prices of a byte, in units of the step's time over its peak bytes.
 BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
 
-#: Part by which a choice must save more bytes than the one before it.
+#: Relative increase of saved bytes from one choice to the next, at least.
 MIN_SAVING = 0.02
 
 #: Flows are exact in integers: a unit is this part of a second.
@@ -48,9 +47,11 @@ _UNITS = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """One choice: what is computed again, the seconds that adds to a step, the bytes that need not be kept.
+    """One choice of values to recompute, with its seconds a step and its bytes saved.
 
-    stages: per instruction of the forward pass its segment, or the next one for the value that ends it.
+    instructions: the recomputed instructions.
+    segments: the recomputed segments.
+    stages: forward instruction → its segment, or the next segment for the segment's last value.
     """
 
     instructions: frozenset[str]
@@ -69,10 +70,12 @@ class Recomputation:
 def list_recomputations(
     decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = BYTE_PRICES
 ) -> list[Recomputation]:
-    """The choices worth trying beside a plan, each saving more bytes, and taking more seconds, than the one before.
+    """The useful choices for a plan, with increasing saved bytes and increasing seconds.
 
-    step_s, peak_bytes: of the plan. prices: of a byte, as parts of the one over all the other. Empty where nothing can
-    be computed again.
+    step_s, peak_bytes: of the plan.
+    prices: per byte, in units of step_s / peak_bytes.
+
+    Empty when nothing can be recomputed.
     """
     stages = _stage_numbers(decisions)
     kinds = [*_segment_kinds(decisions, chain), *_loop_kinds(decisions)]
@@ -83,53 +86,55 @@ def list_recomputations(
             cuts += [_intermediate_cut(kinds, cuts[-1], cut), cut]
     ladder: list[Recomputation] = []
     for cut in cuts:
-        made = Recomputation(
+        choice = Recomputation(
             instructions=frozenset(
                 name for kind, values in zip(kinds, cut, strict=True) for name in kind.names(values)
             ),
             segments=tuple(kind.segment(values) for kind, values in zip(kinds, cut, strict=True) if values),
             stages=stages,
         )
-        if made.saved_bytes > (1 + MIN_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
-            ladder.append(made)
+        if choice.saved_bytes > (1 + MIN_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
+            ladder.append(choice)
     return ladder
 
 
-#: Per kind of segment, what of it is computed again.
+#: Per kind of segment, the positions of its recomputed values.
 _Cuts = tuple[tuple[int, ...], ...]
 
 
 def _intermediate_cut(kinds: Sequence[_SegmentKind], before: _Cuts, after: _Cuts) -> _Cuts:
-    """Kinds changed one by one, those first that take fewest seconds for a byte, until half of what
-    changing all of them saves is saved."""
+    """`before` with some kinds changed to `after`, in order of seconds per saved byte, until half of the total saving
+    is reached."""
     gains = []
     for i, (kind, old, new) in enumerate(zip(kinds, before, after, strict=True)):
         if old != new:
             was, will = kind.segment(old), kind.segment(new)
             gains.append((will.time_s - was.time_s, will.saved_bytes - was.saved_bytes, i))
     gains.sort(key=lambda gain: gain[0] / max(gain[1], 1))
-    goal, saved, made = sum(gain[1] for gain in gains) / 2, 0, list(before)
+    goal, saved, mixed = sum(gain[1] for gain in gains) / 2, 0, list(before)
     for _, gained, i in gains:
         if saved >= goal:
             break
         saved += gained
-        made[i] = after[i]
-    return tuple(made)
+        mixed[i] = after[i]
+    return tuple(mixed)
 
 
 def apply_recomputation(module: Module, choice: Recomputation) -> Rematerialized:
-    """The program with a choice's values computed again. What a view added to the program that the choice was made for
-    is left to where the views are made."""
+    """The program with a choice's values recomputed. Instructions added by a view are left to the code for views."""
     forward = frozenset(forward_pass(module))
-    again = choice.instructions & forward
-    made = rematerialize(module, keep=forward - again, recompute=again, stages=choice.stages)
-    looped, twins = rematerialize_loops(made.module, choice.instructions - forward)
-    return Rematerialized(module=looped, twins={**made.twins, **twins})
+    recomputed = choice.instructions & forward
+    rematerialized = rematerialize(module, keep=forward - recomputed, recompute=recomputed, stages=choice.stages)
+    looped, twins = rematerialize_loops(rematerialized.module, choice.instructions - forward)
+    return Rematerialized(module=looped, twins={**rematerialized.twins, **twins})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Value:
-    """An instruction of the forward pass: what keeping it takes, and computing it again (None where it must not be)."""
+    """A forward instruction, with the costs of keeping and of recomputing it.
+
+    seconds: of recomputing; None if forbidden.
+    """
 
     instruction: Instruction
     size_bytes: int
@@ -140,7 +145,11 @@ class _Value:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _SegmentKind:
-    """Equal segments: `values` are those of the first; `repeats` holds the same instructions' names for each."""
+    """Equal segments.
+
+    values: of the first segment.
+    repeats: the instructions' names, per segment.
+    """
 
     name: str
     values: list[_Value]
@@ -161,13 +170,13 @@ class _SegmentKind:
         )
 
     def _backward_bytes(self, recomputed: set[int]) -> int:
-        """Bytes that are there for the backward pass, and not because it computes them."""
+        """Bytes kept for the backward pass, without recomputed values."""
         there = {i for i, value in enumerate(self.values) if value.is_needed_backward}
         there |= {operand for i in recomputed for operand in self.values[i].operands}
         return sum(self.values[i].size_bytes for i in there - recomputed)
 
     def cut(self, price: float) -> list[int]:
-        """The values that are computed again where a byte costs `price` seconds."""
+        """The values to recompute at `price` seconds per byte."""
         graph: Any = networkx.DiGraph()
         graph.add_nodes_from(("source", "sink"))
         for i, value in enumerate(self.values):
@@ -229,7 +238,7 @@ def _segment_kinds(decisions: Decisions, chain: Chain) -> list[_SegmentKind]:
 
 
 def _loop_kinds(decisions: Decisions) -> list[_SegmentKind]:
-    """What loops stack for their backward loops, and what that is made of."""
+    """The values stacked by loops for their backward loops, with their operands."""
     flow, segments = decisions.graph.flow, decisions.graph.variables.segments
     pairs = loop_pairs(flow.module)
     if not pairs:
@@ -237,9 +246,9 @@ def _loop_kinds(decisions: Decisions) -> list[_SegmentKind]:
     costs = _Costs(decisions, {}, {})
     kinds = []
     for pair in pairs:
-        # What has no leaf is no value: tokens, and the empty tuples that branches of conditionals take.
-        made = (i for i in pair.body if i is not pair.body.root and i.opcode != "parameter" and flow.leaves[i])
-        body = [i for i in made if not pair.is_at_hand(i)]
+        # No value without a leaf: tokens, and the empty tuples of conditionals' branches.
+        computed = (i for i in pair.body if i is not pair.body.root and i.opcode != "parameter" and flow.leaves[i])
+        body = [i for i in computed if not pair.is_at_hand(i)]
         name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
         values = costs.rows(body, pair)
         kinds.append(_SegmentKind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
@@ -247,7 +256,7 @@ def _loop_kinds(decisions: Decisions) -> list[_SegmentKind]:
 
 
 class _Costs:
-    """Bytes and seconds of the forward pass' instructions under a plan, and who reads them."""
+    """Bytes and seconds of forward instructions under a plan, and their readers."""
 
     def __init__(self, decisions: Decisions, forward: Mapping[str, Instruction], segment_of: Mapping[str, int]) -> None:
         self._decisions = decisions
@@ -255,12 +264,12 @@ class _Costs:
         self._segment_of = segment_of
         self._communication_s: dict[str, float] = {}
         for collective in list_collectives(decisions):
-            known = self._communication_s.get(collective.instruction, 0.0)
-            self._communication_s[collective.instruction] = known + collective.time_s
+            seconds = self._communication_s.get(collective.instruction, 0.0)
+            self._communication_s[collective.instruction] = seconds + collective.time_s
         entry = decisions.graph.flow.module.entry
         fixed = available_values(decisions.graph.flow.module)
         self._backward_inputs: set[str] = set()
-        self._shared_values: set[str] = set()  # read by the forward pass of other segments, or handed out
+        self._shared_values: set[str] = set()  # read by other segments' forward pass, or returned
         for user in entry:
             for operand in user.operands:
                 if operand.name not in forward:
@@ -286,7 +295,7 @@ class _Costs:
         ]
 
     def rows(self, body: Sequence[Instruction], pair: LoopPair) -> list[_Value]:
-        """Of the body of a forward loop: a value of each trip is kept as a row of a stack."""
+        """The body of a forward loop: one value per trip, kept in a stack."""
         position = {instruction: i for i, instruction in enumerate(body)}
         saved = {row.value for row in pair.saved}
         return [
@@ -308,12 +317,12 @@ class _Costs:
         )
 
     def _seconds(self, instruction: Instruction) -> float | None:
-        """Of computing it once more; None where it runs once, or is there anyway."""
+        """Seconds of recomputing; None when it runs once or is available anyway."""
         name, opcode = instruction.name, instruction.opcode
         if name in self._shared_values or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
             return None
         if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
-            return None  # what the loop stores
+            return None  # stored by the loop
         decisions = self._decisions
         graph = decisions.graph
         (index, _), *_ = decisions.graph.flow.leaves[instruction]

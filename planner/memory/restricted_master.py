@@ -1,14 +1,12 @@
-"""Between fast plans that need too much memory and slower ones that fit: parts of all of them.
+"""Restricted master problem: merge fast infeasible plans with slower feasible ones.
 
-A price of memory finds the plans that are cheapest at some price, and between two of them there may be many that are
-not. So the plans that prices gave are merged: each variable may do what it does in any of them, and which of that it
-does is an integer program, with the bytes at the peaks that are known as rows (Construct, Merge, Solve & Adapt: Blum,
-Pinacho, López-Ibáñez and Lozano, 2016; of two parents it is the optimized crossover of Aggarwal, Orlin and Tai, 1997).
-It is small: most variables do the same in all plans, and of the others those that take no memory at a peak are mostly
-folded away without loss (`pbqp.reduce`).
+A multiplier finds only plans that are cheapest at some price; many plans between two of them are not. So the plans
+found are merged: each variable takes its state in one of them, by an integer program with the bytes at known peaks as
+rows (Construct, Merge, Solve & Adapt: Blum, Pinacho, López-Ibáñez and Lozano, 2016; with two parents, the optimized
+crossover of Aggarwal, Orlin and Tai, 1997). It is small: most variables have one state in all plans, and most others
+without memory at a peak are eliminated exactly (`pbqp.reduce`).
 
-Each repeat of a run decides for itself. Where that is too large a program, repeats that do the same in every plan
-decide alike.
+Each repeat of a run decides separately. In too large a program, repeats with equal states in every plan are tied.
 """
 
 from __future__ import annotations
@@ -29,28 +27,28 @@ from shardwright.planner.strategies.strategy_set import StrategySet
 
 States = Mapping[Variable, int]
 
-#: Relative gap to which the integer program is solved, and one that has more entries of edges than a small one: what
-#: it finds differs by a few thousandths, for an eighth of the time at times. The entries of the largest that is solved.
+#: Relative gap of the integer program, and of one with more edge entries than a small one: its plans differ by a few
+#: thousandths, at times in an eighth of the time. Below: the entries of a small program, and of the largest.
 GAP_TOLERANCE, ROUGH_GAP_TOLERANCE = 3e-3, 1e-2
 MAX_SMALL_ENTRIES, MAX_ENTRIES = 4_000, 30_000
 
 
 def to_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dict[Variable, int]]]:
-    """Plans on one mesh as plans of one chain: of theirs, or where each was descended to by itself, of one that has
-    nothing but what they decide."""
+    """Plans on one mesh, expressed in one chain: their own chain or, after separate descents, a chain restricted to
+    their strategies."""
     chain = plans[0][0]
     if all(other.graph is chain.graph for other, _ in plans):
         return chain, [dict(states) for _, states in plans]
     assert all(other.graph.prices is chain.graph.prices for other, _ in plans), "all chains number layouts alike"
-    made: dict[Hashable, tuple[StrategySet, list[int]]] = {}  # variables that decide alike share one set
+    joins: dict[Hashable, tuple[StrategySet, list[int]]] = {}  # equal decisions share one set
     sets: dict[Variable, StrategySet] = {}
     joined = [dict[Variable, int]() for _ in plans]
     for variable in plans[0][1]:
         decided = [(other.graph.set_of(variable), states[variable]) for other, states in plans]
-        key = tuple((id(found), state) for found, state in decided)
-        if key not in made:
-            made[key] = _join_strategies(decided)
-        sets[variable], numbers = made[key]
+        key = tuple((id(strategies), state) for strategies, state in decided)
+        if key not in joins:
+            joins[key] = _join_strategies(decided)
+        sets[variable], numbers = joins[key]
         for states, number in zip(joined, numbers, strict=True):
             states[variable] = number
     kinds: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -63,15 +61,15 @@ def to_one_chain(plans: Sequence[tuple[Chain, States]]) -> tuple[Chain, list[dic
 
 
 def _join_strategies(decided: Sequence[tuple[StrategySet, int]]) -> tuple[StrategySet, list[int]]:
-    """A set of the strategies that are decided for, each once, and where each of those is in it."""
+    """The set of the chosen strategies, each once, and the index of each choice in it."""
     (first, state), *others = decided
-    found, numbers = first.subset([state]), [0]
-    for each, state in others:
-        strategy = each.strategies[state]
-        if strategy not in found.strategies:
-            found = found.concat(each.subset([state]))
-        numbers.append(found.strategies.index(strategy))
-    return found, numbers
+    union, numbers = first.subset([state]), [0]
+    for strategies, state in others:
+        strategy = strategies.strategies[state]
+        if strategy not in union.strategies:
+            union = union.concat(strategies.subset([state]))
+        numbers.append(union.strategies.index(strategy))
+    return union, numbers
 
 
 def merge_solutions(
@@ -82,16 +80,17 @@ def merge_solutions(
     most_entries: int = MAX_ENTRIES,
     most_cpu_s: float = ilp.MAX_CPU_S,
 ) -> dict[Variable, int] | None:
-    """The fastest plan of which each variable does what it does in one of `plans`; None where none has room, or the
-    program is too large.
+    """The fastest plan with each variable's state from one of `plans`; None when no such plan has room, or the program
+    is too large.
 
-    room: peaks, and the bytes that it may take at each of them besides what the first plan takes there. most_cpu_s: for
-    the integer program.
+    room: peaks, and the bytes available at each in addition to those of the first plan.
+    most_entries: of edges in the integer program.
+    most_cpu_s: CPU seconds of the integer program.
     """
     size = -1
     for is_alike in (False, True):
         merged = _RestrictedMaster.of(chain, plans, is_alike=is_alike)
-        if len(merged.state_options) == size:  # no two repeats decide alike: the same program again
+        if len(merged.state_options) == size:  # no tied repeats: the same program
             break
         size = len(merged.state_options)
         rows = [merged.build_row(peak, beside) for peak, beside in room]
@@ -107,10 +106,11 @@ def merge_solutions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RestrictedMaster:
-    """The choice between what some plans of a chain do.
+    """The choice between the solutions of several plans of a chain.
 
-    base: states of the first plan. choices: of each variable that does not do the same in all plans, which variable of
-    the problem stands for it. left: of each of those, the states that it has in some plan.
+    base: states of the first plan.
+    choices: variable with several states → variable of the problem.
+    state_options: per variable of the problem, its states in the plans.
     """
 
     chain: Chain
@@ -121,9 +121,9 @@ class _RestrictedMaster:
 
     @classmethod
     def of(cls, chain: Chain, plans: Sequence[States], *, is_alike: bool) -> _RestrictedMaster:
-        """is_alike: repeats of a run that do the same in every plan have one variable."""
+        """is_alike: tie repeats of a run with equal states in every plan."""
         choices: dict[Variable, int] = {}
-        left: list[IntArray] = []
+        options: list[IntArray] = []
         numbers: dict[Hashable, int] = {}
         for variable in plans[0]:
             pattern = tuple(states[variable] for states in plans)
@@ -131,34 +131,34 @@ class _RestrictedMaster:
                 continue
             alike = chain.key_of(variable), id(chain.graph.set_of(variable)), pattern
             number = choices[variable] = numbers.setdefault(alike if is_alike else variable, len(numbers))
-            if number == len(left):
-                left.append(np.unique(pattern))
-        made = cls(chain=chain, base=plans[0], choices=choices, state_options=left, problem=_zero_problem(left))
+            if number == len(options):
+                options.append(np.unique(pattern))
+        master = cls(chain=chain, base=plans[0], choices=choices, state_options=options, problem=_zero_problem(options))
         for segment, instance in enumerate(chain.instances):
             if any(variable in choices for variable in instance.variables):
                 problem = chain.problem(segment)
                 for variable, cost in zip(instance.variables, problem.costs, strict=True):
-                    made._add(made.problem, (variable,), cost)
+                    master._add(master.problem, (variable,), cost)
                 for (v, w), matrix in problem.edges.items():
-                    made._add(made.problem, (instance.variables[v], instance.variables[w]), matrix)
-        return made
+                    master._add(master.problem, (instance.variables[v], instance.variables[w]), matrix)
+        return master
 
     def _add(self, total: Problem, variables: tuple[Variable, ...], array: FloatArray) -> None:
-        """Add what one variable decides, or two do together, as far as there is a choice."""
-        kept = [self._states_of(variable) for variable in variables]
+        """Add the cost of one variable or of a pair, restricted to the open choices."""
+        states = [self._states_of(variable) for variable in variables]
         numbers = [self.choices.get(variable) for variable in variables]
         chosen = [number for number in numbers if number is not None]
         if len(chosen) == 2:
-            total.add_edge(chosen[0], chosen[1], submatrix(array, kept[0], kept[1]))
+            total.add_edge(chosen[0], chosen[1], submatrix(array, states[0], states[1]))
         elif chosen:
-            total.costs[chosen[0]] = total.costs[chosen[0]] + array[np.ix_(*kept)].ravel()
+            total.costs[chosen[0]] = total.costs[chosen[0]] + array[np.ix_(*states)].ravel()
 
     def _states_of(self, variable: Variable) -> IntArray:
         number = self.choices.get(variable)
         return self.state_options[number] if number is not None else np.array([self.base[variable]])
 
     def build_row(self, peak: MemoryConstraint, room: float) -> ilp.Row:
-        """What a mixture takes at a peak; room: besides the first plan."""
+        """The bytes of a merged plan at a peak. room: bytes available in addition to the first plan's."""
         total, limit = _zero_problem(self.state_options), room
         for variables, array in constraint_terms(self.chain.graph, peak, self.choices):
             self._add(total, variables, array)
@@ -171,7 +171,7 @@ class _RestrictedMaster:
         )
 
     def to_states(self, chosen: IntArray) -> dict[Variable, int]:
-        """The plan that the states of the problem's variables are."""
+        """The plan given by the states of the problem's variables."""
         decided = {
             variable: int(self.state_options[number][chosen[number]]) for variable, number in self.choices.items()
         }
@@ -183,14 +183,14 @@ def _zero_problem(left: Sequence[IntArray]) -> Problem:
 
 
 def _may_bind(row: ilp.Row) -> bool:
-    """Whether some sum is over a row's limit."""
+    """Whether some assignment exceeds a row's limit."""
     return sum(float(a.max()) for a in (*row.coefficients.values(), *row.pairs.values())) > row.limit
 
 
 def _solve_master(
     problem: Problem, rows: Sequence[ilp.Row], time_limit_s: float, most_entries: int, most_cpu_s: float
 ) -> IntArray | None:
-    """The best states that keep to the rows; None where there are none, or the program is too large."""
+    """The best states within the rows; None without any, or when the program is too large."""
     counted = {v for row in rows for v in (*row.coefficients, *(end for pair in row.pairs for end in pair))}
     reduction = reduce(problem, sorted(counted))
     core, place = reduction.core, {v: i for i, v in enumerate(reduction.variables)}

@@ -1,4 +1,4 @@
-"""The whole step as one program: a loop over micro-batches that accumulates, and what follows once."""
+"""The whole step as one program: an accumulating loop over micro-batches, then the once part."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _INDEX = 0
 
 
 def accumulate_step(split: StepSplit, micro_batches: int) -> Module:
-    """The whole step as one module: a loop over micro-batches that accumulates, then the once part.
+    """The whole step as one module: an accumulating loop over micro-batches, then the once part.
 
-    An argument that carries the batch has two dimensions for the one that is cut, `[micro_batches, rest]`:
-    row-major the same elements. All else is as in `split.module`, which one micro-batch gives back.
-    Raises MicroBatchError where so many do not divide the batch.
+    An argument with the batch has two dimensions in place of the cut one, `[micro_batches, rest]`: the same elements,
+    row-major. The rest equals `split.module`, the result for one micro-batch.
+    Raises MicroBatchError for a number of micro-batches that does not divide the batch.
     """
     split.check(micro_batches)
     if micro_batches == 1:
@@ -43,9 +43,9 @@ class _AccumulatedStep:
         self.numbers = argument_numbers(split.module)
         self.arguments: list[Instruction] = []  # by flat number, as they are stored
         self.sizes: list[ArrayShape] = []  # by flat number, as the program has them
-        self.start: list[Instruction] = []  # what the loop starts from
-        self.carried: dict[int, int] = {}  # flat argument -> where the loop carries it
-        self.ahead: dict[Version, int] = {}  # computed before the loop -> where the loop carries it
+        self.start: list[Instruction] = []  # initial values of the loop
+        self.carried: dict[int, int] = {}  # flat argument -> its carried element
+        self.ahead: dict[Version, int] = {}  # value computed before the loop -> its carried element
         self.shared: dict[tuple[str, int], Instruction] = {}
         self.body = Region(self.names, "micro_batch", index_at=_INDEX)
 
@@ -64,16 +64,16 @@ class _AccumulatedStep:
 
     # ---- arguments -----------------------------------------------------------------
     def _enter(self) -> tuple[Instruction, ...]:
-        """The arguments, those of the batch with a dimension for micro-batches, and their leaves."""
+        """The arguments and their leaves; batch arguments have a dimension for micro-batches."""
         parameters = []
         for old in self.split.module.entry.parameters:
             first = self.numbers[old]
             stored = [self._shape_in_storage(first + leaf, shape) for leaf, shape in enumerate(old.shape.leaves)]
             shape = edit.with_leaves(old.shape, iter(stored))
-            made = self.block.add(edit.copy_of(old, (), name=self.names.of(old), shape=shape))
-            parameters.append(made)
+            parameter = self.block.add(edit.copy_of(old, (), name=self.names.of(old), shape=shape))
+            parameters.append(parameter)
             self.sizes += old.shape.leaves
-            self.arguments += self._leaves(made)
+            self.arguments += self._leaves(parameter)
         return tuple(parameters)
 
     def _shape_in_storage(self, number: int, shape: ArrayShape) -> ArrayShape:
@@ -85,14 +85,14 @@ class _AccumulatedStep:
     def _leaves(self, value: Instruction) -> list[Instruction]:
         if not isinstance(value.shape, TupleShape):
             return [value]
-        found = []
+        leaves = []
         for number in range(len(value.shape.elements)):
-            found += self._leaves(self.block.element(value, number, value))
-        return found
+            leaves += self._leaves(self.block.element(value, number, value))
+        return leaves
 
     # ---- before the loop ---------------------------------------------------------------
     def _before(self) -> None:
-        """What is computed of the whole batch ahead of the micro-batches: how many tokens count, say."""
+        """Values of the whole batch computed ahead of the micro-batches: the number of tokens, for example."""
         micro, batch = self.split.micro, self.split.batch
         arguments = {
             (parameter, leaf, WHOLE)
@@ -145,7 +145,7 @@ class _AccumulatedStep:
         return region.finish(shape, root)
 
     def _read_micro(self, version: Version) -> Instruction:
-        """What the loop's body is handed: an argument, this micro-batch's slice of it, or what was computed ahead."""
+        """An input of the loop's body: an argument, this micro-batch's slice of it, or a value computed ahead."""
         parameter, leaf, kind = version
         if version in self.ahead:
             at = self.ahead[version]
@@ -161,14 +161,14 @@ class _AccumulatedStep:
             return block.reshape(value, self.sizes[number].dimensions, parameter)
         zero = block.constant("s32", "0")
         starts = [self.body.index() if dim == kind.dim else zero for dim in range(stored.rank)]
-        taken = [1 if dim == kind.dim else size for dim, size in enumerate(stored.dimensions)]
-        sizes = edit.int_list("dynamic_slice_sizes", taken)
-        shape = ArrayShape(stored.element_type, tuple(taken))
+        slice_sizes = [1 if dim == kind.dim else size for dim, size in enumerate(stored.dimensions)]
+        sizes = edit.int_list("dynamic_slice_sizes", slice_sizes)
+        shape = ArrayShape(stored.element_type, tuple(slice_sizes))
         value = block.make("dynamic-slice", shape, [value, *starts], parameter, dynamic_slice_sizes=sizes)
         return block.reshape(value, local_shape(self.sizes[number], kind, self.parts).dimensions, parameter)
 
     def _accumulate_value(self, shared: SharedValue, value: Instruction) -> Instruction:
-        """What the loop carries on: the terms so far and this one, or the parts so far and this one."""
+        """The loop's next accumulator: previous terms plus this one, or previous parts and this one."""
         block, at, name = self.body.block, len(self.start), shared.name
         if isinstance(shared.kind, Along):
             return self._write_slice(shared.kind, shared, value)
@@ -206,7 +206,7 @@ class _AccumulatedStep:
         raise AssertionError("nothing that runs once reads the number of a micro-batch")
 
     def _pack(self, shape: Shape, leaves: Iterator[Instruction]) -> Instruction:
-        """The result with the structure that the program gives it."""
+        """The result in the program's structure."""
         if not isinstance(shape, TupleShape):
             return next(leaves)
         values = [self._pack(element, leaves) for element in shape.elements]
@@ -214,7 +214,7 @@ class _AccumulatedStep:
 
 
 def _dims_by_micro_batch(shape: ArrayShape, along: Along, parts: int) -> tuple[int, ...]:
-    """Dimensions in which one counts the micro-batches: `[..., outer, parts, rest, ...]`, without an outer of one."""
+    """Dimensions with one over the micro-batches: `[..., outer, parts, rest, ...]`, without an outer of one."""
     dims, dim = shape.dimensions, along.dim
     outer = (along.outer,) if along.outer > 1 else ()
     return (*dims[:dim], *outer, parts, dims[dim] // along.outer // parts, *dims[dim + 1 :])

@@ -1,4 +1,4 @@
-"""Which argument carries the batch, and in which dimension: what can be split, and whatever goes with it."""
+"""Candidates for the batch: the argument that carries it, its dimension, and the dimensions tied to it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MAX_ARGUMENTS = 4
 
 
 def tie_dims(flow: Dataflow, rules: RuleCache | None = None) -> TiedDims:
-    """Which dimensions rules tie together in a program without pins."""
+    """Dimensions tied by rules, in a program without constraints."""
     return TiedDims(flow, cheap_nodes(flow, {}), rules or RuleCache())
 
 
 def batch_candidates(flow: Dataflow, options: PlanOptions, ties: TiedDims | None = None) -> Iterator[dict[int, Along]]:
-    """Guesses at the batch, the likeliest first: per flat argument that would carry it, the dimension.
+    """Candidates for the batch, the likeliest first: per flat argument that would carry it, the dimension.
 
-    Taken is a dimension of an argument that is not kept between steps, the first ones of the largest first, and
-    in other such arguments the dimensions that rules tie to it. ties: `tie_dims(flow)`, where it is at hand.
+    A candidate starts from a dimension of an argument not kept between steps: the first dimensions of the largest
+    arguments first. Rules tie dimensions of other such arguments to it. ties: `tie_dims(flow)`, or None.
     """
     state = state_arguments(flow, options)
     shapes = {

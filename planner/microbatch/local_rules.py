@@ -1,9 +1,8 @@
-"""What one micro-batch can compute of one instruction, from the instruction's sharding rule.
+"""One micro-batch's computation of one instruction, from the instruction's sharding rule.
 
-The rules (`planner.rules`) say for one mesh axis which dimensions go together and which are summed; time is such an
-axis. Left out are the ways that only a partitioner can take: borders sent by neighbours, and rows that each device
-looks up in its own part of a table. Added are opcodes that XLA's partitioner gathers although each element of their
-batch is computed for itself.
+The rules (`planner.rules`) give, for one mesh axis, the dimensions that go together and those that are summed. Time is
+such an axis. Left out are ways for partitioners only: halo exchanges between neighbours, and table lookups by
+device. Added are opcodes with independent batch elements that XLA's partitioner gathers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from shardwright.planner.rules.base import factor, operand_leaves
 from shardwright.planner.rules.linear import becomes_partial, is_zero, linear_ways
 from shardwright.planner.strategies.rule_cache import RuleCache
 
-#: Instructions that do or give something else when they run again.
+#: Instructions with another result or effect in a second run.
 IMPURE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})
 
 
@@ -28,8 +27,9 @@ IMPURE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "sen
 class LocalRule:
     """One way to compute an instruction in a micro-batch.
 
-    operands: the kind in which each array leaf of the operands is read. results: the kinds of the result's leaves.
-    divisor: what the number of micro-batches must divide; 0: anything.
+    operands: the kind read of each array leaf of the operands.
+    results: the kinds of the result's leaves.
+    divisor: a multiple of every legal number of micro-batches; 0: no limit.
     """
 
     operands: tuple[Kind, ...]
@@ -38,16 +38,16 @@ class LocalRule:
 
 
 class LocalRules:
-    """How micro-batches compute instructions; equal instructions that read parts of the batch are asked for once."""
+    """Cached local rules: one per class of equal instructions on parts of the batch."""
 
     def __init__(self, rules: RuleCache) -> None:
         self.rules = rules
         self._along: dict[tuple[int, tuple[Kind, ...]], LocalRule | None] = {}
 
     def of(self, instruction: Instruction, kinds: tuple[Kind, ...], *, adds_whole: bool) -> LocalRule | None:
-        """How a micro-batch computes `instruction` of operand leaves of these kinds; None where it cannot.
+        """The local rule of `instruction` for operand leaves of these kinds; None: a micro-batch cannot run it.
 
-        adds_whole: a whole value may be added to terms, as the first one's part; else only zeros may.
+        adds_whole: a whole value may be added to terms, in the first micro-batch; else only zeros may.
         """
         types = set(map(type, kinds))
         if types <= _WHOLE_ALONE:
@@ -63,27 +63,35 @@ class LocalRules:
         return None
 
 
-#: Types of the operands' kinds where all are whole.
+#: Kind types of operands that are all whole.
 _WHOLE_ALONE = frozenset({Whole})
 
 
 def localize(instruction: Instruction, leaf: int, wanted: Along, rules: RuleCache) -> LocalRule | None:
-    """How a micro-batch makes its part of a whole value from parts of the operands; None where it must cut it out."""
+    """A micro-batch's part of a whole value, from parts of the operands; None: it must be cut out."""
     if instruction.opcode == "reshape":
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
-        found = _cut_after_reshape(target.dimensions, source.dimensions, wanted)
-        return None if found is None else LocalRule((found[0],), (wanted,), found[1])
-    for each in _factors(instruction, rules):
-        if each.contracted or each.results[leaf] != wanted.dim or not _keeps(instruction, each, wanted.outer):
+        cut = _cut_after_reshape(target.dimensions, source.dimensions, wanted)
+        return None if cut is None else LocalRule((cut[0],), (wanted,), cut[1])
+    for candidate in _factors(instruction, rules):
+        if (
+            candidate.contracted
+            or candidate.results[leaf] != wanted.dim
+            or not _keeps(instruction, candidate, wanted.outer)
+        ):
             continue
-        return LocalRule(_cut(each.operands, wanted.outer), _cut(each.results, wanted.outer), each.size // wanted.outer)
+        return LocalRule(
+            _cut(candidate.operands, wanted.outer),
+            _cut(candidate.results, wanted.outer),
+            candidate.size // wanted.outer,
+        )
     return None
 
 
 def localize_inexactly(instruction: Instruction, kinds: tuple[Kind, ...]) -> LocalRule | None:
-    """How a micro-batch computes for itself alone what runs through the whole batch: a running sum, a sort.
+    """The micro-batch's own run of an instruction through the whole batch: a running sum, a sort.
 
-    None where the instruction is neither.
+    None for every other instruction.
     """
     cut = {kind for kind in kinds if isinstance(kind, Along)}
     if len(cut) != 1 or instruction.opcode not in ("reduce-window", "sort"):
@@ -98,7 +106,7 @@ def localize_inexactly(instruction: Instruction, kinds: tuple[Kind, ...]) -> Loc
 
 
 def is_running(instruction: Instruction, dim: int) -> bool:
-    """Whether a reduce-window is a running reduction along `dim`: a window as long as it, padded on one side."""
+    """Whether a reduce-window is a running reduction along `dim`: a window of full length, padded on one side."""
     window, size = instruction.get("window"), operand_leaves(instruction)[0].dimensions[dim]
     padding = {window.padding_low[dim], window.padding_high[dim]}
     return window.sizes[dim] == size and window.strides[dim] == 1 and padding == {0, size - 1}
@@ -113,19 +121,23 @@ def _along(instruction: Instruction, kinds: tuple[Kind, ...], rules: RuleCache) 
     if instruction.opcode == "reshape":
         (kind,) = cut.values()
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
-        found = _cut_after_reshape(source.dimensions, target.dimensions, kind)
-        return None if found is None else LocalRule(kinds, (found[0],), found[1])
-    for each in _factors(instruction, rules):
-        if any(each.operands[i] != kind.dim for i, kind in cut.items()) or not _keeps(instruction, each, outer):
+        moved = _cut_after_reshape(source.dimensions, target.dimensions, kind)
+        return None if moved is None else LocalRule(kinds, (moved[0],), moved[1])
+    for candidate in _factors(instruction, rules):
+        if any(candidate.operands[i] != kind.dim for i, kind in cut.items()) or not _keeps(
+            instruction, candidate, outer
+        ):
             continue
-        operands = _cut(each.operands, outer)
-        if each.reduction is not None and instruction.opcode == "scatter" and each.reduction == "add":
-            operands = (SUM, *operands[1:])  # what is scattered into counts once
+        operands = _cut(candidate.operands, outer)
+        if candidate.reduction is not None and instruction.opcode == "scatter" and candidate.reduction == "add":
+            operands = (SUM, *operands[1:])  # the scatter's operand counts once
         if any(isinstance(kind, Term) and kind != operands[i] for i, kind in enumerate(kinds)):
             continue
-        count = len(each.results)
-        results = _cut(each.results, outer) if each.reduction is None else (Term(each.reduction),) * count
-        return LocalRule(operands, results, each.size // outer)
+        count = len(candidate.results)
+        results = (
+            _cut(candidate.results, outer) if candidate.reduction is None else (Term(candidate.reduction),) * count
+        )
+        return LocalRule(operands, results, candidate.size // outer)
     return None
 
 
@@ -163,21 +175,21 @@ def _may_be_term(instruction: Instruction, leaf: int, element_type: str, adds_wh
 
 
 def _factors(instruction: Instruction, rules: RuleCache) -> Iterator[Factor]:
-    """The factors that one micro-batch can take by itself."""
+    """The rule's factors for one micro-batch alone."""
     rule = rules(instruction)
     if rule.leafwise:
         return
     looked_up = _lookup_predicate(instruction)
-    for each in rule.factors:
-        if each.reduction != "gather" and not looked_up(each) and not _repeats(instruction, each):
-            yield each
+    for candidate in rule.factors:
+        if candidate.reduction != "gather" and not looked_up(candidate) and not _repeats(instruction, candidate):
+            yield candidate
     extra = _BATCHED.get(instruction.opcode)
     if extra is not None:
         yield from extra(instruction)
 
 
 def _lookup_predicate(instruction: Instruction) -> Callable[[Factor], bool]:
-    """Factors by which each part holds some rows of a table, and takes of all indices those that fall into it."""
+    """A predicate for table factors: each part holds some rows and serves the indices into them."""
     if instruction.opcode == "gather":
         return lambda each: each.operands[1] is None and each.contracted
     if instruction.opcode == "scatter":
@@ -186,12 +198,12 @@ def _lookup_predicate(instruction: Instruction) -> Callable[[Factor], bool]:
 
 
 def _repeats(instruction: Instruction, each: Factor) -> bool:
-    """Whether what is scattered into would count in every micro-batch."""
+    """Whether a scatter's operand would count in every micro-batch."""
     return instruction.opcode == "scatter" and each.reduction not in (None, "add", "maximum", "minimum")
 
 
 def _keeps(instruction: Instruction, each: Factor, outer: int) -> bool:
-    """Whether every dimension that the factor names is cut alike: of one size where outer blocks are cut."""
+    """Whether every dimension of the factor is cut alike: of one size for a cut below outer blocks."""
     if outer == 1:
         return each.size > 1
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
@@ -206,9 +218,9 @@ def _keeps(instruction: Instruction, each: Factor, outer: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _cut_after_reshape(source: tuple[int, ...], target: tuple[int, ...], kind: Along) -> tuple[Along, int] | None:
-    """Where a cut of `source` lies in `target`, and what the number of cuts must divide.
+    """The cut of `source` in the dimensions `target`, and the divisor of the number of parts; None: no such cut.
 
-    In memory the cut is of `before` blocks, each into M equal parts; so it must be in the target.
+    In memory the cut is of `before` blocks, each into M equal parts; the same holds in the target.
     """
     size = source[kind.dim] // kind.outer
     before = prod(source[: kind.dim]) * kind.outer
@@ -228,16 +240,16 @@ def _cut_after_reshape(source: tuple[int, ...], target: tuple[int, ...], kind: A
 
 
 def _leading(instruction: Instruction, count: int) -> Iterator[Factor]:
-    """The first dimensions, which all operands and results share."""
+    """The first dimensions common to all operands and results."""
     for dim in range(count):
-        found = factor(
+        leading = factor(
             instruction,
             f"b{dim}",
             {i: dim for i, leaf in enumerate(operand_leaves(instruction)) if leaf.rank > dim},
             dict.fromkeys(range(len(instruction.shape.leaves)), dim),
         )
-        if found is not None:
-            yield found
+        if leading is not None:
+            yield leading
 
 
 def _fourier(instruction: Instruction) -> Iterator[Factor]:
@@ -249,19 +261,19 @@ def _top(instruction: Instruction) -> Iterator[Factor]:
 
 
 def _normalization_factors(instruction: Instruction) -> Iterator[Factor]:
-    """With given statistics every element is normalised for itself."""
+    """Batch normalization with given statistics: each element is normalized by itself."""
     for dim in range(instruction.shape.leaves[0].rank):
-        found = factor(instruction, f"d{dim}", {0: dim}, {0: dim})
-        if found is not None and dim != instruction.get("feature_index"):
-            yield found
+        elementwise = factor(instruction, f"d{dim}", {0: dim}, {0: dim})
+        if elementwise is not None and dim != instruction.get("feature_index"):
+            yield elementwise
 
 
 def _convolution_factors(instruction: Instruction) -> Iterator[Factor]:
     dims = instruction.get("dim_labels")
     if instruction.get("batch_group_count", 1) == 1:
-        found = factor(instruction, "n", {0: dims.input_batch}, {0: dims.output_batch})
-        if found is not None:
-            yield found
+        batch = factor(instruction, "n", {0: dims.input_batch}, {0: dims.output_batch})
+        if batch is not None:
+            yield batch
 
 
 _BATCHED: dict[str, Callable[[Instruction], Iterator[Factor]]] = {

@@ -1,4 +1,4 @@
-"""Why a step does not split into micro-batches, for people."""
+"""Reasons against a split into micro-batches, for people."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _LISTED = 8
 
 
 def conflict_error(module: Module, labeller: Labeller, labels: KindLabels) -> MicroBatchError:
-    """The error for the first conflict of `labels`: what needs the whole batch, and what of the model reads it."""
+    """The error for the first conflict of `labels`: the whole-batch instruction, and its consumer in the model."""
     reader = labels.conflicts[0]
-    found = labeller.reason(find_cause(labels, reader))
-    place = _line(module, found) or found.op_name
-    where = f"{found.name}, {place}" if place else found.name
-    reads = "" if found is reader else f", which {_describe(module, reader)} reads for each micro-batch"
+    cause = labeller.reason(find_cause(labels, reader))
+    place = _line(module, cause) or cause.op_name
+    where = f"{cause.name}, {place}" if place else cause.name
+    reads = "" if cause is reader else f", which {_describe(module, reader)} reads for each micro-batch"
     return MicroBatchError(
-        f"{found.opcode} {found.name} needs the whole batch{reads}", where=where, remedy=_remedy(found)
+        f"{cause.opcode} {cause.name} needs the whole batch{reads}", where=where, remedy=_remedy(cause)
     )
 
 
 def indivisible_error(split: StepSplit, micro_batches: int) -> MicroBatchError:
-    """The error for a batch that does not split into so many equal parts: the last one of an epoch, as a rule."""
+    """The error for a batch not divisible into equal parts: usually the last one of an epoch."""
     size = split.divisor
     carriers = [describe_argument(split.module, split.names, number) for number in split.batch]
     of = "" if split.tightest in carriers else f" (the batch: {_join_limited(carriers)})"
@@ -60,7 +60,7 @@ def _join_limited(items: Sequence[str]) -> str:
 
 
 def inexact_note(module: Module, instruction: Instruction) -> str:
-    """The note of an instruction of which each micro-batch has its own."""
+    """The note on an instruction with its own value in each micro-batch."""
     what = "sums over" if instruction.opcode == "reduce" else "runs through"
     return f"inexact: {_describe(module, instruction)} {what} each micro-batch by itself, not the whole batch"
 
@@ -71,13 +71,13 @@ def _describe(module: Module, instruction: Instruction) -> str:
 
 
 def _line(module: Module, instruction: Instruction) -> SourceLocation | None:
-    """The user's line of an instruction; of what reads it first, where a library's function left none."""
-    (computation,) = [each for each in module.computations if instruction in each.instructions]
+    """The user's source line of an instruction; else, in a library function, of its first consumer."""
+    (computation,) = [owner for owner in module.computations if instruction in owner.instructions]
     following = {instruction}
-    for each in computation.instructions:
-        if each in following or not following.isdisjoint(each.operands):
-            following.add(each)
-            line = module.source(each)
+    for consumer in computation.instructions:
+        if consumer in following or not following.isdisjoint(consumer.operands):
+            following.add(consumer)
+            line = module.source(consumer)
             if line is not None:
                 return line
     return None

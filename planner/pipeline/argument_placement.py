@@ -1,7 +1,7 @@
-"""Which stage keeps which argument, and which stage computes what of the once part.
+"""Assigns arguments, and the instructions of the once part, to stages.
 
-A variable is kept by the stage that reads it first; its optimizer state, and what updates it, are there too. What
-goes into the updates of several stages (the sum of squares of a global norm) stands where its first operand is.
+A variable is kept by the stage of its first reader, together with its optimizer state and update. Inputs to the updates
+of several stages (the sum of squares of a global norm) are computed at their first operand's stage.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from shardwright.planner.pipeline.microbatch_programs import Total
 from shardwright.planner.pipeline.program_assignment import CHEAP_OPCODES, find_cheap_values, readers
 from shardwright.planner.pipeline.step import PipelineStep, elements
 
-#: Most elements of what every stage computes for itself out of small arguments.
+#: Maximum elements of values that every stage computes for itself from small arguments.
 _SMALL = 64
 
-#: Instructions for that, besides those that are made anew anyway.
+#: Their instructions, besides those rematerialized anyway.
 _SMALL_WORK = CHEAP_OPCODES | {"reduce", "sine", "cosine", "tanh"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPlacement:
-    """keeps: per argument that is replaced every step, the stage that keeps it.
-    stages: per instruction and parameter of the once part its stage; those left out are made anew where they are read.
+    """stage_of_argument: the stage of each argument that is replaced every step.
+    stages: the stage of each instruction and parameter of the once part; others are rematerialized per reader.
     """
 
     stage_of_argument: Mapping[int, int]
@@ -33,7 +33,7 @@ class ArgumentPlacement:
 
 
 def place_arguments(step: PipelineStep, totals: Mapping[Instruction, Total]) -> ArgumentPlacement:
-    """totals: of the once part's parameters."""
+    """Places arguments and the once part. totals: of the once part's parameters."""
     entry = step.once.module.entry
     keeps = _first_readers(step)
     anew = find_cheap_values(entry) | _small_work(step)
@@ -55,13 +55,13 @@ def place_arguments(step: PipelineStep, totals: Mapping[Instruction, Total]) -> 
         elif (stage := _stage(instruction, wanted, stages)) is not None:
             stages[instruction] = stage
     users = readers(entry)
-    for instruction in reversed(entry.instructions):  # what is made of arguments that only the once part reads
+    for instruction in reversed(entry.instructions):  # values of arguments read only by the once part
         if instruction not in stages and instruction not in anew and instruction is not entry.root:
             stages[instruction] = next((stages[user] for user in users[instruction] if user in stages), 0)
     by_number = {number: parameter for parameter, number in numbers.items()}
     for output, number in step.aliases.items():
-        made = entry.root.operands[output]
-        where = stages.get(made, stages.get(by_number.get(number, made), 0))
+        result = entry.root.operands[output]
+        where = stages.get(result, stages.get(by_number.get(number, result), 0))
         keeps.setdefault(number, where)
         if number in by_number:
             stages[by_number[number]] = keeps[number]
@@ -80,7 +80,7 @@ def _stage(
 
 
 def _small_work(step: PipelineStep) -> set[Instruction]:
-    """What is made of small arguments alone: learning rates, counts of steps, corrections of a bias."""
+    """Values computed from small arguments alone: learning rates, step counts, bias corrections."""
     small: set[Instruction] = set()
     for instruction in step.once.module.entry:
         if instruction.opcode == "parameter":
@@ -93,28 +93,28 @@ def _small_work(step: PipelineStep) -> set[Instruction]:
 
 
 def _stage_of_updates(step: PipelineStep, keeps: Mapping[int, int]) -> dict[Instruction, int]:
-    """What goes into the updates of one stage only, and that stage."""
+    """Instructions that enter the updates of one stage only → that stage."""
     entry = step.once.module.entry
     wanted: dict[Instruction, set[int]] = {}
     for output, number in step.aliases.items():
         if number in keeps:
             wanted.setdefault(entry.root.operands[output], set()).add(keeps[number])
     for instruction in reversed(entry.instructions):
-        found = wanted.get(instruction)
-        if not found or instruction is entry.root:
+        reader_stages = wanted.get(instruction)
+        if not reader_stages or instruction is entry.root:
             continue
-        if len(found) > 1 and all(elements(leaf) <= _SMALL for leaf in instruction.shape.leaves):
-            continue  # a norm of everything: it says nothing about where its parts are
+        if len(reader_stages) > 1 and all(elements(leaf) <= _SMALL for leaf in instruction.shape.leaves):
+            continue  # a norm of everything: no hint to the stages of its parts
         for operand in instruction.operands:
-            wanted.setdefault(operand, set()).update(found)
-    return {each: next(iter(stages)) for each, stages in wanted.items() if len(stages) == 1}
+            wanted.setdefault(operand, set()).update(reader_stages)
+    return {value: next(iter(stages)) for value, stages in wanted.items() if len(stages) == 1}
 
 
 def _first_readers(step: PipelineStep) -> dict[int, int]:
-    """Arguments that are replaced every step and that micro-batches read: the stage of their first reader."""
+    """Arguments replaced every step and read by micro-batches → the stage of their first reader."""
     replaced = set(step.aliases.values())
     users = readers(step.micro.module.entry)
-    found: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     for parameter in step.micro.module.entry.parameters:
         given = step.input_of(step.micro, parameter)
         if isinstance(given, Argument) and given.number in replaced:
@@ -123,22 +123,22 @@ def _first_readers(step: PipelineStep) -> dict[int, int]:
                 for reader in _readers_in_programs(step.program_assignment.of, users, parameter)
             ]
             if chunks:
-                found[given.number] = step.stage_of_chunk[min(chunks)]
-    return found
+                stage_of[given.number] = step.stage_of_chunk[min(chunks)]
+    return stage_of
 
 
 def _readers_in_programs(
     homes: Collection[Instruction], users: Mapping[Instruction, list[Instruction]], value: Instruction
 ) -> list[Instruction]:
-    """Who reads a value; tuples and what is made anew are seen through."""
-    found: list[Instruction] = []
+    """Readers of a value, looking through tuples and rematerialized values."""
+    program_readers: list[Instruction] = []
     seen: set[Instruction] = set()
     todo = list(users[value])
     while todo:
         reader = todo.pop()
         if reader in homes:
-            found.append(reader)
+            program_readers.append(reader)
         elif reader not in seen:
             seen.add(reader)
             todo += users[reader]
-    return found
+    return program_readers

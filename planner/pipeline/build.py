@@ -1,4 +1,4 @@
-"""From what the search of stages answers to a PipelinePlan."""
+"""From the result of the stage search to a PipelinePlan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shardwright.report.units import format_bytes
 
 
 class PipelineSearchResult(NamedTuple):
-    """A program, not yet cut into micro-batches, and the pipeline that the search chose for it."""
+    """A program, not yet split into micro-batches, and the pipeline chosen for it."""
 
     program: Program
     choice: PipelineChoice
@@ -44,8 +44,7 @@ def choose_pipeline(
     progress: Callable[[PlanProgress], None] | None = None,
     clock: Clock | None = None,
 ) -> PipelineSearchResult:
-    """The fastest pipeline under these options. whole_s, why_not, clock: see `search_pipeline`, whose errors
-    it raises."""
+    """The fastest pipeline under these options. whole_s, why_not, clock, errors: see `search_pipeline`."""
     wanted = PipelineRequest(
         stages=options.stages,
         mesh=options.mesh,
@@ -72,14 +71,14 @@ def build_pipeline(
     *,
     progress: Callable[[PlanProgress], None] | None = None,
 ) -> PipelinePlan:
-    """The plan of a choice. Raises MemoryBudgetError where a stage turns out to need more than its devices have."""
+    """The plan of a choice. Raises MemoryBudgetError if a stage needs more memory than its devices have."""
     plan = make_pipeline(hlo_text, cluster, _of_stage(options), to_pipeline_spec(*searched), progress=progress)
     _require_memory(plan, cluster, options)
     return plan
 
 
 def to_pipeline_spec(program: Program, found: PipelineChoice) -> PipelineSpec:
-    """What a pipeline is made from. program: the one that was searched."""
+    """The input of `make_pipeline`. program: the searched one."""
     original = program.original
     parameters = sorted(original.entry.parameters, key=lambda parameter: parameter.index)
     sides = [leaf for parameter in parameters for leaf in parameter.shape.leaves], original.entry.root.shape.leaves
@@ -99,11 +98,11 @@ def to_pipeline_spec(program: Program, found: PipelineChoice) -> PipelineSpec:
 
 
 def _whole(found: PipelineChoice) -> Iterator[WholeStep]:
-    """The plans that the search measured stages on: equal stages share one."""
-    known: dict[int, WholeStep] = {}
+    """The plans on which the search measured stages: equal stages share one."""
+    steps: dict[int, WholeStep] = {}
     for plan in found.stage_plans:
-        if id(plan) not in known:
-            known[id(plan)] = WholeStep(
+        if id(plan) not in steps:
+            steps[id(plan)] = WholeStep(
                 mesh=plan.mesh,
                 instructions=plan.instructions,
                 parameters=plan.parameters,
@@ -113,25 +112,25 @@ def _whole(found: PipelineChoice) -> Iterator[WholeStep]:
                 argument_numbers=tuple(piece.number for piece in found.arguments),
                 output_numbers=tuple(piece.number for piece in found.outputs),
             )
-        yield known[id(plan)]
+        yield steps[id(plan)]
 
 
 def _of_stage(options: PlanOptions) -> PlanOptions:
-    """What of the options is about the plan of one stage. Where arrays lie is said of a program's own arguments."""
+    """The options of one stage's plan. Layout requests refer to a program's own arguments: dropped."""
     return replace(
         options, stages=None, schedule="", argument_axes={}, output_axes={}, argument_views={}, output_views={}
     )
 
 
 def _origins(pieces: Sequence[VariableRows], leaves: Sequence[ArrayShape], names: Sequence[str]) -> tuple[Origin, ...]:
-    found = []
+    origins = []
     for piece in pieces:
         dims, rows = leaves[piece.number].dimensions, None
         if piece.start is not None and piece.stop is not None:
             rows = (piece.start, piece.stop)
             dims = (piece.stop - piece.start, *dims[1:])
-        found.append(Origin(number=piece.number, name=names[piece.number], dims=dims, rows=rows))
-    return tuple(found)
+        origins.append(Origin(number=piece.number, name=names[piece.number], dims=dims, rows=rows))
+    return tuple(origins)
 
 
 def _require_memory(plan: PipelinePlan, cluster: Cluster, options: PlanOptions) -> None:

@@ -1,6 +1,6 @@
-"""Checks of a finished PipelinePlan beside itself: programs, values, stages and tasks fit together.
+"""Consistency checks of a finished PipelinePlan: programs, values, stages and tasks fit together.
 
-Each program was checked against its module when it was made (`verify`); tasks check that lists can be run to their end.
+Each program was checked against its module on creation (`verify`); tasks check that their lists can be run to the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardwright.plans import VariablePlan
 
 
 def check_pipeline(plan: PipelinePlan) -> None:
-    """PlanCheckError lists what is wrong."""
+    """Raises PlanCheckError with a list of all problems."""
     problems = [*_stages(plan), *_programs(plan), *_boundary(plan), *_tasks(plan)]
     if problems:
         raise PlanCheckError(
@@ -25,14 +25,14 @@ def check_pipeline(plan: PipelinePlan) -> None:
 
 
 def _stages(plan: PipelinePlan) -> Iterator[str]:
-    taken: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for number, stage in enumerate(plan.stages):
         if stage.number != number:
             yield f"stage {stage.number} stands at {number}"
         for device in stage.devices:
-            if device in taken:
-                yield f"device {device} is of stage {taken[device]} and of stage {number}"
-            taken[device] = number
+            if device in owners:
+                yield f"device {device} is of stage {owners[device]} and of stage {number}"
+            owners[device] = number
 
 
 def _programs(plan: PipelinePlan) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Sums whose summands are made in different chunks are added up once a step, not once a micro-batch.
+"""Moves sums with summands from different chunks to the end of the step: once a step, not once a micro-batch.
 
-The gradient of a tied embedding is a sum of two: of the lookup in the first chunk and of the product in the last one.
-Added for every micro-batch, one of them would go through the whole pipeline every time; instead each chunk adds up its
-own, and the two sums meet in the once part.
+The gradient of a tied embedding is a sum of two terms: of the lookup in the first chunk and of the product in the last
+one. Added per micro-batch, one of them would pass through the whole pipeline every time. Instead each chunk
+accumulates its own term, and the once part adds the two sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.planner.microbatch import Input, PartModule, SharedValue, StepS
 from shardwright.planner.pipeline.program_assignment import ProgramId, readers
 from shardwright.planner.rewrites.edit import computation_of, copy_of, module_of
 
-#: What adds up just as well after the last micro-batch.
+#: Sums that may be postponed until after the last micro-batch.
 _SUMS = frozenset({"add", "subtract"})
 
 _SUM = Term()
@@ -23,7 +23,7 @@ _SUM = Term()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """A step's parts. moved: instructions of the micro part that the once part has taken over."""
+    """A step's parts. moved: instructions moved from the micro part to the once part."""
 
     micro: PartModule
     once: PartModule
@@ -31,27 +31,29 @@ class StepParts:
 
 
 def defer_cross_stage_sums(split: StepSplit, parts: StepParts, homes: Mapping[Instruction, ProgramId]) -> StepParts:
-    """The parts with such sums in the once part. homes: of the micro part's instructions."""
+    """The parts with such sums in the once part. homes: programs of the micro part's instructions."""
     sums = _Sums(split, parts.micro, homes)
     moved = {shared: top for shared, top in _accumulator_sums(parts.micro) if sums.spans_chunks(top)}
     if not moved:
         return parts
-    taken = frozenset(each for top in moved.values() for each in sums.inside(top))
+    removed = frozenset(inner for top in moved.values() for inner in sums.inside(top))
     terms = {shared: sums.terms(top) for shared, top in moved.items()}
     return StepParts(
-        micro=_remove_sums(parts.micro, taken, terms), once=_add_sums(parts.once, moved, terms, taken), moved=taken
+        micro=_remove_sums(parts.micro, removed, terms),
+        once=_add_sums(parts.once, moved, terms, removed),
+        moved=removed,
     )
 
 
 def _accumulator_sums(micro: PartModule) -> Iterator[tuple[SharedValue, Instruction]]:
-    """What each accumulator adds up."""
-    for shared, made in zip(micro.outputs, micro.module.entry.root.operands, strict=True):
-        if isinstance(shared, SharedValue) and shared.kind == _SUM and made.name == shared.name:
-            yield shared, made
+    """Each accumulator with the value it accumulates."""
+    for shared, result in zip(micro.outputs, micro.module.entry.root.operands, strict=True):
+        if isinstance(shared, SharedValue) and shared.kind == _SUM and result.name == shared.name:
+            yield shared, result
 
 
 class _Sums:
-    """Trees of sums that nothing else reads."""
+    """Trees of sums without other readers."""
 
     def __init__(self, split: StepSplit, micro: PartModule, homes: Mapping[Instruction, ProgramId]) -> None:
         self._split = split
@@ -59,7 +61,7 @@ class _Sums:
         self._users = readers(micro.module.entry)
 
     def spans_chunks(self, value: Instruction) -> bool:
-        """Whether it is a sum of what different chunks make."""
+        """Whether a value is a sum of terms from different chunks."""
         return (
             value.opcode in _SUMS
             and len(self._users[value]) == 1
@@ -80,7 +82,7 @@ class _Sums:
         """The sums themselves."""
         if not self.spans_chunks(value):
             return []
-        return [value, *(each for operand in value.operands for each in self.inside(operand))]
+        return [value, *(inner for operand in value.operands for inner in self.inside(operand))]
 
 
 def _plain(value: Instruction) -> ArrayShape:
@@ -98,15 +100,15 @@ def _remove_sums(
     """The micro part with the summands in place of the sums."""
     entry = micro.module.entry
     outputs: dict[SharedValue | int, Instruction] = {}
-    for shared, made in zip(micro.outputs, entry.root.operands, strict=True):
+    for shared, value in zip(micro.outputs, entry.root.operands, strict=True):
         if isinstance(shared, SharedValue) and shared in terms:
             outputs.update({_to_shared(term): term for term in terms[shared]})
         else:
-            outputs[shared] = made
-    shape = TupleShape(tuple(made.shape for made in outputs.values()))
+            outputs[shared] = value
+    shape = TupleShape(tuple(value.shape for value in outputs.values()))
     root = copy_of(entry.root, tuple(outputs.values()), shape=shape)
-    instructions = [each for each in entry if each not in taken and each is not entry.root]
-    computations = [each for each in micro.module.computations if each is not entry]
+    instructions = [instruction for instruction in entry if instruction not in taken and instruction is not entry.root]
+    computations = [computation for computation in micro.module.computations if computation is not entry]
     made_entry = computation_of(entry, [*instructions, root], root)
     return PartModule(
         module=module_of(micro.module, [*computations, made_entry]), inputs=micro.inputs, outputs=tuple(outputs)
@@ -119,7 +121,7 @@ def _add_sums(
     terms: Mapping[SharedValue, Sequence[Instruction]],
     taken: frozenset[Instruction],
 ) -> PartModule:
-    """The once part with the sums, of what each chunk added up."""
+    """The once part with the sums of the chunks' accumulated terms."""
     entry = once.module.entry
     inputs: dict[Input, Instruction] = {}
     copies: dict[Instruction, Instruction] = {}
@@ -136,21 +138,23 @@ def _add_sums(
                     inputs[_to_shared(term)] = Instruction(term.name, "parameter", _plain(term), index=len(inputs))
             copies[parameter] = _write_sum(moved[shared], taken, inputs, sums)
     rest = []
-    for each in entry:
-        if each not in copies:
-            copies[each] = copy_of(each, [copies[operand] for operand in each.operands])
-            rest.append(copies[each])
-    computations = [each for each in once.module.computations if each is not entry]
-    made = computation_of(entry, [*inputs.values(), *sums, *rest], copies[entry.root])
-    return PartModule(module=module_of(once.module, [*computations, made]), inputs=tuple(inputs), outputs=once.outputs)
+    for instruction in entry:
+        if instruction not in copies:
+            copies[instruction] = copy_of(instruction, [copies[operand] for operand in instruction.operands])
+            rest.append(copies[instruction])
+    computations = [computation for computation in once.module.computations if computation is not entry]
+    new_entry = computation_of(entry, [*inputs.values(), *sums, *rest], copies[entry.root])
+    return PartModule(
+        module=module_of(once.module, [*computations, new_entry]), inputs=tuple(inputs), outputs=once.outputs
+    )
 
 
 def _write_sum(
     value: Instruction, taken: frozenset[Instruction], inputs: Mapping[Input, Instruction], sums: list[Instruction]
 ) -> Instruction:
-    """A sum as the once part computes it; appended to `sums` behind what it adds."""
+    """A sum in the once part; appended to `sums` after its operands."""
     if value not in taken:
         return inputs[_to_shared(value)]
-    made = copy_of(value, [_write_sum(operand, taken, inputs, sums) for operand in value.operands])
-    sums.append(made)
-    return made
+    new_sum = copy_of(value, [_write_sum(operand, taken, inputs, sums) for operand in value.operands])
+    sums.append(new_sum)
+    return new_sum

@@ -1,4 +1,4 @@
-"""The programs that run once a micro-batch, and what has to be there before the first one."""
+"""The programs that run once a micro-batch, and those that prepare the first one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from shardwright.tasks import ProgramKind
 _INT = ArrayShape("s32", ())
 _SCALAR = TensorSharding(())
 
-#: Literals that change nothing, by reduction; of other types than these, see `_neutral_literal`.
+#: Neutral literals of booleans, by reduction; other types: see `_neutral_literal`.
 _OF_BOOLEANS = {"and": "true", "or": "false", "xor": "false"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """What the micro-batches of a step make together: a sum (or maximum, …) of terms, or an array of their parts.
+    """The common result of a step's micro-batches: a sum (or maximum, …) of terms, or an array of their parts.
 
-    value: its name. term: what makes one micro-batch's. shape: as it is stored; lies: on the stage that makes it.
-    view_of: its dimensions in the step, where micro-batches have a dimension of their own.
+    value: its name.
+    term: producer of one micro-batch's term.
+    stage: the stage that computes it.
+    kind: reduction, or dimension of the parts.
+    shape: as stored.
+    sharding: on its stage.
+    view_of: its dimensions in the step, if micro-batches have a dimension of their own.
     """
 
     value: str
@@ -53,7 +58,7 @@ class Total:
 
 
 def totals_of(step: PipelineStep) -> tuple[Total, ...]:
-    """One for every output of the micro part, in order; equal ones stand for outputs that are the same."""
+    """One per output of the micro part, in order; equal totals stand for equal outputs."""
     root = step.micro.module.entry.root
     return tuple(_total(step, shared, term) for shared, term in zip(step.micro.outputs, root.operands, strict=True))
 
@@ -66,61 +71,67 @@ def _total(step: PipelineStep, shared: SharedValue | int, term: Instruction) -> 
     if isinstance(kind, Along):
         dims = stack_dims(shared.shape.dimensions, kind, step.micro_batches)
         local = layouts.boundary_sharding(term)
-        lies = stack_sharding(local, kind, dims, layouts.mesh.size(local.dims[kind.dim]))
+        sharding = stack_sharding(local, kind, dims, layouts.mesh.size(local.dims[kind.dim]))
         shape = ArrayShape(shared.shape.element_type, dims)
         return Total(
-            value=value, term=term, stage=stage, kind=kind, shape=shape, sharding=lies, view_of=shared.shape.dimensions
+            value=value,
+            term=term,
+            stage=stage,
+            kind=kind,
+            shape=shape,
+            sharding=sharding,
+            view_of=shared.shape.dimensions,
         )
     if not isinstance(kind, Term):
         raise PlanError(f"{shared.name} is neither a sum over the micro-batches nor made of their parts")
-    lies = layouts.total(shared, term)
-    lies = lies if kind.reduction == "add" else TensorSharding(lies.dims)
-    return Total(value=value, term=term, stage=stage, kind=kind, shape=array(term), sharding=lies)
+    sharding = layouts.total(shared, term)
+    sharding = sharding if kind.reduction == "add" else TensorSharding(sharding.dims)
+    return Total(value=value, term=term, stage=stage, kind=kind, shape=array(term), sharding=sharding)
 
 
 def program_of_total(step: PipelineStep, term: Instruction) -> ProgramId:
-    """The program that adds a term; of one that is made of constants alone, the last one of a micro-batch."""
+    """The program that adds a term; for a term of constants alone, the last one of a micro-batch."""
     return step.program_assignment.of.get(term) or step.program_assignment.programs()[-1]
 
 
-# ---- what each program holds -----------------------------------------------------
+# ---- contents of programs --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramContent:
-    """The instructions of one program in order, and what it reads that others make, or that are parameters."""
+    """The instructions of one program in order, and its inputs: values of other programs, or parameters."""
 
     instructions: tuple[Instruction, ...]
     inputs: tuple[Instruction, ...]
 
 
 def content_of(step: PipelineStep, home: ProgramId, totals: Sequence[Total]) -> ProgramContent:
-    """What the program computes: its own instructions, and those made anew that they read."""
+    """The content of a program: its own instructions, and the rematerialized values they read."""
     homes, entry = step.program_assignment.of, step.micro.module.entry
     own = {instruction for instruction, at in homes.items() if at == home}
     todo = [operand for instruction in own for operand in instruction.operands]
     todo += [total.term for total in totals if program_of_total(step, total.term) == home]
     inputs: set[Instruction] = set()
     while todo:
-        found = todo.pop()
-        if found in own or found in inputs:
+        source = todo.pop()
+        if source in own or source in inputs:
             continue
-        if found in homes or found.opcode == "parameter":
-            inputs.add(found)
+        if source in homes or source.opcode == "parameter":
+            inputs.add(source)
         else:
-            own.add(found)
-            todo += found.operands
+            own.add(source)
+            todo += source.operands
     order = list(entry)
     return ProgramContent(
-        tuple(each for each in order if each in own),
-        tuple(each for each in order if each in inputs),
+        tuple(value for value in order if value in own),
+        tuple(value for value in order if value in inputs),
     )
 
 
 def chunk_programs(step: PipelineStep, totals: Sequence[Total]) -> Iterator[ProgramDraft]:
-    """Forward and backward programs, in the order in which a micro-batch goes through them."""
+    """Forward and backward programs, in the order of execution within a micro-batch."""
     contents = {home: content_of(step, home, totals) for home in step.program_assignment.programs()}
-    wanted = {each for content in contents.values() for each in content.inputs}
+    wanted = {value for content in contents.values() for value in content.inputs}
     for home, content in contents.items():
         yield _chunk_program(step, home, content, wanted, totals)
 
@@ -134,13 +145,13 @@ def _chunk_program(
     program = ProgramWriter(
         name=f"{kind}.{home.chunk}", kind=kind, stage=stage, chunk=home.chunk, source=step.micro.module, layouts=layouts
     )
-    for each in content.inputs:
-        program.stand_in(each, _input(step, program, each))
-    for each in content.instructions:
-        program.copy(each)
-    for each in content.instructions:
-        if each in wanted and step.program_assignment.of.get(each) == home:
-            program.output(each.name, program.of(each), layouts.boundary_sharding(each))
+    for instruction in content.inputs:
+        program.stand_in(instruction, _input(step, program, instruction))
+    for instruction in content.instructions:
+        program.copy(instruction)
+    for instruction in content.instructions:
+        if instruction in wanted and step.program_assignment.of.get(instruction) == home:
+            program.output(instruction.name, program.of(instruction), layouts.boundary_sharding(instruction))
     for total in dict.fromkeys(totals):
         if program_of_total(step, total.term) == home:
             _add_to(step, program, total)
@@ -154,7 +165,7 @@ def _kind(home: ProgramId, homes: ProgramAssignment) -> ProgramKind:
 
 
 def _input(step: PipelineStep, program: ProgramWriter, source: Instruction) -> Instruction:
-    """The parameter for a value that other programs make, or an argument."""
+    """The parameter for a value of another program, or an argument."""
     layouts = program.layouts
     if not isinstance(source.shape, ArrayShape):
         raise PlanError("a tuple cannot go from one stage to another", where=source.name)
@@ -162,31 +173,31 @@ def _input(step: PipelineStep, program: ProgramWriter, source: Instruction) -> I
         return program.parameter(source.name, source.name, source.shape, layouts.boundary_sharding(source), like=source)
     given = step.input_of(step.micro, source)
     if isinstance(given, Argument):
-        value, lies = argument_as_used(step, layouts, program.stage, given)
-        return program.parameter(value, source.name, source.shape, lies, like=source)
+        value, sharding = argument_as_used(step, layouts, program.stage, given)
+        return program.parameter(value, source.name, source.shape, sharding, like=source)
     return program.parameter(INDEX, source.name, source.shape, whole_sharding(array(source)), like=source)
 
 
 def argument_as_used(
     step: PipelineStep, layouts: StageLayouts, stage: int, given: Argument
 ) -> tuple[str, TensorSharding]:
-    """The value that a micro-batch reads where it reads an argument, and how it lies."""
+    """The value that a micro-batch reads for an argument, and its layout."""
     number = given.number
     if given.local:
         along = step.split.batch[number]
         return batch_value(number, stage), micro_batch_sharding(batch_sharding(step, layouts, number), along)
-    if number in step.split.batch:  # all of a batch argument, which is stored apart from its parts
+    if number in step.split.batch:  # the whole batch argument, stored separately from its parts
         return argument_value(number), whole_sharding(array(step.arguments[number]))
     used = layouts.argument_in_loop(number)
     return (argument_value(number) if layouts.argument(number) == used else used_value(number, stage)), used
 
 
 def batch_sharding(step: PipelineStep, layouts: StageLayouts, number: int) -> TensorSharding:
-    """How a batch argument lies, its micro-batches along a dimension of their own that is not split."""
-    lies, at = layouts.argument_in_loop(number), micro_dim(step.split.batch[number])
-    if len(lies.dims) == array(step.arguments[number]).rank:  # of one micro-batch: it has no such dimension
-        return TensorSharding((*lies.dims[:at], (), *lies.dims[at:]))
-    return TensorSharding((*lies.dims[:at], (), *lies.dims[at + 1 :]))
+    """The layout of a batch argument, its micro-batches along a separate, unsplit dimension."""
+    sharding, at = layouts.argument_in_loop(number), micro_dim(step.split.batch[number])
+    if len(sharding.dims) == array(step.arguments[number]).rank:  # of one micro-batch: it has no such dimension
+        return TensorSharding((*sharding.dims[:at], (), *sharding.dims[at:]))
+    return TensorSharding((*sharding.dims[:at], (), *sharding.dims[at + 1 :]))
 
 
 def _index(program: ProgramWriter) -> Instruction:
@@ -197,16 +208,16 @@ def _index(program: ProgramWriter) -> Instruction:
 
 
 def _add_to(step: PipelineStep, program: ProgramWriter, total: Total) -> None:
-    """Add this micro-batch's term to what those before it made, in place."""
+    """Adds this micro-batch's term to the total of those before it, in place."""
     term = program.of(total.term)
     name = total.term.name
     before = program.parameter(total.value, f"{name}.total", total.shape, total.sharding)
     if isinstance(total.kind, Term):
         operands = [(before, total.sharding), (term, total.sharding)]
-        made = program.make(total.kind.reduction, f"{name}.added", total.shape, operands, total.sharding)
+        updated = program.make(total.kind.reduction, f"{name}.added", total.shape, operands, total.sharding)
     else:
-        made = _write_part(step, program, total, before, term, total.kind)
-    program.output(total.value, made, total.sharding)
+        updated = _write_part(step, program, total, before, term, total.kind)
+    program.output(total.value, updated, total.sharding)
 
 
 def _write_part(
@@ -220,20 +231,20 @@ def _write_part(
     )
     local = micro_batch_sharding(total.sharding, along)
     seen = program.make("reshape", f"{name}.part", part, [(term, local)], total.sharding)
-    start = [(each, _SCALAR) for each in _starts(program, name, total.shape.rank, at)]
+    start = [(index, _SCALAR) for index in _starts(program, name, total.shape.rank, at)]
     operands = [(before, total.sharding), (seen, total.sharding), *start]
     return program.make("dynamic-update-slice", f"{name}.written", total.shape, operands, total.sharding)
 
 
 def micro_batch_sharding(stacked: TensorSharding, along: Along) -> TensorSharding:
-    """How one micro-batch's part is used where all of them lie as `stacked`."""
+    """The layout of one micro-batch's part, given the layout `stacked` of all."""
     at = micro_dim(along)
     cut = stacked.dims[at - 1] if along.outer > 1 else stacked.dims[at + 1]
     return TensorSharding((*stacked.dims[: along.dim], cut, *stacked.dims[at + 2 :]))
 
 
 def _starts(program: ProgramWriter, name: str, rank: int, at: int) -> list[Instruction]:
-    """Where this micro-batch's part begins, by dimension."""
+    """Offsets of this micro-batch's part, by dimension."""
     index = _index(program)
     zero = program.make("constant", f"{name}.zero", _INT, [], _SCALAR, payload="0")
     return [index if dim == at else zero for dim in range(rank)]
@@ -245,7 +256,7 @@ def _starts(program: ProgramWriter, name: str, rank: int, at: int) -> list[Instr
 def start_programs(
     step: PipelineStep, totals: Sequence[Total], programs: Sequence[ProgramDraft]
 ) -> Iterator[ProgramDraft]:
-    """Per stage, totals of nothing, and arguments brought to how the micro-batches use them."""
+    """Per stage, initial totals, and arguments resharded to their layout in the micro-batches."""
     for stage, layouts in enumerate(step.layouts):
         program = ProgramWriter(
             name=f"start.{stage}", kind="start", stage=stage, chunk=None, source=step.micro.module, layouts=layouts
@@ -253,20 +264,22 @@ def start_programs(
         for total in dict.fromkeys(totals):
             if total.stage == stage:
                 program.output(total.value, _initial_total(program, total), total.sharding)
-        read = {value for each in programs if each.stage == stage for value in each.reads}
+        values_read = {value for draft in programs if draft.stage == stage for value in draft.reads}
         for parameter in step.micro.module.entry.parameters:
             given = step.input_of(step.micro, parameter)
-            if not isinstance(given, Argument) or given.local or used_value(given.number, stage) not in read:
+            if not isinstance(given, Argument) or given.local or used_value(given.number, stage) not in values_read:
                 continue
-            argument, lies = step.arguments[given.number], layouts.argument(given.number)
-            made = program.parameter(argument_value(given.number), argument.name, array(argument), lies, like=argument)
-            program.output(used_value(given.number, stage), made, layouts.argument_in_loop(given.number))
+            argument, sharding = step.arguments[given.number], layouts.argument(given.number)
+            stored = program.parameter(
+                argument_value(given.number), argument.name, array(argument), sharding, like=argument
+            )
+            program.output(used_value(given.number, stage), stored, layouts.argument_in_loop(given.number))
         if not program.is_empty:
             yield program.finish()
 
 
 def _initial_total(program: ProgramWriter, total: Total) -> Instruction:
-    """What a total is before the first micro-batch."""
+    """A total before the first micro-batch."""
     name, kind = total.term.name, total.shape.element_type
     scalar = ArrayShape(kind, ())
     literal = _neutral_literal(total.kind.reduction if isinstance(total.kind, Term) else "add", kind)
@@ -280,7 +293,7 @@ def _initial_total(program: ProgramWriter, total: Total) -> Instruction:
 
 
 def _neutral_literal(reduction: str, element_type: str) -> str:
-    """The literal that changes nothing under a reduction."""
+    """The literal of a reduction's neutral element."""
     if element_type == "pred":
         return _OF_BOOLEANS.get(reduction, "false")
     if element_type.startswith("c"):
@@ -305,13 +318,13 @@ def _extreme(reduction: str, element_type: str) -> str:
 def split_programs(step: PipelineStep, programs: Sequence[ProgramDraft]) -> Iterator[ProgramDraft]:
     """Per stage, one micro-batch's part of the batch arguments that its programs read."""
     for stage, layouts in enumerate(step.layouts):
-        read = {value for each in programs if each.stage == stage for value in each.reads}
+        values_read = {value for draft in programs if draft.stage == stage for value in draft.reads}
         program = ProgramWriter(
             name=f"split.{stage}", kind="split", stage=stage, chunk=None, source=step.micro.module, layouts=layouts
         )
         for parameter in step.micro.module.entry.parameters:
             given = step.input_of(step.micro, parameter)
-            if isinstance(given, Argument) and given.local and batch_value(given.number, stage) in read:
+            if isinstance(given, Argument) and given.local and batch_value(given.number, stage) in values_read:
                 _split(step, program, given.number, parameter)
         if not program.is_empty:
             yield program.finish()
@@ -322,18 +335,20 @@ def _split(step: PipelineStep, program: ProgramWriter, number: int, parameter: I
     along, argument = step.split.batch[number], step.arguments[number]
     whole, local = array(argument), array(parameter)
     dims = stack_dims(whole.dimensions, along, step.micro_batches)
-    lies = batch_sharding(step, program.layouts, number)
+    sharding = batch_sharding(step, program.layouts, number)
     value = batch_stack_value(number)
     stacked = program.parameter(
-        value, f"{argument.name}.all", ArrayShape(whole.element_type, dims), lies, like=argument,
+        value, f"{argument.name}.all", ArrayShape(whole.element_type, dims), sharding, like=argument,
         view_of=whole.dimensions,
     )  # fmt: skip
     at = micro_dim(along)
     sizes = tuple(1 if dim == at else size for dim, size in enumerate(dims))
-    starts = [(each, _SCALAR) for each in _starts(program, argument.name, len(dims), at)]
-    taken = program.make(
+    starts = [(index, _SCALAR) for index in _starts(program, argument.name, len(dims), at)]
+    part_slice = program.make(
         "dynamic-slice", f"{argument.name}.taken", ArrayShape(whole.element_type, sizes),
-        [(stacked, lies), *starts], lies, attributes=[int_list("dynamic_slice_sizes", sizes)],
+        [(stacked, sharding), *starts], sharding, attributes=[int_list("dynamic_slice_sizes", sizes)],
     )  # fmt: skip
-    part = program.make("reshape", parameter.name, local, [(taken, lies)], micro_batch_sharding(lies, along))
-    program.output(batch_value(number, program.stage), part, micro_batch_sharding(lies, along))
+    part = program.make(
+        "reshape", parameter.name, local, [(part_slice, sharding)], micro_batch_sharding(sharding, along)
+    )
+    program.output(batch_value(number, program.stage), part, micro_batch_sharding(sharding, along))

@@ -1,4 +1,4 @@
-"""A PipelinePlan from the choice of the search: programs, values, tasks, the timeline."""
+"""Makes a PipelinePlan from the choice of the search: programs, values, tasks, the timeline."""
 
 from __future__ import annotations
 
@@ -52,19 +52,23 @@ from shardwright.tasks import (
     task_graph,
 )
 
-#: More bytes than any device has: what a stage takes is the search's business.
+#: More bytes than any device has: the search checks the memory of stages.
 _ALL = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """What a pipeline is made from.
+    """The input of `make_pipeline`.
 
-    module: the program that is cut, rewritten already. groups: one per stage. chunks: of each stage; chunk c is on
-        stage c % stages. chunk_of: chunk of each instruction of the entry, by name; one without goes where its readers
-        are.
-    whole: per stage, a plan of the whole step on its mesh; empty: made here.
-    arguments / outputs: where those of `module` come from; None: they are the user's.
+    module: the program to cut, rewritten already.
+    groups: one per stage.
+    chunk_of: instruction of the entry, by name → chunk; an instruction without one goes with its readers.
+    micro_batches: number a step.
+    schedule: name of the schedule.
+    chunks: per stage; chunk c is on stage c % stages.
+    whole: per stage, a plan of the whole step on its mesh; empty: planned here.
+    arguments, outputs: origins of those of `module`; None: they are the user's.
+    candidates, notes: passed on to the plan.
     """
 
     module: Module
@@ -90,9 +94,9 @@ def make_pipeline(
 ) -> PipelinePlan:
     """The checked plan of a pipeline.
 
-    hlo_text: the user's program, which `choice.module` was rewritten from. progress: called before each program.
-    Raises MicroBatchError where the step does not fall into micro-batches, PlanError where stages do not fit together,
-    and what planning raises.
+    hlo_text: the user's program, before the rewrites of `choice.module`. progress: called before each program.
+    Raises MicroBatchError if the step cannot be split into micro-batches, PlanError if stages do not fit together,
+    and the planner's errors.
     """
     return _Maker(hlo_text, cluster, options, choice, progress).run()
 
@@ -122,8 +126,8 @@ class _Maker:
         chunks = tuple(chunk_programs(step, totals))
         applied = make_update_programs(step, totals)
         programs = tuple(
-            self._price(each)
-            for each in (
+            self._price(draft)
+            for draft in (
                 *start_programs(step, totals, chunks),
                 *split_programs(step, chunks),
                 *chunks,
@@ -166,7 +170,7 @@ class _Maker:
         stage_count = len(choice.groups)
         chunks = stage_count * choice.chunks
         entry = parts.micro.module.entry
-        index = [each for each in entry.parameters if isinstance(parts.micro.inputs[each.index], Index)]
+        index = [parameter for parameter in entry.parameters if isinstance(parts.micro.inputs[parameter.index], Index)]
         homes = assign_programs(entry, choice.chunk_of, chunks, index)
         parts = defer_cross_stage_sums(split, parts, homes.of)
         homes = homes.without(parts.moved)
@@ -184,18 +188,18 @@ class _Maker:
 
     def _layouts(self, split: StepSplit) -> tuple[StageLayouts, ...]:
         """Layouts of every stage; equal stages share them."""
-        known: dict[object, StageLayouts] = {}
-        found = []
+        layouts_by_kind: dict[object, StageLayouts] = {}
+        layouts = []
         for stage, group in enumerate(self._choice.groups):
             given = self._choice.whole[stage] if self._choice.whole else None
             key = id(given) if given is not None else self._kind_of(group)
-            if key not in known:
-                known[key] = StageLayouts(given or self._plan_whole_step(split, group), split)
-            found.append(known[key])
-        return tuple(found)
+            if key not in layouts_by_kind:
+                layouts_by_kind[key] = StageLayouts(given or self._plan_whole_step(split, group), split)
+            layouts.append(layouts_by_kind[key])
+        return tuple(layouts)
 
     def _plan_whole_step(self, split: StepSplit, group: StageGroup) -> WholeStep:
-        """The whole step on the devices of one stage. What a stage takes of them is not said by that."""
+        """Plans the whole step on the devices of one stage, without a memory limit: a stage holds only part of it."""
         options = replace(
             self._options,
             mesh=group.mesh.sizes,
@@ -218,7 +222,7 @@ class _Maker:
         )
 
     def _kind_of(self, group: StageGroup) -> tuple[Mesh, str, tuple[int, ...]]:
-        """Equal for groups on which everything costs the same."""
+        """Equal for groups with equal costs."""
         part = self._cluster.part(group.first_device, group.mesh.device_count)
         return group.mesh, part.hardware, tuple(node.device_count for node in part.nodes)
 
@@ -279,25 +283,25 @@ class _Maker:
         )
 
     def _arrivals_s(self, step: PipelineStep, arguments: Sequence[ArgumentEntry]) -> dict[int, float]:
-        """Of what carries the batch: the state is there."""
+        """Arrival times of the batch; state is present."""
         batch = {argument_value(number) for number in step.split.batch} | {
             batch_stack_value(n) for n in step.split.batch
         }
-        found = dict.fromkeys(range(step.stage_count), 0.0)
+        arrivals = dict.fromkeys(range(step.stage_count), 0.0)
         for entry in arguments:
             if entry.value in batch:
-                found[entry.stage] += self._pricing_of(self._choice.groups[entry.stage]).arrival_s(entry.variable)
-        return found
+                arrivals[entry.stage] += self._pricing_of(self._choice.groups[entry.stage]).arrival_s(entry.variable)
+        return arrivals
 
     def _links(self) -> dict[tuple[int, int], Link]:
         """The link of one device of a stage to the devices of another."""
         groups = self._choice.groups
         parts = [self._cluster.part(group.first_device, group.mesh.device_count) for group in groups]
-        found = {}
+        links = {}
         for a, b in permutations(range(len(parts)), 2):
             link = link_between(parts[a], parts[b])
-            found[a, b] = Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, latency_s=link.latency_s)
-        return found
+            links[a, b] = Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, latency_s=link.latency_s)
+        return links
 
     def _stages(
         self,

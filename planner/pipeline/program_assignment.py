@@ -1,8 +1,8 @@
-"""Which program of a pipeline computes what of the micro part.
+"""Assigns the instructions of the micro part to the programs of a pipeline.
 
-Each instruction of a micro-batch's work has a chunk of the model. Within a chunk it is *backward* where it needs
-anything of a later chunk, else *forward*; the last chunk's forward pass is followed by its backward pass at once, so
-both are one program. What is made of constants alone has no home: every program that reads it makes it anew.
+Each instruction of a micro-batch's work has a chunk of the model. Within a chunk it is *backward* if it depends on a
+later chunk, else *forward*. The last chunk's backward pass follows its forward pass at once: both are one program.
+Values of constants alone belong to no program: they are rematerialized in every program that reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shardwright.errors import PlanError
 from shardwright.hlo import Computation, Instruction
 
-#: Instructions that cost next to nothing to make anew, when all they read is made anew too.
+#: Instructions cheap to rematerialize, given rematerialized operands.
 CHEAP_OPCODES = frozenset({
     "constant", "iota", "broadcast", "convert", "compare", "select", "add", "subtract", "multiply", "divide", "negate",
     "and", "or", "not", "xor", "maximum", "minimum", "reshape", "transpose", "sign", "abs", "clamp", "rsqrt", "sqrt",
@@ -22,15 +22,15 @@ CHEAP_OPCODES = frozenset({
     "concatenate", "bitcast", "bitcast-convert", "remainder", "is-finite", "log", "ceil",
 })  # fmt: skip
 
-#: Instructions that only arrange or convert what they read: an argument so arranged is an argument still.
+#: Instructions that only rearrange or convert their operand: a view of an argument is still an argument.
 _VIEWS = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "slice", "transpose"})
 
-#: What only hands arrays on: a tuple goes with who reads it, an element with who makes it.
+#: Instructions that only forward arrays: a tuple goes with its reader, an element with its producer.
 _TUPLES = frozenset({"tuple", "get-tuple-element"})
 
 
 class ProgramId(NamedTuple):
-    """The program that computes an instruction. is_delayed: the chunk's weight program (`delay`)."""
+    """The program of an instruction. is_delayed: the chunk's weight program (`delay_weight_gradients`)."""
 
     chunk: int
     is_backward: bool
@@ -39,7 +39,7 @@ class ProgramId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramAssignment:
-    """of: the home of each instruction; those left out are parameters, or made anew wherever they are read."""
+    """of: the program of each instruction; others are parameters, or rematerialized per reader."""
 
     of: Mapping[Instruction, ProgramId]
     chunks: int
@@ -50,28 +50,28 @@ class ProgramAssignment:
         return any(home.is_backward for home in self.of.values() if home.chunk < self.chunks - 1) or self.chunks == 1
 
     def without(self, taken: Collection[Instruction]) -> ProgramAssignment:
-        """The homes of all others."""
+        """The assignment of all others."""
         return ProgramAssignment(
-            of={each: home for each, home in self.of.items() if each not in taken}, chunks=self.chunks
+            of={instruction: home for instruction, home in self.of.items() if instruction not in taken},
+            chunks=self.chunks,
         )
 
     def programs(self) -> list[ProgramId]:
-        """Every program that computes anything: forward in order, then backward in reverse, then what is delayed."""
-        found = sorted(set(self.of.values()))
-        forward = [home for home in found if not home.is_backward]
-        backward = [home for home in reversed(found) if home.is_backward and not home.is_delayed]
-        return forward + backward + [home for home in reversed(found) if home.is_delayed]
+        """Every nonempty program: forward in order, then backward in reverse, then delayed ones."""
+        ids = sorted(set(self.of.values()))
+        forward = [home for home in ids if not home.is_backward]
+        backward = [home for home in reversed(ids) if home.is_backward and not home.is_delayed]
+        return forward + backward + [home for home in reversed(ids) if home.is_delayed]
 
 
 def assign_programs(
     entry: Computation, chunk_of: Mapping[str, int], chunks: int, remade_from: Collection[Instruction]
 ) -> ProgramAssignment:
-    """The home of every instruction of a micro-batch's work.
+    """The program of every instruction of a micro-batch's work.
 
-    chunk_of: chunks by instruction name; an instruction without one goes where its readers are, else where its operands
-        are.
-    remade_from: parameters that every program has (the number of the micro-batch).
-    Raises PlanError where a value of the backward pass is read by the forward pass.
+    chunk_of: chunks by instruction name; an instruction without one goes with its readers, else with its operands.
+    remade_from: parameters present in every program (the number of the micro-batch).
+    Raises PlanError if the forward pass reads a value of the backward pass.
     """
     anew = find_cheap_values(entry, remade_from)
     anew |= _views_of_arguments(entry, chunk_of, anew)
@@ -98,7 +98,7 @@ def assign_programs(
 
 
 class _Reach(NamedTuple):
-    """What a value was made of: the last chunk among its makers, the first one among those that go backward."""
+    """Producers of a value: the last chunk among them, and the first chunk among the backward ones."""
 
     last: int
     first_backward: int | None
@@ -122,25 +122,27 @@ def _program_id(instruction: Instruction, chunk: int, reach: _Reach, chunks: int
 
 
 def find_cheap_values(entry: Computation, roots: Collection[Instruction] = ()) -> set[Instruction]:
-    """Instructions that cost next to nothing and read only others of them, constants and `roots`."""
-    found = set(roots)
+    """Cheap instructions that read only other cheap ones, constants and `roots`."""
+    cheap = set(roots)
     for instruction in entry:
-        if instruction.opcode in CHEAP_OPCODES and all(operand in found for operand in instruction.operands):
-            found.add(instruction)
-    return found
+        if instruction.opcode in CHEAP_OPCODES and all(operand in cheap for operand in instruction.operands):
+            cheap.add(instruction)
+    return cheap
 
 
 def _views_of_arguments(
     entry: Computation, chunk_of: Mapping[str, int], anew: Collection[Instruction]
 ) -> set[Instruction]:
-    """Casts and reshapes of arguments that belong to no chunk: who reads one makes it of the argument."""
-    found: set[Instruction] = set()
+    """Casts and reshapes of arguments that belong to no chunk: rematerialized per reader."""
+    views: set[Instruction] = set()
     for instruction in entry:
         if instruction.opcode not in _VIEWS or instruction.name in chunk_of or instruction in anew:
             continue
-        if all(each.opcode == "parameter" or each in found or each in anew for each in instruction.operands):
-            found.add(instruction)
-    return found
+        if all(
+            operand.opcode == "parameter" or operand in views or operand in anew for operand in instruction.operands
+        ):
+            views.add(instruction)
+    return views
 
 
 def _chunks_by_readers(entry: Computation, chunk_of: Mapping[str, int]) -> dict[Instruction, int]:
@@ -159,9 +161,9 @@ def _chunks_by_readers(entry: Computation, chunk_of: Mapping[str, int]) -> dict[
 
 
 def readers(entry: Computation) -> dict[Instruction, list[Instruction]]:
-    """Who reads each instruction, in order."""
-    found: dict[Instruction, list[Instruction]] = {instruction: [] for instruction in entry}
+    """The readers of each instruction, in order."""
+    users: dict[Instruction, list[Instruction]] = {instruction: [] for instruction in entry}
     for instruction in entry:
         for operand in dict.fromkeys(instruction.operands):
-            found[operand].append(instruction)
-    return found
+            users[operand].append(instruction)
+    return users

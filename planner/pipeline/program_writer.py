@@ -1,4 +1,4 @@
-"""Writing one program of a pipeline: its instructions, and how each of them lies."""
+"""Writes one program of a pipeline: its instructions and their layouts."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class _Output:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ProgramWriter:
-    """One program while it is written: parameters first, then instructions in order, then outputs.
+    """One program under construction: parameters first, then instructions in order, then outputs.
 
-    source: the module that instructions are copied from. layouts: those of the program's stage.
+    source: the module to copy instructions from. layouts: those of the program's stage.
     """
 
     name: str
@@ -80,45 +80,45 @@ class ProgramWriter:
         like: Instruction | None = None,
         view_of: tuple[int, ...] | None = None,
     ) -> Instruction:
-        """The parameter that takes `value`; a second call gives the same one. like: what it takes its metadata from."""
-        found = self._parameters.get(value)
-        if found is not None:
-            return found
+        """The parameter for `value`; a second call returns the same one. like: source of its metadata."""
+        existing = self._parameters.get(value)
+        if existing is not None:
+            return existing
         number = len(self._parameters)
-        made = Instruction(name, "parameter", without_layout(shape), index=number)
+        instruction = Instruction(name, "parameter", without_layout(shape), index=number)
         if like is not None and "metadata" in like.attributes:
-            made.attributes["metadata"] = like.attributes["metadata"]
-        self._parameters[value] = made
+            instruction.attributes["metadata"] = like.attributes["metadata"]
+        self._parameters[value] = instruction
         self._variables.append(
             VariablePlan.from_sharding(
                 number, value, shape.element_type, shape.dimensions, lies, self.layouts.mesh, view_of=view_of
             )
         )
-        self._enter(made, (), (lies,))
-        return made
+        self._enter(instruction, (), (lies,))
+        return instruction
 
     def stand_in(self, original: Instruction, made: Instruction) -> None:
-        """Let copies read `made` where the source has `original`."""
+        """Lets copies read `made` in place of the source's `original`."""
         self._copies[original] = made
 
     def has(self, original: Instruction) -> bool:
         return original in self._copies
 
     def of(self, original: Instruction) -> Instruction:
-        """What stands in this program for an instruction of the source."""
+        """This program's instruction for one of the source."""
         return self._copies[original]
 
     def copy(self, original: Instruction) -> Instruction:
-        """An instruction of the source, with the same name; what it reads must be here."""
-        made = copy_of(original, [self._copies[operand] for operand in original.operands], is_root=False)
-        self._copies[original] = made
-        self._instructions.append(made)
-        entry = self._put(self._entry_of(made, ENTRY))
+        """Copies an instruction of the source, with the same name; its operands must be present."""
+        instruction = copy_of(original, [self._copies[operand] for operand in original.operands], is_root=False)
+        self._copies[original] = instruction
+        self._instructions.append(instruction)
+        entry = self._put(self._entry_of(instruction, ENTRY))
         for computation in _regions(original):
             self._take_along(computation)
-        for computation, given, result in _bodies(made, entry):
+        for computation, given, result in _bodies(instruction, entry):
             self._plan_body(computation, given, result)
-        return made
+        return instruction
 
     def make(
         self,
@@ -131,12 +131,12 @@ class ProgramWriter:
         attributes: Sequence[Attribute] = (),
         payload: str = "",
     ) -> Instruction:
-        """A new instruction. operands: each with how it is used; lies: the result."""
-        made = Instruction(name, opcode, shape, tuple(operand for operand, _ in operands), payload=payload)
-        made.attributes.update({each.name: each for each in attributes})
-        self._instructions.append(check_consistency(made))
-        self._enter(made, tuple((used,) for _, used in operands), (lies,))
-        return made
+        """A new instruction. operands: each with its layout at this use; lies: layout of the result."""
+        instruction = Instruction(name, opcode, shape, tuple(operand for operand, _ in operands), payload=payload)
+        instruction.attributes.update({extra.name: extra for extra in attributes})
+        self._instructions.append(check_consistency(instruction))
+        self._enter(instruction, tuple((used,) for _, used in operands), (lies,))
+        return instruction
 
     def _enter(self, made: Instruction, operands: tuple[ValueSharding, ...], result: ValueSharding) -> None:
         self._put(
@@ -150,11 +150,11 @@ class ProgramWriter:
         return entry
 
     def _entry_of(self, instruction: Instruction, computation: str) -> InstructionPlan:
-        """As the plan of the whole step has it; what hands values on follows them."""
+        """The entry from the plan of the whole step; instructions that hand values on follow their operands."""
         if instruction.opcode not in _HANDING_ON:
             return self.layouts.entry(instruction, computation)
         operands = tuple(self._entries[operand.name].result for operand in instruction.operands)
-        leaves = tuple(lies for value in operands for lies in value)
+        leaves = tuple(sharding for value in operands for sharding in value)
         if instruction.opcode == "get-tuple-element":
             first = leaves_before(instruction)
             leaves = leaves[first : first + len(instruction.shape.leaves)]
@@ -164,7 +164,7 @@ class ProgramWriter:
 
     # ---- computations that instructions call -----------------------------------
     def _take_along(self, computation: Computation) -> None:
-        """A computation into the module, behind what it calls."""
+        """Adds a computation to the module, after those it calls."""
         for instruction in computation:
             for inner in _regions(instruction):
                 self._take_along(inner)
@@ -173,15 +173,15 @@ class ProgramWriter:
     def _plan_body(
         self, computation: Computation, given: Sequence[ValueSharding], result: ValueSharding | None
     ) -> None:
-        """Entries of a body that is planned like the entry. given: of its parameters; result: of its root, if said."""
+        """Entries of a body planned like the entry. given: of its parameters; result: of its root, if known."""
         if computation.root.name in self._entries:
             return  # a callee of several places is planned once, for all of them
         for instruction in computation:
             if instruction.opcode == "parameter":
                 operands: tuple[ValueSharding, ...] = ()
-                lies = given[instruction.index]
+                layout = given[instruction.index]
             elif instruction is computation.root and instruction.opcode == "tuple" and result is not None:
-                operands, lies = group_by_operand(instruction, result), result
+                operands, layout = group_by_operand(instruction, result), result
             else:
                 entry = self._put(self._entry_of(instruction, computation.name))
                 for inner in _bodies(instruction, entry):
@@ -189,7 +189,9 @@ class ProgramWriter:
                 continue
             name, opcode = instruction.name, instruction.opcode
             self._put(
-                InstructionPlan(computation=computation.name, name=name, opcode=opcode, operands=operands, result=lies)
+                InstructionPlan(
+                    computation=computation.name, name=name, opcode=opcode, operands=operands, result=layout
+                )
             )
 
     # ---- values ------------------------------------------------------------
@@ -209,7 +211,7 @@ class ProgramWriter:
         return not self._outputs
 
     def finish(self, reuses: Mapping[str, str] | None = None) -> ProgramDraft:
-        """The program. reuses: value written → value read whose buffer it takes, besides what is rewritten in place."""
+        """The program. reuses: value written → value read that donates its buffer, besides in-place updates."""
         reuses = {**{value: value for value in self._outputs if value in self._parameters}, **(reuses or {})}
         outputs = list(self._outputs.values())
         positions = {value: number for number, value in enumerate(self._parameters)}
@@ -245,8 +247,8 @@ class ProgramWriter:
     def _root(self, outputs: Sequence[_Output]) -> Instruction:
         shapes = tuple(without_layout(output.instruction.shape) for output in outputs)
         root = Instruction("outputs", "tuple", TupleShape(shapes), tuple(o.instruction for o in outputs), is_root=True)
-        lies = tuple(output.sharding for output in outputs)
-        self._enter(root, tuple((each,) for each in lies), lies)
+        shardings = tuple(output.sharding for output in outputs)
+        self._enter(root, tuple((sharding,) for sharding in shardings), shardings)
         return root
 
     def _module(self, root: Instruction, aliases: Mapping[int, int]) -> Module:
@@ -275,7 +277,7 @@ def _regions(instruction: Instruction) -> Iterator[Computation]:
 def _bodies(
     instruction: Instruction, entry: InstructionPlan
 ) -> Iterator[tuple[Computation, Sequence[ValueSharding], ValueSharding | None]]:
-    """Computations that control flow runs: each with the layouts of its parameters, and of its root."""
+    """Computations run by control flow, each with the layouts of its parameters and of its root."""
     opcode, called = instruction.opcode, instruction.called
     if opcode == "while":
         yield called["condition"][0], entry.operands, None
@@ -290,9 +292,9 @@ def _bodies(
 
 def group_by_operand(instruction: Instruction, leaves: ValueSharding) -> tuple[ValueSharding, ...]:
     """The layouts of all operands' leaves, operand by operand."""
-    found, first = [], 0
+    groups, first = [], 0
     for operand in instruction.operands:
         count = len(operand.shape.leaves)
-        found.append(leaves[first : first + count])
+        groups.append(leaves[first : first + count])
         first += count
-    return tuple(found)
+    return tuple(groups)

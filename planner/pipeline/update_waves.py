@@ -1,8 +1,8 @@
-"""When the once part is computed: in how many waits for other stages.
+"""Schedules the once part, in waits for other stages.
 
-Where one stage's result needs another's (a global norm needs every stage's sum of squares, every update needs the
-norm), the once part falls into phases; a stage has one program a phase. Everything is computed in the last phase that
-its readers allow, so that nothing is kept from one to the next but what has to be.
+If one stage's result needs another's (a global norm needs every stage's sum of squares, every update needs the norm),
+the once part falls into waves; a stage has one program per wave. Every instruction runs in the last wave that its
+readers allow: few values are kept from one wave to the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UpdateProgramId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateWaves:
-    """of: the program of every instruction that has a stage. last: the last phase."""
+    """of: the program of every instruction that has a stage. last: the last wave."""
 
     of: Mapping[Instruction, UpdateProgramId]
     last: int
@@ -38,15 +38,16 @@ class UpdateWaves:
 def assign_waves(
     entry: Computation, stages: Mapping[Instruction, int], totals: Mapping[Instruction, Total]
 ) -> UpdateWaves:
-    """The phase of every instruction of the once part that has a stage.
+    """The wave of every instruction of the once part that has a stage.
 
-    totals: of parameters. One that lies as a partial sum is reduced by a program of its stage before it is sent; every
-    other parameter can be sent as it is.
+    totals: of parameters. A partial sum is reduced by a program of its stage before it is sent; every other parameter
+    can be sent unchanged.
     """
     early: dict[Instruction, int] = {}
     for instruction in entry:
         early[instruction] = max(
-            (early[each] + _waits(each, instruction, stages, totals) for each in instruction.operands), default=0
+            (early[operand] + _waits(operand, instruction, stages, totals) for operand in instruction.operands),
+            default=0,
         )
     own = [i for i in entry if i in stages and i.opcode != "parameter" and i is not entry.root]
     last = max((early[instruction] for instruction in own), default=0)
@@ -64,7 +65,7 @@ def assign_waves(
 def _waits(
     operand: Instruction, reader: Instruction, stages: Mapping[Instruction, int], totals: Mapping[Instruction, Total]
 ) -> bool:
-    """Whether a program of another stage has to end before this operand can be read."""
+    """Whether a program of another stage must end before this operand can be read."""
     if operand not in stages or reader not in stages or stages[operand] == stages[reader]:
         return False
     return operand.opcode != "parameter" or (operand in totals and bool(totals[operand].sharding.unreduced))

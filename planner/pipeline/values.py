@@ -1,4 +1,4 @@
-"""The values of a pipeline: how each lies on every stage that has it, and what tasks need to know of it."""
+"""The values of a pipeline: their layouts on every stage that has them, and their data for tasks."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _PER_MICRO_BATCH = frozenset({"split", "forward", "backward"})
 
 
 def values_of(step: PipelineStep, applied: UpdatePrograms, programs: Sequence[PipelineProgram]) -> Values:
-    """Every value on every stage where it lies, by (name, stage).
+    """Every value on each of its stages, by (name, stage).
 
-    Raises PlanCheckError where two programs of a stage have it in different layouts (a defect of the planner).
+    Raises PlanCheckError if two programs of a stage have it in different layouts (a defect of the planner).
     """
-    found: dict[tuple[str, int], PipelineValue] = {}
-    for program, made in _value_uses(programs):
-        known = found.setdefault((made.name, made.stage), made)
-        if known != made:
+    values: dict[tuple[str, int], PipelineValue] = {}
+    for program, value in _value_uses(programs):
+        first = values.setdefault((value.name, value.stage), value)
+        if first != value:
             raise PlanCheckError(
-                f"{made.name} lies as {made.variable.sharding} here and as {known.variable.sharding} in another "
-                f"program of stage {made.stage}",
+                f"{value.name} lies as {value.variable.sharding} here and as {first.variable.sharding} in another "
+                f"program of stage {value.stage}",
                 where=program.name,
             )
-    for number, stage in _unread_values(step, applied, found):
+    for number, stage in _unread_values(step, applied, values):
         name, variable = argument_value(number), idle_argument_plan(step, number, stage)
-        found[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
-    return found
+        values[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
+    return values
 
 
 def _value_uses(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
-    """What programs read and write, in order."""
+    """Values read and written by programs, in order."""
     per_micro_batch = {
         value
         for program in programs
@@ -60,7 +60,7 @@ def _value_uses(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineP
 def _unread_values(
     step: PipelineStep, applied: UpdatePrograms, found: dict[tuple[str, int], PipelineValue]
 ) -> Iterator[tuple[int, int]]:
-    """(argument, stage) of what a stage keeps for others, or hands out as it came, and computes nothing with."""
+    """(argument, stage) of arguments that a stage keeps for others, or returns unchanged, without computing on them."""
     names = {name for name, _ in found}
     handed_out = {value for value, _ in applied.outputs}
     stages = dict(applied.outputs)
@@ -86,7 +86,7 @@ def device_bytes(value: PipelineValue, mesh: Mesh) -> int:
 
 
 def task_values(step: PipelineStep, values: Values) -> tuple[StepValue, ...]:
-    """The values as tasks know them. What a device sends is what the fullest device of either side has of it."""
+    """The values for tasks. Bytes sent by a device: the maximum over the devices of both sides."""
     sizes: dict[str, dict[int, int]] = {}
     scopes: dict[str, Scope] = {}
     for value in values.values():
@@ -104,7 +104,7 @@ def task_values(step: PipelineStep, values: Values) -> tuple[StepValue, ...]:
 
 
 def task_piece(program: PipelineProgram) -> ProgramSpec:
-    """A program as tasks know it."""
+    """A program for tasks."""
     return ProgramSpec(
         program=program.name,
         kind=program.kind,

@@ -1,9 +1,9 @@
-"""Gradients of variables as programs of their own, which a schedule may run later.
+"""Moves gradients of variables to separate programs that a schedule may run later.
 
-Another chunk waits for a chunk's backward program only because of what it sends: the gradients of what the chunk was
-sent. What does not lead there, such as the products that make gradients of variables, moves to the *weight* program of
-the chunk, which reads what the backward program has made (zero-bubble schedules, Qi et al. 2023). Nothing is computed
-twice; what is read later is kept longer. A chunk that nobody waits for, as the first one, stays as it is.
+Other chunks wait for a chunk's backward program only because of the values it sends: the gradients of its inputs.
+Instructions that do not lead there, such as the products for gradients of variables, move to the *weight* program of
+the chunk; it reads results of the backward program (zero-bubble schedules, Qi et al. 2023). Nothing is computed twice;
+values read later are kept longer. A chunk without waiting chunks, such as the first one, stays unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.planner.pipeline.program_assignment import ProgramAssignment, P
 
 
 def _users_of(instruction: Instruction, users: Mapping[Instruction, Sequence[Instruction]]) -> Iterator[Instruction]:
-    """Those that compute with it: a tuple only hands it on."""
+    """Instructions that compute with a value, looking through tuples."""
     for user in users[instruction]:
         if user.opcode == "tuple":
             yield from _users_of(user, users)
@@ -24,7 +24,7 @@ def _users_of(instruction: Instruction, users: Mapping[Instruction, Sequence[Ins
 
 
 def delay_weight_gradients(homes: ProgramAssignment, entry: Computation) -> ProgramAssignment:
-    """The homes with everything of backward programs that no other program waits for in weight programs."""
+    """The assignment with weight programs: all backward instructions that no other program waits for."""
     users = readers(entry)
     awaited: set[Instruction] = set()
     for instruction in reversed(entry.instructions):

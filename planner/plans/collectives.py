@@ -1,4 +1,4 @@
-"""What a plan's decisions take: its collectives, one by one, and the seconds of computing and of communication."""
+"""Costs of a plan's decisions: its collectives, one by one, and the seconds of compute and communication."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from shardwright.shardings import TensorSharding
 
 @dataclass(slots=True, kw_only=True)
 class _CollectiveLedger:
-    """Collects collectives; what several readers need alike is moved once: inside a loop, and once more behind it.
+    """Collects collectives; a reshard common to several readers is done once: inside a loop, and once more after it.
 
-    beside: the values that move beside compute, with the computation of what reads them, by the places of their
-    collectives. combinable: what a combiner sees of each collective that a compiler may combine, by its place. turned:
-    of each node, seconds a step of bringing elements into another order for the moves of what it reads or makes.
-    carried: computations that run inside the loop, by what it carries. moved: values brought from one layout to
-    another, inside their loop or not.
+    decisions: the plan's.
+    collectives: the collectives so far.
+    overlappable: index of a collective → its value, overlappable with compute, and the computation of the reader.
+    combinable: index of a collective that the compiler may combine → its data for the combiner.
+    transpose_times: (node, seconds a step of transposes for the reshards of its operands or results).
+    loop_computations: loop-carried leaf → computations inside the loop.
+    moved: reshards done: (value, whether inside its loop, layout before, layout after).
     """
 
     decisions: Decisions
@@ -47,14 +49,14 @@ class _CollectiveLedger:
                 self.loop_computations.update(dict.fromkeys(leaves, computations_of(loop)))
 
     def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
-        """What brings an operand from how it lies to how a node uses it, as far as no reader before had it brought."""
+        """Adds the reshards of an operand to the layout a node uses, without those done for earlier readers."""
         target = self._used(node, use)
-        lies = self.decisions.result(use.source)
-        if lies is target:
+        sharding = self.decisions.result(use.source)
+        if sharding is target:
             return
         is_inside = node.computation in self.loop_computations.get(use.source, ())
         source = self.decisions.source(node, use, target)
-        for before, after in ((lies, source), (source, target)):
+        for before, after in ((sharding, source), (source, target)):
             moves = self._moves(use.source, before, after) if before != after else ()
             if not moves:
                 continue
@@ -67,14 +69,17 @@ class _CollectiveLedger:
             self._add(node, cause, use.source, moves, use.weight, use.runs, is_read=True)
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
-        """How a node takes an operand. What is only handed on is brought to how it lies: a sum that a loop carries and
-        its body reads whole is reduced wherever it comes from, before the loop and in each pass."""
+        """The layout in which a node uses an operand.
+
+        Forwarded values take the layout of their carrier: a sum carried by a loop, read whole by its body, is reduced
+        at every source: before the loop and in each pass.
+        """
         if node.is_value:
             return self.decisions.result((node.index, 0))
         return self.decisions.strategies[node.index].operands[use.position]
 
     def add_reduction(self, node: Node, leaf: int, stages: Sequence[TensorSharding], cause: str) -> None:
-        """What reduces a result that lies as each of `stages` after the other."""
+        """Adds the reduction of a result through the layouts of `stages`, in order."""
         whole = (node.index, leaf)
         *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
         self._add(node, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs)
@@ -83,7 +88,7 @@ class _CollectiveLedger:
         self._add_transpose(node, whole, stages[-2], stages[-1], node.weight, ends)
 
     def _ends(self, node: Node, use: Use, after: TensorSharding) -> MoveEnds:
-        """What makes a value that a node reads, and what reads it as it lies after a move: the node, or a hub."""
+        """The producer of an operand, and the reader of its layout after a move: the node, or the shared layout."""
         layout = self.decisions.graph.variables
         ends = layout.ends(node, use)
         if layout.source(node, use) == use.source:
@@ -103,19 +108,22 @@ class _CollectiveLedger:
         graph = self.decisions.graph
         node = graph.flow.nodes[leaf[0]]
         shape = node.shapes[leaf[1]]
-        alike: frozenset[int] = frozenset()
+        equal_dims: frozenset[int] = frozenset()
         if node.instruction.opcode == "broadcast" and not node.is_value:
             spread = node.instruction.get("dimensions", ())
             if not (spread or source.unreduced or target.unreduced):
-                return ()  # full of one number: made again where it is read otherwise (`xla.emit`)
-            alike = frozenset(range(shape.rank)) - set(spread)
-        return reshard(shape.element_type, shape.dimensions, source, target, graph.prices.mesh, alike)
+                return ()  # full of one number: rematerialized in any other layout (`xla.emit`)
+            equal_dims = frozenset(range(shape.rank)) - set(spread)
+        return reshard(shape.element_type, shape.dimensions, source, target, graph.prices.mesh, equal_dims)
 
     def _sharding_after(
         self, leaf: Leaf, before: TensorSharding, after: TensorSharding, moves: tuple[Move, ...]
     ) -> TensorSharding:
-        """How the value lies after `moves`, which may be good for other readers than those that want it as `after`:
-        for all that XLA gathers it whole for, and for those that keep it on one device, as a partial sum."""
+        """The layout after `moves`; it may serve more readers than those of `after`.
+
+        If XLA gathers the value whole, it serves all readers with the same gather, also those that keep it on one
+        device as a partial sum.
+        """
         if before.unreduced:
             return after
         whole = TensorSharding.replicated(len(before.dims))
@@ -132,8 +140,10 @@ class _CollectiveLedger:
         *,
         is_read: bool = False,
     ) -> None:
-        """Moves of a value that a node makes or reads, one after the other. is_read: for a reader; what is fused into
-        that is written first."""
+        """Adds moves of a node's result or operand, in order.
+
+        is_read: for a reader; values fused into the reader are written first.
+        """
         graph = self.decisions.graph
         launch_s = graph.prices.profile.launch_s if is_read and graph.variables.kernels.is_fused[leaf[0]] else 0.0
         for place, move in enumerate(moves):
@@ -158,22 +168,24 @@ class _CollectiveLedger:
             )
 
     def combine(self) -> None:
-        """Have those that a compiler combines share one latency."""
+        """Lets collectives that the compiler combines share one latency."""
         graph = self.decisions.graph
         mesh, topology = graph.prices.mesh, graph.prices.topology
         numbers = combine(tuple(self.combinable.values()), graph.flow, topology)
         members = Counter(numbers)
         names: dict[int, int] = {}
-        for (place, each), number in zip(self.combinable.items(), numbers, strict=True):
+        for (place, combinable), number in zip(self.combinable.items(), numbers, strict=True):
             if members[number] == 1:
                 continue
-            alone, move = self.collectives[place], each.move
-            saved_s = each.weight * (move.time_s(mesh, topology) - move.time_s(mesh, topology, 1 / members[number]))
+            alone, move = self.collectives[place], combinable.move
+            saved_s = combinable.weight * (
+                move.time_s(mesh, topology) - move.time_s(mesh, topology, 1 / members[number])
+            )
             combined = names.setdefault(number, len(names) + 1)
             self.collectives[place] = replace(alone, time_s=alone.time_s - saved_s, combined=combined)
 
     def _groups(self, move: Move) -> tuple[tuple[int, ...], ...]:
-        """The devices of each group where they are not all along the axes."""
+        """The devices of each group, unless groups span the axes."""
         mesh = self.decisions.graph.prices.mesh
         return groups_along(move.atoms, mesh) if move.group_size < mesh.size(move.axes) else ()
 
@@ -194,13 +206,17 @@ class _CollectiveLedger:
 
 
 def list_collectives(decisions: Decisions, causes: Causes | None = None) -> tuple[PlannedCollective, ...]:
-    """Reductions of partial results and moves of operands, in program order; without `causes` they stay unsaid."""
+    """Reductions of partial results and reshards of operands, in program order; `causes` None: without causes."""
     return tuple(_ledger(decisions, causes).collectives)
 
 
 class Communication(NamedTuple):
-    """Seconds a step of communication: that the step waits for, that run beside compute, and for which
-    there is no compute to run beside, whatever comes first."""
+    """Seconds of communication, a step.
+
+    exposed_s: the step waits for it.
+    hidden_s: overlapped with compute.
+    promised_s: beyond all compute available for overlap, in any order.
+    """
 
     exposed_s: float
     hidden_s: float
@@ -208,7 +224,7 @@ class Communication(NamedTuple):
 
 
 def communication(decisions: Decisions) -> Communication:
-    """What all collectives take, and the arguments that the client sends."""
+    """Seconds of all collectives, and of the arrival of the client's arguments."""
     ledger, overlap = _ledger(decisions, None), decisions.graph.prices.topology.overlap
     whole_s = sum(collective.time_s for collective in ledger.collectives) + arrival_time_s(decisions)
     beside, readiness = _overlappable_moves(ledger, overlap), decisions.graph.readiness
@@ -221,14 +237,14 @@ def communication(decisions: Decisions) -> Communication:
 
 
 def _overlappable_moves(ledger: _CollectiveLedger, overlap: float) -> list[CombinedCollective]:
-    """What could run beside compute of the collectives that move gradients, combined ones as one."""
+    """Overlappable seconds of the collectives that move gradients, combined ones as one."""
     members: defaultdict[int, list[tuple[Leaf, str]]] = defaultdict(list)
     seconds: defaultdict[int, float] = defaultdict(float)
     for place, moved in ledger.overlappable.items():
         number = ledger.collectives[place].combined or -place
         members[number].append(moved)
         seconds[number] += overlap * ledger.collectives[place].time_s
-    return [CombinedCollective(tuple(found), seconds[number]) for number, found in members.items()]
+    return [CombinedCollective(tuple(leaves), seconds[number]) for number, leaves in members.items()]
 
 
 def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
@@ -239,10 +255,10 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
             continue
         strategy = decisions.strategies[node.index]
         for use in node.uses:
-            if not is_free[use.source[0]]:  # made anew for each reader
+            if not is_free[use.source[0]]:  # rematerialized per reader
                 ledger.add_use(node, use, causes)
-        for each in strategy.exchanges:
-            ledger.add_exchange(node, each, causes.exchange(node, each.kind) if causes else "")
+        for exchange in strategy.exchanges:
+            ledger.add_exchange(node, exchange, causes.exchange(node, exchange.kind) if causes else "")
         if node.is_value:
             continue
         for i, stages in enumerate(zip(*stages_of_sum(strategy), decisions.shardings[node.index], strict=True)):
@@ -253,20 +269,19 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
 
 
 def compute_time_s(decisions: Decisions) -> float:
-    """Seconds a step that all instructions compute on one device."""
+    """Compute seconds of all instructions on one device, a step."""
     return sum(seconds for _, seconds in node_times_s(decisions))
 
 
 def node_times_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
-    """Seconds a step that each instruction computes on one device, and that elements are brought into another order
-    for what it moves."""
+    """Seconds of each instruction on one device, a step: compute, and transposes for its reshards."""
     if decisions.graph.prices.has_transposes:
         yield from _ledger(decisions, None).transpose_times
     yield from _computing_s(decisions)
 
 
 def _computing_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
-    """Seconds a step that each instruction computes on one device."""
+    """Compute seconds of each instruction on one device, a step."""
     prices = decisions.graph.prices
     once: dict[tuple[int, int, bool, Traffic | None], float] = {}  # equal instructions share their strategies
     layout = decisions.graph.variables
@@ -285,7 +300,7 @@ def _computing_s(decisions: Decisions) -> Iterator[tuple[Node, float]]:
 
 
 def arrival_time_s(decisions: Decisions) -> float:
-    """Seconds a step until every device has its part of the arguments that the client sends."""
+    """Seconds, a step, until every device has its part of the client's arguments."""
     graph = decisions.graph
     return sum(
         graph.prices.arrival_s(graph.flow.nodes[node].shapes[0], decisions.result((node, 0)))

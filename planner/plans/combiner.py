@@ -1,8 +1,8 @@
-"""The collectives of a plan that a compiler combines, by following XLA's combiners.
+"""Predicts which collectives of a plan a compiler combines, after XLA's combiners.
 
-XLA goes through a computation in order and combines collectives of one kind over the same groups (sums also of one
-element type) as long as none needs the result of another and their results take no more than a limit together; then it
-begins anew (`CombineInstructionsByKey` in `xla/service/collective_combiner_utils.h`).
+XLA goes through a computation in order. It combines collectives of one kind over the same groups (sums also of one
+element type) while none needs the result of another and the total size of their results stays within a limit; then it
+starts a new group (`CombineInstructionsByKey` in `xla/service/collective_combiner_utils.h`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combinable:
-    """A collective as a combiner sees it.
+    """A collective as seen by a combiner.
 
-    leaf: the value that it moves. weight: its executions a step, as far as they move all of it.
+    leaf: the moved value. move: the collective. weight: its executions a step, scaled by the fraction moved.
     """
 
     leaf: Leaf
@@ -32,7 +32,7 @@ class Combinable:
 
 @dataclass(slots=True)
 class _Open:
-    """What is being combined: its number, the bytes of its payload, and its members, as bits."""
+    """The group being combined: its number, the bytes of its payload, and its members, as bits."""
 
     number: int
     payload_bytes: int
@@ -40,19 +40,19 @@ class _Open:
 
 
 def combine(collectives: Sequence[Combinable], flow: Dataflow, topology: Topology) -> tuple[int, ...]:
-    """Per collective the number of the combined one that it is part of, from 0, in the order of their first members."""
+    """Per collective the number of its combined group, from 0, in the order of their first members."""
     waits_for = _dependencies(collectives, flow)
     open_ones: dict[Hashable, _Open] = {}
     numbers: list[int] = []
     count = 0
-    for place, each in enumerate(collectives):
-        most_bytes = topology.max_combined_bytes(each.move.kind, each.move.group_size)
-        payload_bytes = each.move.payload_bytes
+    for place, collective in enumerate(collectives):
+        most_bytes = topology.max_combined_bytes(collective.move.kind, collective.move.group_size)
+        payload_bytes = collective.move.payload_bytes
         if payload_bytes > most_bytes:  # XLA leaves out what is too large
             numbers.append(count)
             count += 1
             continue
-        key = _key(each, flow)
+        key = _key(collective, flow)
         current = open_ones.get(key)
         if current is None or current.payload_bytes + payload_bytes > most_bytes or waits_for[place] & current.members:
             current = open_ones[key] = _Open(count, 0, 0)
@@ -70,29 +70,29 @@ def _key(each: Combinable, flow: Dataflow) -> Hashable:
 
 
 def _dependencies(collectives: Sequence[Combinable], flow: Dataflow) -> list[int]:
-    """Per collective those that it waits for, as bits. All readers of a value are taken to read it as moved."""
+    """Per collective its dependencies, as bits. All readers of a value are assumed to read the moved one."""
     moving: defaultdict[Leaf, int] = defaultdict(int)
-    for place, each in enumerate(collectives):
-        moving[each.leaf] |= 1 << place
+    for place, collective in enumerate(collectives):
+        moving[collective.leaf] |= 1 << place
     before = _before(flow, moving)
     own: defaultdict[Leaf, int] = defaultdict(int)
     waits_for = []
-    for place, each in enumerate(collectives):
-        waits_for.append(before[each.leaf[0]] | own[each.leaf])
-        own[each.leaf] |= 1 << place
+    for place, collective in enumerate(collectives):
+        waits_for.append(before[collective.leaf[0]] | own[collective.leaf])
+        own[collective.leaf] |= 1 << place
     return waits_for
 
 
 def _before(flow: Dataflow, moving: Mapping[Leaf, int]) -> list[int]:
-    """Per node the moves that its operands come of. What a loop hands back to its start was there before the pass."""
+    """Per node the moves that its operands depend on. Values fed back to a loop's start existed before the pass."""
     arguments = frozenset(flow.parameters)
     before = [0] * len(flow.nodes)
     for node in flow.nodes:
         if node.index in arguments:
             continue
-        found = 0
+        moves = 0
         for use in node.uses:
             if use.source[0] < node.index:
-                found |= before[use.source[0]] | moving.get(use.source, 0)
-        before[node.index] = found
+                moves |= before[use.source[0]] | moving.get(use.source, 0)
+        before[node.index] = moves
     return before

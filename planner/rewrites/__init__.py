@@ -1,4 +1,4 @@
-"""Equal programs that shard better or need less memory: rewrites from HLO to HLO, before the search."""
+"""Equal programs with better shardings or less memory: rewrites from HLO to HLO, before the search."""
 
 from shardwright.planner.rewrites.dim_classes import Required
 from shardwright.planner.rewrites.idle_views import drop_idle_views

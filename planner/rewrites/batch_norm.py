@@ -1,9 +1,8 @@
-"""Batch normalization is written as the sums and elementwise instructions that it is made of, which XLA splits.
+"""Batch normalization becomes sums and elementwise instructions: a form XLA can split.
 
-TensorFlow and PyTorch lower their layers to `batch-norm-training`, `-grad` and `-inference`. XLA gathers the arrays of
-these whole, along every dimension, before it computes them on every device; it takes them apart after it has
-partitioned. Taken apart before, the batch (and an image) splits at the cost of sums of one number a feature, which are
-all-reduced, and the features at none.
+TensorFlow and PyTorch lower their layers to `batch-norm-training`, `-grad` and `-inference`. XLA gathers their arrays
+along every dimension and computes them on every device; it expands them only after partitioning. Expanded before, the
+batch (and an image) splits at the cost of all-reduced sums of one number a feature, and the features split at none.
 
 The arithmetic is that of XLA's `BatchNormExpander`
 (https://github.com/openxla/xla/blob/main/xla/service/batchnorm_expander.cc).
@@ -22,10 +21,10 @@ _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
 
 def expand_batch_norms(module: Module) -> Module:
-    """`module` without batch normalizations; the same one where there is none.
+    """`module` without batch normalizations; `module` itself without any.
 
-    Left as they are: those of several element types, whose roundings are XLA's own, and of dynamic sizes. Where a
-    normalization was, its result, or the tuple of its results, has its name.
+    Unchanged: those of several element types, with XLA's own roundings, and of dynamic sizes. A normalization's result,
+    or the tuple of its results, has its name.
     """
     return rewrite_instructions(module, _can_expand, lambda *given: _Normalization(*given).write())
 
@@ -39,9 +38,9 @@ def _can_expand(instruction: Instruction) -> bool:
 
 
 class _Normalization:
-    """Takes one normalization apart, and makes its result of what it wrote.
+    """Expands one normalization, and makes its result of the new instructions.
 
-    regions: the sums that a module's normalizations share, by element type.
+    regions: the sums shared by a module's normalizations, by element type.
     """
 
     def __init__(self, norm: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
@@ -57,17 +56,19 @@ class _Normalization:
         self._region = regions[self._type]
 
     def write(self) -> list[Instruction]:
-        """The new instructions that the result is made of, in order."""
+        """The new instructions behind the result, in order."""
         results = _PARTS[self._norm.opcode](self, *self._norm.operands)
         if isinstance(self._norm.shape, TupleShape):
             self._norm.opcode, self._norm.operands = "tuple", results
-        else:  # the last instruction itself takes the name of what it stands for
+        else:  # the last instruction takes the normalization's name
             (last,) = results
             self._norm.opcode, self._norm.operands = last.opcode, last.operands
             self._writer.written.remove(last)
         gone = ("epsilon", "feature_index")
-        self._norm.attributes = {name: each for name, each in self._norm.attributes.items() if name not in gone}
-        return [edit.check_consistency(each) for each in self._writer.written]
+        self._norm.attributes = {
+            name: instruction for name, instruction in self._norm.attributes.items() if name not in gone
+        }
+        return [edit.check_consistency(instruction) for instruction in self._writer.written]
 
     def training(self, x: Instruction, scale: Instruction, offset: Instruction) -> tuple[Instruction, ...]:
         """(the normalized array, mean, variance): variance is the mean of squares without the square of the mean."""

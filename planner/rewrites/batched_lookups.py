@@ -1,9 +1,9 @@
-"""Rows that each element of a batch looks up in its own part of an array are written as that.
+"""Lookups of each batch element in its own part of an array become batched gathers and scatters.
 
-`x[jnp.arange(n), y]` is lowered to a gather whose indices have a column that only counts: element i of the batch looks
-into row i of x. Nobody who splits the batch can see from such indices that each part needs its own rows alone. Written
-with the counted dimension as a batching dimension (`operand_batching_dims`, which `jnp.take_along_axis` is lowered to),
-the sharding rules do. The same for scatters, the gradients of such gathers.
+`x[jnp.arange(n), y]` lowers to a gather with a counting index column: element i of the batch looks into row i of x.
+Such indices hide from a batch split that each part needs only its own rows. With the counted dimension as a batching
+dimension (`operand_batching_dims`, the lowering of `jnp.take_along_axis`) the sharding rules see it. The same holds for
+scatters, the gradients of such gathers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from shardwright.planner.rules.linear import is_zero
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """What gathers and scatters call the same things: dimensions that an index picks one of, batching dimensions of
-    array and indices, and what the columns of the indices count over."""
+    """Attribute names of gathers and scatters for: dimensions with one element per index, batching dimensions of array
+    and indices, and the dimensions the index columns count over.
+    """
 
     picked: str
     batching: str
@@ -43,21 +44,21 @@ _NAMES = {
 
 
 def batch_lookups(module: Module) -> Module:
-    """`module` with counted columns of indices as batching dimensions; the same one where there are none."""
+    """`module` with counting index columns as batching dimensions; `module` itself without any."""
     counts = _Counts(module)
-    found = {
+    dim_columns = {
         instruction: column
         for instruction in module.instructions()
         if instruction.opcode in _NAMES and (column := counts.column(instruction)) is not None
     }
-    if not found:
+    if not dim_columns:
         return module
     names = edit.Names(module)
-    return edit.insert_ahead_of(module, found, lambda old, made: _make_batching(made, *found[old], names))
+    return edit.insert_ahead_of(module, dim_columns, lambda old, made: _make_batching(made, *dim_columns[old], names))
 
 
 class _Counts:
-    """Finds values that count, also those that a loop only hands on."""
+    """Finds values that count, also loop-invariant ones."""
 
     def __init__(self, module: Module) -> None:
         self._loops = {
@@ -68,7 +69,7 @@ class _Counts:
         }
 
     def column(self, instruction: Instruction) -> tuple[int, int] | None:
-        """(column, dimension of the indices along which it counts) of one that could be a batching dimension."""
+        """(column, dimension of the indices along which it counts) of a possible batching dimension."""
         names, indices = _NAMES[instruction.opcode], self._source(_indices_of(instruction))
         vector_dim = instruction.get("index_vector_dim")
         if indices.opcode != "concatenate" or indices.get("dimensions") != (vector_dim,):
@@ -85,7 +86,7 @@ class _Counts:
         return None
 
     def _source(self, value: Instruction) -> Instruction:
-        """What a value is that a loop hands on unchanged: as it enters the loop."""
+        """The initial value of a loop-invariant value."""
         while value.opcode == "get-tuple-element" and value.operands[0] in self._loops:
             loop = self._loops[value.operands[0]]
             start, root = loop.operands[0], loop.called["body"][0].root
@@ -95,7 +96,7 @@ class _Counts:
         return value
 
     def _along(self, value: Instruction) -> int | None:
-        """The dimension along which the elements of `value` are 0, 1, 2, …, the same along all others."""
+        """The dimension along which the elements of `value` are 0, 1, 2, …, equal along all others."""
         value = self._source(value)
         opcode = value.opcode
         if opcode == "iota":
@@ -123,23 +124,23 @@ def _dims(value: Instruction) -> tuple[int, ...]:
 
 
 def _is_wrapped(value: Instruction) -> bool:
-    """`i < 0 ? i + n : i`, as JAX counts from the end: i itself where it is a count."""
+    """`i < 0 ? i + n : i`, JAX's count from the end: i itself for a count."""
     test, _, otherwise = value.operands
     is_below = test.opcode == "compare" and test.get("direction") == "LT"
     return is_below and test.operands[0] is otherwise and is_zero(test.operands[1])
 
 
 def _dim_after_reshape(source: tuple[int, ...], target: tuple[int, ...], dim: int) -> int | None:
-    """Where a dimension is after a reshape that only adds or drops dimensions of one element."""
-    left = [d for d, size in enumerate(source) if size != 1]
-    right = [d for d, size in enumerate(target) if size != 1]
-    if [source[d] for d in left] != [target[d] for d in right] or dim not in left:
+    """The position of a dimension after a reshape that only adds or drops dimensions of one element."""
+    source_dims = [d for d, size in enumerate(source) if size != 1]
+    target_dims = [d for d, size in enumerate(target) if size != 1]
+    if [source[d] for d in source_dims] != [target[d] for d in target_dims] or dim not in source_dims:
         return None
-    return right[left.index(dim)]
+    return target_dims[source_dims.index(dim)]
 
 
 def _make_batching(instruction: Instruction, column: int, along: int, names: edit.Names) -> list[Instruction]:
-    """Change a gather or scatter to take the column's dimension as a batching one; new instructions that it reads."""
+    """Turn the column's dimension of a gather or scatter into a batching one; returns the new inputs."""
     words, indices = _NAMES[instruction.opcode], _indices_of(instruction)
     dim = instruction.get(words.columns)[column]
     pairs = [*zip(instruction.get(words.batching, ()), instruction.get(words.indices_batching, ()), strict=True)]

@@ -1,17 +1,16 @@
-"""Constants that are spelled in several instructions are written as constants, and identities are left out.
+"""Folds constants spelled in several instructions, and removes identities.
 
-TensorFlow, PyTorch/XLA and hand-written builders write `reduce(x, convert(constant(0)))`, conversions to the type that
-a value has already, copies, reshapes to the same shape, and hand scalars through tuples and loops. Rules that ask
-whether an initial value is zero, or what a value is made of, would not see it. What is computed stays the same to the
-bit:
+TensorFlow, PyTorch/XLA and hand-written builders write `reduce(x, convert(constant(0)))`, conversions to the same
+type, copies, reshapes to the same shape, and scalars through tuples and loops. They hide values from rules: a zero
+initial value, a producer's opcode. Folding preserves results to the bit:
 
 1. Regions of reductions are simplified (`regions.py`).
-2. An instruction whose one number is known becomes that constant, under its name; also where a loop hands it on.
-3. Readers of an identity (`convert` to the same type, `copy`, `reshape`, …) and of an element of a tuple that stands
-   beside them read what it is made of.
-4. What nobody reads any more is left out.
+2. An instruction with one known number becomes that constant, under its name; also behind a loop.
+3. Consumers of an identity (`convert` to the same type, `copy`, `reshape`, …) and of an element of a tuple read its
+   source.
+4. Dead instructions are removed.
 
-What the program returns stays an instruction of its own, and so does what carries more attributes than its metadata.
+The program's outputs stay instructions of their own; so does an instruction with attributes beyond its metadata.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.literals import bitcast_literal, convert_literal, negate_literal
 from shardwright.planner.rewrites.regions import simplify_regions
 
-#: What is known of a value: the literal that all its elements are, or of a tuple what is known of each element.
+#: Knowledge of a value: the literal of all its elements; for a tuple, the knowledge of each element.
 _KnownValue = str | tuple["_KnownValue | None", ...]
 
-#: Instructions whose elements are all elements of their one operand.
+#: Instructions with elements of their one operand only.
 _COPYING = frozenset({"copy", "reshape", "bitcast", "transpose", "broadcast", "slice", "reverse"})
 
 #: Instructions that compute a literal of one.
 _COMPUTING = frozenset({"convert", "bitcast-convert", "negate"})
 
-#: Instructions that leave no trace once nobody reads them.
+#: Instructions without effects: dead without consumers.
 _PURE = frozenset({"constant", "tuple", "get-tuple-element", *_COPYING, *_COMPUTING})
 
 _PLAIN = frozenset({"metadata", "dimensions", "slice", "index"})
 
 
 def fold_constants(module: Module) -> Module:
-    """`module` with its constants and identities folded; the same one where there is nothing to fold."""
+    """`module` with its constants and identities folded; `module` itself for nothing to fold."""
     if any("control-predecessors" in instruction.attributes for instruction in module.instructions()):
-        return module  # an order between instructions, which names also those that would go
+        return module  # an order between instructions also names dead ones
     module = simplify_regions(module)
     values = _values(module)
     literals = {i: value for i, value in values.items() if isinstance(value, str) and _is_rewritten(i)}
@@ -65,14 +64,14 @@ def fold_constants(module: Module) -> Module:
 
 
 def _values(module: Module) -> dict[Instruction, _KnownValue]:
-    """What is known of the values of all that the entry reaches, callers before callees."""
+    """Known values of all instructions reachable from the entry, callers before callees."""
     values: dict[Instruction, _KnownValue] = {}
     entering: dict[Instruction, _KnownValue | None] = {}
     for computation in reversed(callees_first(module.entry)):
         for instruction in computation:
-            known = entering.get(instruction) if instruction.opcode == "parameter" else _value(instruction, values)
-            if known is not None:
-                values[instruction] = known
+            value = entering.get(instruction) if instruction.opcode == "parameter" else _value(instruction, values)
+            if value is not None:
+                values[instruction] = value
             for parameter, start in _parameter_values(instruction, values):
                 before = entering.setdefault(parameter, start)
                 entering[parameter] = start if before == start else None
@@ -86,20 +85,20 @@ def _value(instruction: Instruction, values: Mapping[Instruction, _KnownValue]) 
     if opcode == "tuple":
         elements = tuple(values.get(operand) for operand in operands)
         return elements if any(element is not None for element in elements) else None
-    known = values.get(operands[0]) if operands else None
-    if known is None:
+    source = values.get(operands[0]) if operands else None
+    if source is None:
         return None
     if opcode == "while":
-        return _invariant(instruction, known)
+        return _invariant(instruction, source)
     if opcode == "opt-barrier" and len(operands) == 1:
-        return known
-    if isinstance(known, tuple):
-        return known[instruction.index] if opcode == "get-tuple-element" else None
-    return _fold_literal(instruction, known)
+        return source
+    if isinstance(source, tuple):
+        return source[instruction.index] if opcode == "get-tuple-element" else None
+    return _fold_literal(instruction, source)
 
 
 def _fold_literal(instruction: Instruction, literal: str) -> str | None:
-    """The literal that an instruction of one operand makes of its operand's."""
+    """The result literal of an instruction with one operand."""
     opcode, shapes = instruction.opcode, (instruction.operands[0].shape, instruction.shape)
     if len(instruction.operands) != 1 or not all(isinstance(shape, ArrayShape) for shape in shapes):
         return None
@@ -122,20 +121,20 @@ def _literal(constant: Instruction) -> str | None:
 
 
 def _invariant(loop: Instruction, start: _KnownValue) -> _KnownValue | None:
-    """What is known of a loop's values: those that it hands on as they come."""
+    """Known values of a loop's result: its invariant elements."""
     (body,) = loop.called["body"]
     if not isinstance(start, tuple) or body.root.opcode != "tuple":
         return None
     (parameter,) = body.parameters
-    kept = tuple(
-        known if known is not None and _is_element(returned, parameter, index) else None
-        for index, (known, returned) in enumerate(zip(start, body.root.operands, strict=True))
+    invariant = tuple(
+        value if value is not None and _is_element(returned, parameter, index) else None
+        for index, (value, returned) in enumerate(zip(start, body.root.operands, strict=True))
     )
-    return kept if any(element is not None for element in kept) else None
+    return invariant if any(element is not None for element in invariant) else None
 
 
 def _is_element(value: Instruction, of: Instruction, index: int) -> bool:
-    """Whether a value is this element of a tuple, but for identities."""
+    """Whether a value is this element of a tuple, up to identities."""
     while value.opcode != "get-tuple-element" and (source := _source(value)) is not None:
         value = source
     return value.opcode == "get-tuple-element" and value.operands[0] is of and value.index == index
@@ -144,7 +143,7 @@ def _is_element(value: Instruction, of: Instruction, index: int) -> bool:
 def _parameter_values(
     instruction: Instruction, values: Mapping[Instruction, _KnownValue]
 ) -> Iterable[tuple[Instruction, _KnownValue | None]]:
-    """What is known of the parameters of the computations that an instruction runs."""
+    """Known values of parameters of an instruction's computations."""
     called = instruction.called
     if instruction.opcode == "while":
         for key in ("condition", "body"):
@@ -155,17 +154,17 @@ def _parameter_values(
         for branch, operand in zip(branches, instruction.operands[1:], strict=True):
             yield branch.parameters[0], values.get(operand)
     else:
-        known = [values.get(operand) for operand in instruction.operands] if instruction.opcode == "call" else []
-        for computation in (each for group in called.values() for each in group):
+        arguments = [values.get(operand) for operand in instruction.operands] if instruction.opcode == "call" else []
+        for computation in (callee for group in called.values() for callee in group):
             for parameter in computation.parameters:
-                yield parameter, known[parameter.index] if known else None
+                yield parameter, arguments[parameter.index] if arguments else None
 
 
 # ---- what is written ---------------------------------------------------------
 
 
 def _is_rewritten(instruction: Instruction) -> bool:
-    """Whether an instruction of a known number is written as one: scalars, and arrays that are computed from one."""
+    """Whether an instruction of a known number becomes a constant: scalars, and arrays computed from one."""
     shape, opcode = instruction.shape, instruction.opcode
     is_array = isinstance(shape, ArrayShape) and not any(shape.dynamic)
     if not is_array or instruction.is_root or not instruction.attributes.keys() <= _PLAIN:
@@ -174,7 +173,7 @@ def _is_rewritten(instruction: Instruction) -> bool:
 
 
 def _source(instruction: Instruction) -> Instruction | None:
-    """What an identity hands on; None of an instruction that is none."""
+    """The source of an identity; None for other instructions."""
     opcode, operands = instruction.opcode, instruction.operands
     if not instruction.attributes.keys() <= _PLAIN or not operands:
         return None
@@ -182,7 +181,7 @@ def _source(instruction: Instruction) -> Instruction | None:
         return operands[0].operands[instruction.index] if operands[0].opcode == "tuple" else None
     if len(operands) != 1 or not _is_same(instruction.shape, operands[0].shape):
         return None
-    if opcode == "transpose":  # broadcasts stay: emission knows those that HLO spells in three instructions
+    if opcode == "transpose":  # broadcasts stay: emission matches their form of three instructions
         dims = instruction.get("dimensions", ())
         return operands[0] if list(dims) == list(range(len(dims))) else None
     return operands[0] if opcode in _IDENTITIES else None
@@ -193,7 +192,7 @@ _IDENTITIES = frozenset({"copy", "reshape", "bitcast", "slice", "convert", "bitc
 
 
 def _is_same(shape: Shape, other: Shape) -> bool:
-    """Whether two shapes are one, layouts too where there is more than one."""
+    """Whether two shapes are equal, with their layouts in case both have one."""
     if isinstance(shape, TupleShape) or isinstance(other, TupleShape):
         return False
     if isinstance(shape, ArrayShape) and isinstance(other, ArrayShape) and shape.rank <= 1:
@@ -207,7 +206,7 @@ def _is_same(shape: Shape, other: Shape) -> bool:
 
 @dataclass(slots=True)
 class _Folder:
-    """Writes a module whose `literals` are constants, and in which the readers of `passed` read what it hands on."""
+    """Writes a module with `literals` as constants; consumers of `passed` read their sources."""
 
     module: Module
     literals: Mapping[Instruction, str]
@@ -232,7 +231,7 @@ class _Folder:
         return edit.module_of(self.module, list(self._computations.values()))
 
     def _write_instruction(self, old: Instruction, names: edit.Names) -> list[Instruction]:
-        """A copy of an instruction, behind the number that it spreads."""
+        """A copy of an instruction, behind its broadcast number."""
         if old not in self.literals:
             called = {
                 name: tuple(self._computations.get(callee, callee) for callee in callees)
@@ -240,7 +239,7 @@ class _Folder:
             }
             return [edit.copy_of(old, [self._made[operand] for operand in old.operands], called=called)]
         (shape,) = old.shape.leaves
-        metadata = {name: each for name, each in old.attributes.items() if name == "metadata"}
+        metadata = {name: attribute for name, attribute in old.attributes.items() if name == "metadata"}
         fields = {"attributes": metadata, "payload": self.literals[old], "index": -1}
         if not shape.rank:
             return [edit.copy_of(old, (), opcode="constant", **fields)]
@@ -250,11 +249,11 @@ class _Folder:
         return [number, edit.check_consistency(edit.copy_of(old, (number,), opcode="broadcast", attributes=spread))]
 
     def _drop_dead(self, computation: Computation, out: list[Instruction], root: Instruction) -> list[Instruction]:
-        """The instructions without those that were read before and are no more, and what only these read."""
+        """The instructions without those whose last consumer is gone, and without their inputs."""
         read_before = {self._made[operand] for old in computation for operand in old.operands}
-        read, kept = {root}, []
+        live, instructions = {root}, []
         for instruction in reversed(out):
-            if instruction in read or instruction.opcode not in _PURE or instruction not in read_before:
-                read.update(instruction.operands)
-                kept.append(instruction)
-        return kept[::-1]
+            if instruction in live or instruction.opcode not in _PURE or instruction not in read_before:
+                live.update(instruction.operands)
+                instructions.append(instruction)
+        return instructions[::-1]

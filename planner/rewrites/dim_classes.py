@@ -1,9 +1,8 @@
-"""Classes of dimensions that must become two together, and which of them are worth it.
+"""Classes of dimensions that become two together, and the choice among them.
 
-A class is flooded from a dimension that something cuts, through the ties of
-`links`, across loops and calls, to parameters and outputs. It is split into
-(k, n/k) where n/k is the greatest block that no cut goes through. The whole
-class is split or none of it.
+A class is flooded from a cut dimension through the ties of `links`, across loops and calls, to parameters and outputs.
+It is split into (k, n/k), with n/k the greatest block without a cut through it. The whole class is split or none of
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Views = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Required:
-    """Dimensions in which array leaves of the entry's parameters and result are stored, whatever the program says."""
+    """Fixed storage dimensions of array leaves of the entry's parameters and result."""
 
     parameters: Views = field(default_factory=dict)
     outputs: Views = field(default_factory=dict)
@@ -37,8 +36,10 @@ class Required:
 class DimClass:
     """Dimensions of one size that are tied together.
 
-    block: elements of the greatest block that no cut goes through.
-    merged: (major-most part, whole) where the part is of this class.
+    dims: the dimensions.
+    size: elements of each.
+    block: elements of the greatest block without a cut through it.
+    merged: (major-most part, whole), the part in this class.
     denied_by: an instruction that takes no split, or None.
     """
 
@@ -55,14 +56,14 @@ class DimClass:
 
 @dataclass(slots=True, kw_only=True)
 class SplitChoice:
-    """factors: per dimension to split, (pieces, elements of each). notes: what was not split, and why."""
+    """factors: per dimension to split, (pieces, elements of each). notes: dimensions left whole, with reasons."""
 
     factors: dict[Dim, tuple[int, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def choose_splits(module: Module, required: Required) -> SplitChoice:
-    """The dimensions to split in one round: of every class, at most once."""
+    """The dimensions to split in one round: each class at most once."""
     graph = _Graph(module)
     forced = _blocks_required(graph, required)
     fixed = {
@@ -71,35 +72,35 @@ def choose_splits(module: Module, required: Required) -> SplitChoice:
         for dim in range(value.shape.leaves[leaf].rank)
     }
     chosen = SplitChoice()
-    for found in _cut_classes(graph, forced):
-        _decide(graph, found, forced, fixed, chosen)
+    for dim_class in _cut_classes(graph, forced):
+        _decide(graph, dim_class, forced, fixed, chosen)
     return chosen
 
 
 def _cut_classes(graph: _Graph, forced: Mapping[Dim, int]) -> list[DimClass]:
-    """Every class with a cut in it, those included that a reshape makes of a cut part and others."""
+    """Every class with a cut in it, including reshape results of a cut part and other dimensions."""
     pending = deque([*forced, *graph.cut_dims()])
     classes: dict[Dim, DimClass] = {}
     while pending:
         seed = pending.popleft()
         if seed in classes:
             continue
-        found = graph.flood(seed)
-        classes.update(dict.fromkeys(found.dims, found))
-        for part, whole in found.merged:
-            # What lies behind one block of the part is one block of the whole.
-            block = found.block * (graph.size(whole) // graph.size(part))
-            known = classes.get(whole)
-            if known is None:
+        dim_class = graph.flood(seed)
+        classes.update(dict.fromkeys(dim_class.dims, dim_class))
+        for part, whole in dim_class.merged:
+            # One block of the part, with the dimensions behind it, is one block of the whole.
+            block = dim_class.block * (graph.size(whole) // graph.size(part))
+            whole_class = classes.get(whole)
+            if whole_class is None:
                 graph.blocks[whole] = gcd(block, graph.blocks.get(whole, 0))
                 pending.append(whole)
             else:
-                known.block = gcd(known.block, block)
-    return list({id(found): found for found in classes.values()}.values())
+                whole_class.block = gcd(whole_class.block, block)
+    return list({id(dim_class): dim_class for dim_class in classes.values()}.values())
 
 
 def _decide(graph: _Graph, found: DimClass, forced: Mapping[Dim, int], fixed: set[Dim], chosen: SplitChoice) -> None:
-    """Split the class, or note why it stays whole."""
+    """Split the class, or note the reason against it."""
     blocks = {forced[dim] for dim in found.dims if dim in forced}
     if not blocks and (not 1 < found.pieces <= min(MAX_PIECES, found.block) or not graph.has_parameter(found)):
         return
@@ -117,18 +118,18 @@ def _decide(graph: _Graph, found: DimClass, forced: Mapping[Dim, int], fixed: se
 
 
 def _blocks_required(graph: _Graph, required: Required) -> dict[Dim, int]:
-    """Blocks of the variables' dimensions that are stored as several."""
+    """Blocks of variables' dimensions with several storage dimensions."""
     forced = {}
     for value, leaf, wanted in graph.storage_dims(required):
         dimensions = value.shape.leaves[leaf].dimensions
-        for left, right in reshape_groups(dimensions, wanted):
-            if len(left) == 1 and len(right) > 1:
-                forced[(value, leaf, left[0])] = dimensions[left[0]] // wanted[right[0]]
+        for dims, stored_dims in reshape_groups(dimensions, wanted):
+            if len(dims) == 1 and len(stored_dims) > 1:
+                forced[(value, leaf, dims[0])] = dimensions[dims[0]] // wanted[stored_dims[0]]
     return forced
 
 
 class _Graph:
-    """Who reads what, and the links of every instruction that was asked for."""
+    """Consumers of values, and the cached links of instructions."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -150,7 +151,7 @@ class _Graph:
                         self._callers.setdefault(end, []).append(instruction)
 
     def _alias_ties(self) -> dict[tuple[Instruction, int], tuple[Instruction, int]]:
-        """An output that reuses a parameter's buffer is stored like it: leaf ↔ leaf."""
+        """An output in a parameter's buffer has the same storage: leaf ↔ leaf."""
         root = self.module.entry.root
         ties = {}
         for output, parameter in flat_aliases(self.module).items():
@@ -163,7 +164,7 @@ class _Graph:
         return value.shape.leaves[leaf].dimensions[number]
 
     def storage_dims(self, required: Required) -> list[tuple[Instruction, int, tuple[int, ...]]]:
-        """Array leaves of arguments and outputs, and the dimensions in which they are to be stored."""
+        """Array leaves of arguments and outputs, and their required storage dimensions."""
         arguments = [(*self.parameters[leaf], wanted) for leaf, wanted in required.parameters.items()]
         return [*arguments, *((self.module.entry.root, leaf, wanted) for leaf, wanted in required.outputs.items())]
 
@@ -171,10 +172,10 @@ class _Graph:
         return any(value in self._of_entry for value, _, _ in found.dims)
 
     def cut_dims(self) -> Iterator[Dim]:
-        """Dimensions that one instruction cuts into at most `MAX_PIECES` pieces.
+        """Dimensions one instruction cuts into at most `MAX_PIECES` pieces.
 
-        Not into more pieces than a piece has elements: no class that such a cut goes through is split. It counts where
-        a reshape may merge it with others, that is where one merges anything of its size.
+        Not into more pieces than elements of a piece: no class with such a cut is split. Such a cut counts only before
+        a possible merge, that is beside a reshape that merges a dimension of its size.
         """
         planned = reachable_computations(self.module)
         merged = _sizes_in_merges(planned)
@@ -189,26 +190,26 @@ class _Graph:
                         yield dim
 
     def links(self, instruction: Instruction) -> Links:
-        found = self._links.get(instruction)
-        if found is None:
-            found = self._links[instruction] = links(instruction)
-        return found
+        dim_links = self._links.get(instruction)
+        if dim_links is None:
+            dim_links = self._links[instruction] = links(instruction)
+        return dim_links
 
     def flood(self, seed: Dim) -> DimClass:
         """The class of a dimension."""
-        found = DimClass(dims={seed: None}, size=self.size(seed), block=self.size(seed), merged=[], denied_by=None)
+        dim_class = DimClass(dims={seed: None}, size=self.size(seed), block=self.size(seed), merged=[], denied_by=None)
         pending = [seed]
         while pending:
             dim = pending.pop()
-            found.block = gcd(found.block, self.blocks.get(dim, 0))
-            for other in self._ties_of(dim, found):
-                if other not in found.dims:
-                    found.dims[other] = None
+            dim_class.block = gcd(dim_class.block, self.blocks.get(dim, 0))
+            for other in self._ties_of(dim, dim_class):
+                if other not in dim_class.dims:
+                    dim_class.dims[other] = None
                     pending.append(other)
-        return found
+        return dim_class
 
     def _ties_of(self, dim: Dim, found: DimClass) -> Iterator[Dim]:
-        """What one dimension is tied to; its cuts, merges and denials go into `found`."""
+        """The ties of one dimension; adds its cuts, merges and denials to `found`."""
         value, leaf, number = dim
         alias = self._aliased.get((value, leaf))
         if alias is not None:
@@ -223,25 +224,25 @@ class _Graph:
 
 
 def _sizes_in_merges(computations: Iterable[Computation]) -> set[int]:
-    """Sizes of the major-most of dimensions that a reshape merges, or makes of one."""
+    """Sizes of the major-most dimensions a reshape merges, or splits off one."""
     reshapes = {
         (instruction.operands[0].shape.leaves[0].dimensions, instruction.shape.leaves[0].dimensions)
         for computation in computations
         for instruction in computation.instructions
         if instruction.opcode == "reshape"
     }
-    found: set[int] = set()
+    sizes: set[int] = set()
     for source, target in reshapes:
-        for left, right in reshape_groups(source, target):
-            if len(left) == 1 < len(right):
-                found.add(target[right[0]])
-            elif len(right) == 1 < len(left):
-                found.add(source[left[0]])
-    return found
+        for source_dims, target_dims in reshape_groups(source, target):
+            if len(source_dims) == 1 < len(target_dims):
+                sizes.add(target[target_dims[0]])
+            elif len(target_dims) == 1 < len(source_dims):
+                sizes.add(source[source_dims[0]])
+    return sizes
 
 
 def reachable_computations(module: Module) -> list[Computation]:
-    """The entry and what control flow reaches from it; computations of scalars (of a reduce) are not among them."""
+    """The entry and its control flow computations; not computations of scalars (of a reduce)."""
     reached = [module.entry]
     seen = {module.entry}
     for computation in reached:

@@ -1,18 +1,16 @@
-"""What ties array dimensions together when one of them is to become two.
+"""Ties between array dimensions, for writing one of them as two.
 
-To write a dimension of n elements as two of k and n/k, every dimension that an
-instruction pairs with it must become two as well. Per instruction, each
-dimension of more than one element of its operands and result is one of:
+A dimension of n elements becomes two of k and n/k only together with every dimension an instruction pairs it with. Per
+instruction, each dimension of more than one element of its operands and result is one of:
 
-- tied: it becomes two where the dimensions tied to it do (`dot`'s contracted pair, an `add`'s columns);
-- cut: it may become two where the blocks of n/k are not cut through (a `slice`, the joined dimension of a
-  `concatenate`); these are what makes the split wanted in the first place;
-- free: it may become two whatever the others do, because a reshape stands between (a piece before it is
-  concatenated, a reshape that merges);
-- denied: everything else, the default: an instruction that is not listed here takes no split.
+- tied: it becomes two with the dimensions tied to it (`dot`'s contracted pair, an `add`'s columns);
+- cut: it may become two at a block size n/k with no cut through a block (a `slice`, the joined dimension of a
+  `concatenate`); cuts are the reason for the split;
+- free: it may become two independently, behind a reshape (a piece before it is concatenated, a reshape that merges);
+- denied: everything else, the default: an unlisted instruction takes no split.
 
-Colours of named dimensions are as in TOAST (Alabed et al., 2025); the choice to store a fused weight
-`[d, 3, d]` is Megatron-LM's (Shoeybi et al., 2019), found here instead of written by hand.
+Colours of named dimensions follow TOAST (Alabed et al., 2025); the stored fused weight `[d, 3, d]` is Megatron-LM's
+(Shoeybi et al., 2019), derived here instead of written by hand.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ Dim = tuple[Instruction, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Links:
-    """What one instruction says about the dimensions it touches.
+    """The links of one instruction between its dimensions.
 
-    cuts: dimension → offsets at which it is cut.
-    merged: (the major-most of some dimensions, the dimension that a reshape merges them into), either way round.
+    cuts: dimension → offsets of its cuts.
+    merged: (the major-most of some dimensions, the dimension a reshape merges them into), either way round.
     """
 
     ties: dict[Dim, list[Dim]] = field(default_factory=dict)
@@ -45,7 +43,7 @@ class Links:
 
 
 def links(instruction: Instruction) -> Links:
-    """The links of one instruction, computations that it calls as control flow included."""
+    """The links of one instruction, including its control flow computations."""
     builder = _Builder(instruction)
     rule = _RULES.get(instruction.opcode)
     if rule is not None and not _is_sharded(instruction):
@@ -54,7 +52,7 @@ def links(instruction: Instruction) -> Links:
 
 
 def _is_sharded(instruction: Instruction) -> bool:
-    """Whether the user's own sharding speaks of the result's dimensions."""
+    """Whether a user's sharding refers to the result's dimensions."""
     sharding = instruction.attributes.get("sharding")
     if sharding is not None and sharding.text not in ("{replicated}", "{}"):
         return True
@@ -97,7 +95,7 @@ class _Builder:
         allowed = {(last if n < 0 else n, leaf, dim) for n, leaf, dim in self.allowed}
         for number, value in enumerate(self.values):
             if number in self.allowed_whole and not any(shape.dynamic for shape in value.shape.leaves):
-                continue  # nothing of what may be a tuple of thousands is looked at
+                continue  # skip tuples, possibly of thousands of elements
             for leaf, shape in enumerate(value.shape.leaves):
                 for dim, size in enumerate(shape.dimensions):
                     dynamic = bool(shape.dynamic) and shape.dynamic[dim]
@@ -114,7 +112,7 @@ _Rule = Callable[[_Builder, Instruction], None]
 
 
 def _source(builder: _Builder, instruction: Instruction) -> None:
-    """A parameter's dimensions are what it is given; callers tie them."""
+    """A parameter takes its argument's dimensions; callers tie them."""
     for leaf, shape in enumerate(instruction.shape.leaves):
         for dim in range(shape.rank):
             builder.allowed.add((-1, leaf, dim))
@@ -132,7 +130,7 @@ def _leafwise(builder: _Builder, instruction: Instruction) -> None:
 def _element(builder: _Builder, instruction: Instruction) -> None:
     shape = instruction.operands[0].shape
     assert isinstance(shape, TupleShape)
-    builder.allowed_whole.add(0)  # an element that is not taken out of a tuple asks for nothing
+    builder.allowed_whole.add(0)  # an unread element of a tuple has no ties
     first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
     for leaf in range(len(instruction.shape.leaves)):
         builder.tie_leaf(0, first + leaf, -1, leaf)
@@ -164,7 +162,7 @@ def _conditional(builder: _Builder, choice: Instruction) -> None:
 
 
 def _tie_across(builder: _Builder, *slots: tuple[int, int], others: list[tuple[Instruction, int]]) -> None:
-    """Tie every dimension of whole leaves, those of called computations among them."""
+    """Tie every dimension of whole leaves, those of called computations included."""
     for dim in range(len(builder.dims(*slots[0]))):
         builder.tie(
             *((number, leaf, dim) for number, leaf in slots), others=[(value, leaf, dim) for value, leaf in others]
@@ -172,7 +170,7 @@ def _tie_across(builder: _Builder, *slots: tuple[int, int], others: list[tuple[I
 
 
 def callees_of(instruction: Instruction) -> list[Computation]:
-    """The computations that a control-flow instruction runs, in the order of its attributes."""
+    """The control flow computations of an instruction, in the order of its attributes."""
     names = CONTROL_FLOW.get(instruction.opcode, ())
     return [callee for name in names for callee in instruction.called.get(name, ())]
 
@@ -191,11 +189,11 @@ def _dot(builder: _Builder, instruction: Instruction) -> None:
     sides = ("lhs", "rhs")
     batch = [instruction.get(f"{side}_batch_dims", ()) for side in sides]
     contracting = [instruction.get(f"{side}_contracting_dims", ()) for side in sides]
-    for left, right in zip(*contracting, strict=True):
-        builder.tie((0, 0, left), (1, 0, right))
+    for lhs, rhs in zip(*contracting, strict=True):
+        builder.tie((0, 0, lhs), (1, 0, rhs))
     target = 0
-    for left, right in zip(*batch, strict=True):
-        builder.tie((0, 0, left), (1, 0, right), (-1, 0, target))
+    for lhs, rhs in zip(*batch, strict=True):
+        builder.tie((0, 0, lhs), (1, 0, rhs), (-1, 0, target))
         target += 1
     for number in (0, 1):
         for dim in range(len(builder.dims(number))):
@@ -223,7 +221,7 @@ def _reduce_window(builder: _Builder, instruction: Instruction) -> None:
 
 
 def idle_window_dims(window: Window | None, rank: int) -> list[int]:
-    """Dimensions along which a window is one element wide and does nothing."""
+    """Dimensions with a trivial window: one element wide, no effect."""
     if window is None:
         return list(range(rank))
     return [
@@ -243,7 +241,7 @@ def _sort(builder: _Builder, instruction: Instruction) -> None:
 
 
 def _annotation(builder: _Builder, instruction: Instruction) -> None:
-    """`shardwright.annotate` hands its operand on; a dimension that it splits is the user's to speak of."""
+    """`shardwright.annotate` hands its operand on; the user's constraints refer to the dimensions it splits."""
     if instruction.get("custom_call_target") != ANNOTATION_TARGET:
         return
     pins = read_annotation(instruction)
@@ -253,7 +251,7 @@ def _annotation(builder: _Builder, instruction: Instruction) -> None:
 
 
 def read_annotation(instruction: Instruction) -> dict[int, str]:
-    """The pins of an annotation as they are written: `0:data,1:-`; none where they cannot be read."""
+    """The text of an annotation's pins: `0:data,1:-`; none for unreadable ones."""
     items = [item.partition(":") for item in str(instruction.get("backend_config") or "").split(",")]
     return {int(dim): pin for dim, _, pin in items if dim.isdecimal()}
 
@@ -262,7 +260,7 @@ def read_annotation(instruction: Instruction) -> dict[int, str]:
 
 
 def _free_result(builder: _Builder, instruction: Instruction) -> None:
-    """Made in its own shape and reshaped: nothing is stored or moved for it."""
+    """Made in its own shape and reshaped: no storage, no move."""
     for dim in range(len(builder.dims(-1))):
         builder.free(-1, dim)
 
@@ -287,17 +285,17 @@ def _reverse(builder: _Builder, instruction: Instruction) -> None:
 
 def _reshape(builder: _Builder, instruction: Instruction) -> None:
     source, target = builder.dims(0), builder.dims(-1)
-    for left, right in reshape_groups(source, target):
-        if len(left) == len(right) == 1:
-            builder.tie((0, 0, left[0]), (-1, 0, right[0]))
+    for source_dims, target_dims in reshape_groups(source, target):
+        if len(source_dims) == len(target_dims) == 1:
+            builder.tie((0, 0, source_dims[0]), (-1, 0, target_dims[0]))
             continue
-        for number, dims in ((0, left), (-1, right)):
+        for number, dims in ((0, source_dims), (-1, target_dims)):
             for dim in dims:
                 builder.free(number, dim)
-        before, after = (instruction.operands[0], 0, left[0]), (instruction, 0, right[0])
-        if len(left) == 1:
+        before, after = (instruction.operands[0], 0, source_dims[0]), (instruction, 0, target_dims[0])
+        if len(source_dims) == 1:
             builder.made.merged.append((after, before))
-        elif len(right) == 1:
+        elif len(target_dims) == 1:
             builder.made.merged.append((before, after))
 
 
@@ -353,7 +351,7 @@ def _dynamic_update_slice(builder: _Builder, instruction: Instruction) -> None:
 
 
 def _gather(builder: _Builder, instruction: Instruction) -> None:
-    """Columns that every index takes in full, and the dimensions of the indices."""
+    """Ties of columns sliced in full by every index, and of the indices' dimensions."""
     offset_dims, sizes = instruction.get("offset_dims"), instruction.get("slice_sizes")
     gone = {*instruction.get("collapsed_slice_dims"), *instruction.get("operand_batching_dims", ())}
     window = [dim for dim in range(len(builder.dims(0))) if dim not in gone]
@@ -369,7 +367,7 @@ def _gather(builder: _Builder, instruction: Instruction) -> None:
 
 
 def _scatter(builder: _Builder, instruction: Instruction) -> None:
-    """Columns that every update covers in full, and the dimensions of the indices; of one array."""
+    """Ties of columns covered in full by every update, and of the indices' dimensions; one array only."""
     if len(instruction.operands) != 3:
         return
     window_dims = instruction.get("update_window_dims")

@@ -1,8 +1,8 @@
-"""Views that a plan makes no use of: these variables are stored as the user's program has them after all.
+"""Drop views a plan makes no use of: these variables keep the user's storage.
 
-A dimension of n written as k and n/k is worth being stored so where the second is split: then each device holds
-a part of every piece. Where only the first is split, or neither, the same shards are blocks of the whole
-dimension, and the program reshapes its argument at no cost.
+Storage of a dimension of n in the form k and n/k pays off under a sharding of the second: each device then holds a
+part of every piece. With only the first split, or neither, the same shards are blocks of the whole dimension, and the
+program reshapes its argument at no cost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from shardwright.shardings import TensorSharding, ValueSharding
 def drop_idle_views(
     module: Module, plan: Plan, *, arguments: Collection[int] = (), outputs: Collection[int] = ()
 ) -> tuple[Module, Plan]:
-    """The planned program and its plan, with as few variables in a view as the plan allows.
+    """The planned program and its plan, with the fewest views the plan allows.
 
-    module: the program that `plan` is of. arguments, outputs: numbers of those whose arrays lie in their view
-    already, or are to; they stay. An argument and the output in its buffer change together. Every other
-    decision stays, and so does what the plan costs: a reshape that only merges dimensions moves nothing.
+    module: the program of `plan`.
+    arguments: numbers of arguments that must stay in their view.
+    outputs: the same for outputs.
+
+    An argument and the output in its buffer change together. All other decisions and the plan's cost stay: a reshape
+    that only merges dimensions moves nothing.
     """
     settled = _drop_views(module, plan, frozenset(arguments), frozenset(outputs))
     if not settled.parameters and not settled.outputs:
@@ -35,13 +38,13 @@ def drop_idle_views(
         parameters={n: variable.shape for n, variable in settled.parameters.items()},
         outputs={n: variable.shape for n, variable in settled.outputs.items()},
     )
-    made = reshape_variables(module, required)
-    text = made.to_text()
-    return made, replace(
+    rewritten = reshape_variables(module, required)
+    text = rewritten.to_text()
+    return rewritten, replace(
         plan,
         parameters=tuple(settled.parameters.get(v.number, v) for v in plan.parameters),
         outputs=tuple(settled.outputs.get(v.number, v) for v in plan.outputs),
-        instructions=tuple(_instructions(made, plan, settled)),
+        instructions=tuple(_instructions(rewritten, plan, settled)),
         hlo_sha256=sha256(text.encode()).hexdigest(),
         hlo_text=text,
     )
@@ -49,7 +52,7 @@ def drop_idle_views(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WithoutViews:
-    """Variables by number, as they are stored without their view."""
+    """Variables by number, in their storage without a view."""
 
     parameters: Mapping[int, VariablePlan]
     outputs: Mapping[int, VariablePlan]
@@ -64,8 +67,8 @@ def _drop_views(
     if not is_flat or not all(isinstance(value.shape, ArrayShape) for value in values):
         return _WithoutViews(parameters={}, outputs={})
     parameters, outputs = (
-        {v.number: stored for v in variables if v.number not in kept and (stored := _as_written(v)) is not None}
-        for variables, kept in ((plan.parameters, kept_arguments), (plan.outputs, kept_outputs))
+        {v.number: stored for v in variables if v.number not in required and (stored := _as_written(v)) is not None}
+        for variables, required in ((plan.parameters, kept_arguments), (plan.outputs, kept_outputs))
     )
     return _WithoutViews(
         parameters={n: v for n, v in parameters.items() if v.alias is None or v.alias in outputs},
@@ -74,7 +77,7 @@ def _drop_views(
 
 
 def _as_written(variable: VariablePlan) -> VariablePlan | None:
-    """The variable without its view: the same shards on the same devices; None where it has none, or must keep it."""
+    """The variable without its view: the same shards on the same devices; None: no view, or a needed one."""
     if variable.view_of is None:
         return None
     dims: list[tuple[str, ...]] = [()] * len(variable.view_of)
@@ -101,10 +104,10 @@ def _as_written(variable: VariablePlan) -> VariablePlan | None:
 def _instructions(made: Module, plan: Plan, settled: _WithoutViews) -> Iterator[InstructionPlan]:
     """The plan's entries, and those of the reshapes beside arguments and outputs."""
     entry = made.entry
-    known = {each.name: each for each in plan.instructions}
+    entries = {entry.name: entry for entry in plan.instructions}
     of_entry = {instruction.name for instruction in entry}
     for instruction in entry:
-        old = known.get(instruction.name)
+        old = entries.get(instruction.name)
         if instruction.opcode == "parameter" and instruction.index in settled.parameters:
             assert old is not None
             yield replace(old, result=(settled.parameters[instruction.index].sharding,), shared=())
@@ -113,14 +116,14 @@ def _instructions(made: Module, plan: Plan, settled: _WithoutViews) -> Iterator[
         elif old is not None:
             yield old
         else:
-            before = known.get(instruction.operands[0].name)
+            before = entries.get(instruction.operands[0].name)
             shared = before.shared if before is not None and before.opcode == "parameter" else ()
             yield replace(_reshape(instruction, plan, settled, entry.root), shared=shared)
-    yield from (each for each in plan.instructions if each.name not in of_entry)
+    yield from (entry for entry in plan.instructions if entry.name not in of_entry)
 
 
 def _reshape(reshape: Instruction, plan: Plan, settled: _WithoutViews, root: Instruction) -> InstructionPlan:
-    """Of a reshape behind an argument, or ahead of an output."""
+    """The entry of a reshape behind an argument, or ahead of an output."""
     (operand,) = reshape.operands
     if operand.opcode == "parameter" and operand.index in settled.parameters:
         before, after = settled.parameters[operand.index], plan.parameters[operand.index]
@@ -137,7 +140,7 @@ def _reshape(reshape: Instruction, plan: Plan, settled: _WithoutViews, root: Ins
 
 
 def _root(root: Instruction, old: InstructionPlan | None, plan: Plan, settled: _WithoutViews) -> InstructionPlan:
-    """Of the entry's root: a tuple as before, with outputs that lie otherwise now, or a reshape of its own."""
+    """The entry of the root: the old tuple with new output shardings, or a reshape of its own."""
     if old is None:
         return _reshape(root, plan, settled, root)
 

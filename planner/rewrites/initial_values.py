@@ -1,8 +1,7 @@
-"""A reduce that starts from a number of its own is written as one that starts from the neutral element.
+"""A reduce with an initial value of its own becomes one from the neutral element.
 
-`reduce(x, c, ∘)` is `c ∘ reduce(x, e, ∘)` with e the number that changes nothing. XLA has every device start its part
-of a reduction from the initial value, so that reduced dimensions can be split only where that is e
-(`rules/reduction.py`).
+`reduce(x, c, ∘)` is `c ∘ reduce(x, e, ∘)` with the neutral element e. In XLA every device starts its part of a
+reduction from the initial value: reduced dimensions can be split only at the initial value e (`rules/reduction.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from shardwright.planner.rules.reduction import has_initial_value, neutral_eleme
 
 
 def neutralize_initial_values(module: Module) -> Module:
-    """`module` with initial values taken out of its reduces; the same one where all are neutral.
+    """`module` with initial values moved out of its reduces; `module` itself for neutral ones.
 
-    The instruction that adds what was taken out has the name of the reduce.
+    The instruction that combines the initial value has the name of the reduce.
     """
     return rewrite_instructions(module, _can_extract, _extract_initial_value)
 
@@ -30,7 +29,7 @@ def _can_extract(instruction: Instruction) -> bool:
 
 
 def _extract_initial_value(reduce: Instruction, names: edit.Names, _: dict[str, Computation]) -> list[Instruction]:
-    """Make a reduce the combination of its initial value and a reduce, which it reads."""
+    """Make a reduce the combination of its initial value and a new, neutral reduce."""
     array, start = reduce.operands
     (region,) = reduce.called["to_apply"]
     opcode = reduction_of(region)

@@ -1,4 +1,4 @@
-"""Writing instructions in place of one: each with a name made of its name, and its source line."""
+"""Writes instructions in place of one: each with a name derived from its name, and its source line."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ Rewrite = Callable[[Instruction, edit.Names, dict[str, Computation]], list[Instr
 
 
 def rewrite_instructions(module: Module, is_rewritten: Callable[[Instruction], bool], rewrite: Rewrite) -> Module:
-    """`module` with some instructions rewritten, without what only these called; the same one where there are none."""
-    found = {instruction for instruction in module.instructions() if is_rewritten(instruction)}
-    if not found:
+    """`module` with some instructions rewritten, without their private callees; `module` itself without any."""
+    instructions = {instruction for instruction in module.instructions() if is_rewritten(instruction)}
+    if not instructions:
         return module
     names = edit.Names(module)
     regions: dict[str, Computation] = {}
-    made = edit.insert_ahead_of(module, found, lambda _, instruction: rewrite(instruction, names, regions))
-    called = {each for instruction in made.instructions() for group in instruction.called.values() for each in group}
-    kept = [each for each in made.computations if each.is_entry or each in called]
-    return edit.module_of(made, [*regions.values(), *kept])
+    rewritten = edit.insert_ahead_of(module, instructions, lambda _, instruction: rewrite(instruction, names, regions))
+    called = {
+        callee for instruction in rewritten.instructions() for group in instruction.called.values() for callee in group
+    }
+    computations = [
+        computation for computation in rewritten.computations if computation.is_entry or computation in called
+    ]
+    return edit.module_of(rewritten, [*regions.values(), *computations])
 
 
 class InstructionWriter:
-    """Writes what stands in place of `instead_of`; `written` holds it in order."""
+    """Writes the replacement of `instead_of`; `written` holds it in order."""
 
     def __init__(self, instead_of: Instruction, names: edit.Names) -> None:
         self._instead_of, self._names = instead_of, names
@@ -41,12 +45,12 @@ class InstructionWriter:
     def instruction(self, opcode: str, shape: Shape, *operands: Instruction, **attributes: str) -> Instruction:
         """An instruction of any shape."""
         name = self._names.like(self._instead_of.name, opcode)
-        made = Instruction(name, opcode, shape, operands, line=self._instead_of.line)
-        made.attributes = {name: edit.attribute(name, text) for name, text in attributes.items()}
+        new = Instruction(name, opcode, shape, operands, line=self._instead_of.line)
+        new.attributes = {name: edit.attribute(name, text) for name, text in attributes.items()}
         if "metadata" in self._instead_of.attributes:
-            made.attributes["metadata"] = self._instead_of.attributes["metadata"]
-        self.written.append(made)
-        return made
+            new.attributes["metadata"] = self._instead_of.attributes["metadata"]
+        self.written.append(new)
+        return new
 
     def elementwise(self, opcode: str, *operands: Instruction) -> Instruction:
         """An instruction whose result has the shape of its first operand."""
@@ -55,10 +59,10 @@ class InstructionWriter:
 
     def reduce(self, shape: Shape, region: Computation, dims: Sequence[int], *operands: Instruction) -> Instruction:
         """A reduction of arrays, from initial values, over `dims`."""
-        made = self.instruction("reduce", shape, *operands, dimensions=f"{{{','.join(map(str, dims))}}}")
-        made.called = {"to_apply": (region,)}
-        made.attributes |= edit.callee_attributes(made.called)
-        return made
+        reduction = self.instruction("reduce", shape, *operands, dimensions=f"{{{','.join(map(str, dims))}}}")
+        reduction.called = {"to_apply": (region,)}
+        reduction.attributes |= edit.callee_attributes(reduction.called)
+        return reduction
 
     def spread(self, value: Instruction, dims: tuple[int, ...], along: Sequence[int]) -> Instruction:
         """An array over all of `dims`: its own dimensions are those of `along`."""
@@ -67,20 +71,20 @@ class InstructionWriter:
 
     def constant(self, element_type: str, value: float) -> Instruction:
         """A scalar."""
-        made = self.array("constant", element_type, ())
-        made.payload = str(value)
-        return made
+        scalar = self.array("constant", element_type, ())
+        scalar.payload = str(value)
+        return scalar
 
     def element(self, of: Instruction, index: int) -> Instruction:
         """An array of a tuple."""
         leaf = of.shape.leaves[index]
-        made = self.array("get-tuple-element", leaf.element_type, leaf.dimensions, of, index=str(index))
-        made.index = index
-        return made
+        element_of_tuple = self.array("get-tuple-element", leaf.element_type, leaf.dimensions, of, index=str(index))
+        element_of_tuple.index = index
+        return element_of_tuple
 
 
 def reduction_region(name: str, opcode: str, element_type: str) -> Computation:
-    """A region of this name that takes two numbers to one by `opcode`."""
+    """A region of this name: `opcode` on two numbers."""
     region = parse(f"""HloModule region
 
 ENTRY {name} {{

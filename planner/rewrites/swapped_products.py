@@ -1,8 +1,8 @@
-"""A product that is only read transposed is written as the product of its operands in the other order.
+"""A product read only through a transpose becomes the product of its operands in the other order.
 
-JAX makes the gradient of a weight so: `(dyᵀ x)ᵀ` for `xᵀ dy`. XLA swaps the operands, too, unless something stands
-between; a plan says between them how the product lies, and XLA:GPU then turns around dy, of which it has what `dy wᵀ`
-reads.
+JAX writes the gradient of a weight this way: `(dyᵀ x)ᵀ` for `xᵀ dy`. XLA swaps the operands too, except across an
+instruction between the two. A plan puts the product's sharding there; XLA:GPU then transposes dy, already at hand in
+the layout of `dy wᵀ`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = frozenset({"lhs_contracting_dims", "rhs_contracting_dims", "metadata"})
 
 
 def swap_products(module: Module) -> Module:
-    """`module` with such products swapped, each under its name; the same one where there are none."""
+    """`module` with such products swapped, each under its name; `module` itself without any."""
     swapped = {
         turned: turned.operands[0]
         for computation in module.computations
@@ -24,7 +24,7 @@ def swap_products(module: Module) -> Module:
     }
     if not swapped:
         return module
-    gone, made = set(swapped.values()), dict[Instruction, Instruction]()
+    gone, copies = set(swapped.values()), dict[Instruction, Instruction]()
     computations: dict[Computation, Computation] = {}
     for computation in module.computations:
         out = []
@@ -32,22 +32,22 @@ def swap_products(module: Module) -> Module:
             if old in gone:
                 continue
             if old in swapped:
-                made[old] = _swap(swapped[old], old, made)
+                copies[old] = _swap(swapped[old], old, copies)
             else:
                 called = {
                     name: tuple(computations.get(callee, callee) for callee in callees)
                     for name, callees in old.called.items()
                 }
-                made[old] = edit.copy_of(old, [made[operand] for operand in old.operands], called=called)
-            out.append(made[old])
-        computations[computation] = edit.computation_of(computation, out, made[computation.root])
+                copies[old] = edit.copy_of(old, [copies[operand] for operand in old.operands], called=called)
+            out.append(copies[old])
+        computations[computation] = edit.computation_of(computation, out, copies[computation.root])
     return edit.module_of(module, list(computations.values()))
 
 
 def _find_transposed_products(computation: Computation) -> list[Instruction]:
-    """Transposes after which the second operand's dimensions come first, of products that nothing else reads."""
+    """Transposes of products without other consumers that put the second operand's dimensions first."""
     readers = Counter(operand for instruction in computation for operand in instruction.operands)
-    return [each for each in computation if each.opcode == "transpose" and _swaps(each, readers)]
+    return [transpose for transpose in computation if transpose.opcode == "transpose" and _swaps(transpose, readers)]
 
 
 def _swaps(transpose: Instruction, readers: Counter[Instruction]) -> bool:
@@ -55,11 +55,11 @@ def _swaps(transpose: Instruction, readers: Counter[Instruction]) -> bool:
     is_plain = dot.opcode == "dot" and dot.attributes.keys() <= _PLAIN and len(dot.operands) == 2
     if not is_plain or readers[dot] > 1 or dot.is_root or transpose.is_root:
         return False
-    left, right = (operand.shape.leaves[0] for operand in dot.operands)
+    lhs, rhs = (operand.shape.leaves[0] for operand in dot.operands)
     rank = dot.shape.leaves[0].rank
-    first = left.rank - len(dot.get("lhs_contracting_dims", ()))
+    first = lhs.rank - len(dot.get("lhs_contracting_dims", ()))
     order = (*range(first, rank), *range(first))
-    return left.element_type == right.element_type and tuple(transpose.get("dimensions", ())) == order
+    return lhs.element_type == rhs.element_type and tuple(transpose.get("dimensions", ())) == order
 
 
 def _swap(dot: Instruction, transpose: Instruction, made: dict[Instruction, Instruction]) -> Instruction:

@@ -1,12 +1,11 @@
-"""A plan of a program whose dimensions were written as two, said of the program as it was before.
+"""Translate a plan of a program with split dimensions back to the original program.
 
-Where nothing that cuts or joins such a dimension is split within its pieces, the plan needs no second dimension: the
-same shards are blocks of the whole one. XLA then sees the products, slices and concatenates that were written, which it
-fuses better: between `[…, 3, d]` and its pieces it puts kernels that transpose and copy. What is moved stays what it
-was, and so does what the plan costs.
+A plan without a sharding inside the pieces of a cut or joined dimension needs no second dimension: the same shards are
+blocks of the whole one. XLA then sees the original products, slices and concatenates, with better fusion: between
+`[…, 3, d]` and its pieces it inserts transposing and copying kernels. The plan's moves and cost stay the same.
 
-Every array is read in its new dimensions, group by group (`reshape_groups`). A whole dimension is split as its first
-part is, or as another one where no instruction looks at the pieces.
+Every array is read in its new dimensions, group by group (`reshape_groups`). A whole dimension has the sharding of its
+first part, or of another part for instructions blind to the pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shardwright.planner.rules.data_movement import reshape_groups
 from shardwright.plans import InstructionPlan, Plan, SegmentPlan, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 
-#: Opcodes for which it matters where in a dimension an element is. All others treat the elements of a dimension alike.
+#: Opcodes sensitive to an element's position in a dimension. All others treat the elements of a dimension alike.
 _PLACED = frozenset({
     "slice", "pad", "concatenate", "gather", "scatter", "dynamic-slice", "dynamic-update-slice", "reverse", "sort",
     "iota", "reduce-window", "custom-call", "constant",
@@ -31,13 +30,13 @@ _PLACED = frozenset({
 
 
 class _NotExpressibleError(Exception):
-    """Something is split within pieces that are cut apart."""
+    """A sharding inside pieces that are cut apart."""
 
 
 def undo_split_dims(module: Module, plan: Plan, written: Module) -> Plan | None:
-    """The same plan of the program before its dimensions were split; None where it cannot be said of that.
+    """The same plan for the program before its dimensions were split; None: not expressible there.
 
-    module: the program that `plan` is of, a rewrite of `written`. Whether the plan is legal is left to its checker.
+    module: the program of `plan`, a rewrite of `written`. The plan's legality is left to its checker.
     """
     try:
         return _SplitUndo(module, plan, written).run()
@@ -56,12 +55,16 @@ class _SplitUndo:
 
     def __post_init__(self) -> None:
         self._entries = {entry.name: entry for entry in self.plan.instructions}
-        self._split = {each.name: each for computation in reachable_computations(self.module) for each in computation}
+        self._split = {
+            instruction.name: instruction
+            for computation in reachable_computations(self.module)
+            for instruction in computation
+        }
         self._known = {}
 
     def run(self) -> Plan:
         computations = reachable_computations(self.written)
-        values = {each.name: each for computation in computations for each in computation}
+        values = {instruction.name: instruction for computation in computations for instruction in computation}
         instructions = tuple(map(self._entry, values.values()))
         arguments, outputs = variable_dims(self.written)
         text = self.written.to_text()
@@ -71,33 +74,36 @@ class _SplitUndo:
             parameters=self._variables(self.plan.parameters, arguments),
             outputs=self._variables(self.plan.outputs, outputs),
             collectives=tuple(
-                replace(each, instruction=self._reader(each.instruction, values)) for each in self.plan.collectives
+                replace(collective, instruction=self._reader(collective.instruction, values))
+                for collective in self.plan.collectives
             ),
-            segments=tuple(self._segment(each, values) for each in self.plan.segments),
+            segments=tuple(self._segment(segment, values) for segment in self.plan.segments),
             hlo_sha256=sha256(text.encode()).hexdigest(),
             hlo_text=text,
         )
 
     def _entry(self, old: Instruction) -> InstructionPlan:
-        made = self._split.get(old.name)
+        split = self._split.get(old.name)
         entry = self._entries.get(old.name)
-        if made is None or entry is None:
+        if split is None or entry is None:
             raise _NotExpressibleError
         count = len(old.operands)  # a dynamic slice has a start more for each new dimension: all lie alike
-        operands = list(zip(old.operands, made.operands[:count], entry.operands[:count], strict=True))
-        if old.shape == made.shape and all(before.shape == after.shape for before, after, _ in operands):
+        operands = list(zip(old.operands, split.operands[:count], entry.operands[:count], strict=True))
+        if old.shape == split.shape and all(before.shape == after.shape for before, after, _ in operands):
             return entry
         is_alike = _is_alike(old)
         return replace(
             entry,
-            operands=tuple(self._value(before, after, lies, is_alike) for before, after, lies in operands),
-            result=self._value(old, made, entry.result, is_alike),
-            shared=self._value(old, made, entry.shared, is_alike) if entry.shared else (),
+            operands=tuple(self._value(before, after, sharding, is_alike) for before, after, sharding in operands),
+            result=self._value(old, split, entry.result, is_alike),
+            shared=self._value(old, split, entry.shared, is_alike) if entry.shared else (),
         )
 
     def _value(self, old: Instruction, made: Instruction, lies: ValueSharding, is_alike: bool) -> ValueSharding:
         leaves = zip(old.shape.leaves, made.shape.leaves, lies, strict=True)
-        return tuple(self._array(before.dimensions, after.dimensions, each, is_alike) for before, after, each in leaves)
+        return tuple(
+            self._array(before.dimensions, after.dimensions, sharding, is_alike) for before, after, sharding in leaves
+        )
 
     def _array(
         self, whole: tuple[int, ...], parts: tuple[int, ...], lies: TensorSharding, is_alike: bool
@@ -110,7 +116,7 @@ class _SplitUndo:
         return self._known[key]
 
     def _variables(self, variables: tuple[VariablePlan, ...], dims: list[tuple[int, ...]]) -> tuple[VariablePlan, ...]:
-        return tuple(self._variable(each, dims[number]) for number, each in enumerate(variables))
+        return tuple(self._variable(variable, dims[number]) for number, variable in enumerate(variables))
 
     def _variable(self, variable: VariablePlan, dims: tuple[int, ...]) -> VariablePlan:
         if variable.shape == dims:
@@ -129,7 +135,7 @@ class _SplitUndo:
         )
 
     def _reader(self, name: str, values: Mapping[str, Instruction]) -> str:
-        """The instruction itself, or in place of a reshape that is gone what it is of."""
+        """The instruction itself; for a removed reshape, its operand."""
         while name not in values:
             reshape = self._split.get(name)
             if reshape is None or reshape.opcode != "reshape":
@@ -139,13 +145,13 @@ class _SplitUndo:
         return name
 
     def _segment(self, segment: SegmentPlan, values: Mapping[str, Instruction]) -> SegmentPlan:
-        """A value between segments that was reshaped for them alone is as it was."""
+        """Removes the reshapes of values between segments."""
         boundary = []
-        for name, lies in segment.boundary:
-            old, made = values.get(self._reader(name, values)), self._split[name]
+        for name, sharding in segment.boundary:
+            old, split = values.get(self._reader(name, values)), self._split[name]
             assert old is not None, "a value of the program"
-            whole, parts = (value.shape.leaves[0].dimensions for value in (old, made))
-            boundary.append((old.name, self._array(whole, parts, lies, True)))
+            whole, parts = (value.shape.leaves[0].dimensions for value in (old, split))
+            boundary.append((old.name, self._array(whole, parts, sharding, True)))
         return replace(segment, boundary=tuple(boundary))
 
 
@@ -163,9 +169,9 @@ def _is_alike(instruction: Instruction) -> bool:
 def _merge_dims(
     whole: tuple[int, ...], parts: tuple[int, ...], lies: TensorSharding, mesh: Mesh, is_alike: bool
 ) -> TensorSharding:
-    """How an array of dimensions `whole` lies that lies as `lies` in dimensions `parts`."""
+    """The sharding in dimensions `whole` of an array with sharding `lies` in dimensions `parts`."""
     dims: list[tuple[str, ...]] = [()] * len(whole)
-    left = {number for number, axes in enumerate(lies.dims) if axes}
+    unmerged = {number for number, axes in enumerate(lies.dims) if axes}
     for joined, several in reshape_groups(whole, parts):
         split = [number for number in several if lies.dims[number]]
         if not split:
@@ -176,7 +182,7 @@ def _merge_dims(
         if len(several) > 1 and parts[split[0]] % mesh.size(axes):
             raise _NotExpressibleError
         dims[joined[0]] = axes
-        left -= {split[0]}
-    if left or prod(whole) == 0:
+        unmerged -= {split[0]}
+    if unmerged or prod(whole) == 0:
         raise _NotExpressibleError
     return replace(lies, dims=tuple(dims))

@@ -1,4 +1,4 @@
-"""From a plan's options to what a rewrite must keep, and from a rewrite to the variables of a plan."""
+"""From a plan's options to a rewrite's constraints, and from a rewrite to the variables of a plan."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def rewrite_for(
     *,
     pinned_outputs: Collection[int] = (),
 ) -> Rewritten:
-    """The program that is planned under these options.
+    """The program planned under these options.
 
-    given: the user's program, where `module` stores some arguments otherwise already; what changed is said of it.
-    pinned_arguments, pinned_outputs: array leaves whose dimensions the user speaks of by number; they stay.
-    Arrays that lie already (`argument_axes`, `output_axes`) keep their dimensions, in whatever view they are.
-    With `rewrites="none"` nothing else is changed.
-    Raises PlanError where a view does not fit the program.
+    given: the user's program, for a `module` with changed storage of some arguments; changes are relative to it.
+    pinned_arguments: array leaves with dimensions in the user's constraints, by number; they stay.
+    pinned_outputs: the same for outputs.
+
+    Arrays with an existing sharding (`argument_axes`, `output_axes`) keep their dimensions, in any view.
+    `rewrites="none"` changes nothing else.
+    Raises PlanError for a view that does not fit the program.
     """
     given = given or module
     arguments, outputs = variable_dims(given)
@@ -42,8 +44,8 @@ def rewrite_for(
         },
     )
     if options.rewrites != "none":
-        made = rewrite(module, required)
-        return views_between(given, made.module, made.notes)
+        rewritten = rewrite(module, required)
+        return views_between(given, rewritten.module, rewritten.notes)
     return views_between(given, reshape_variables(module, check_required(module, required)))
 
 
@@ -52,7 +54,7 @@ def _views_required(axes: Collection[int], views: Views, dims: list[tuple[int, .
 
 
 def with_views(plan: Plan, rewritten: Rewritten, original: Module, original_sha256: str) -> Plan:
-    """The plan of a rewritten program, its variables knowing the dimensions that the user's program has."""
+    """The plan of a rewritten program, with the user's dimensions in its variables."""
     if rewritten.module is original:
         return plan
     arguments, outputs = variable_dims(original)

@@ -1,7 +1,7 @@
-"""A reduce of several arrays, each by itself, is written as one reduce an array.
+"""A reduce of several independent arrays becomes one reduce per array.
 
-XLA gathers the partial results of a reduce of several arrays, whatever it computes; those of one array it sums by an
-all-reduce, or leaves to be summed later. Where the region mixes the arrays (argmax), they stay together.
+XLA gathers the partial results of a reduce of several arrays, for any function. It sums those of one array by an
+all-reduce, or leaves them partial. A region that mixes the arrays (argmax) keeps them together.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from shardwright.planner.rules.reduction import reductions_of
 
 
 def split_variadic_reduces(module: Module) -> Module:
-    """`module` with one reduce for each array that its region takes by itself; the same one where there is nothing
-    to take apart. Where such a reduce was, the tuple of its results has its name.
+    """`module` with one reduce per independent array; `module` itself for nothing to split.
+
+    The tuple of such a reduce's results has its name.
     """
     return rewrite_instructions(module, lambda instruction: _kinds(instruction) is not None, _write_reduces)
 
 
 def _kinds(instruction: Instruction) -> tuple[str, ...] | None:
-    """What a reduce of several arrays computes of each."""
+    """The operation of a reduce on each of its arrays."""
     if instruction.opcode != "reduce" or len(instruction.operands) == 2:
         return None
     return reductions_of(instruction.called["to_apply"][0])
 
 
 def _write_reduces(together: Instruction, names: edit.Names, regions: dict[str, Computation]) -> list[Instruction]:
-    """Make a tuple of a reduce; the reduces that it reads. regions: those that the module's reduces share."""
+    """Replace a reduce by a tuple of new reduces. regions: shared by the module's reduces."""
     count = len(together.operands) // 2
     kinds = _kinds(together)
     assert kinds is not None

@@ -1,4 +1,4 @@
-"""Strategy rules: for every opcode the ways to split it over one mesh axis, or why there are none."""
+"""Strategy rules: per opcode, the ways to split it over one mesh axis, or the reason against any."""
 
 from shardwright.planner.rules import (  # noqa: F401 - importing registers the rules
     batched,

@@ -1,8 +1,6 @@
-"""One computation for each element of a batch, split along it: matrix decompositions, Fourier transforms, top-k and
-library calls.
+"""Batched computations, split along the batch: matrix decompositions, Fourier transforms, top-k and library calls.
 
-XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual_computation.py` emits them as manual
-computations.
+XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual_computation.py` emits manual computations.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ def top_k(instruction: Instruction) -> OpRule:
 def custom_call(instruction: Instruction) -> OpRule:
     """What a call declares: its sharding rule, or its batch; sharding annotations are the identity; no more is known.
 
-    JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's) whose targets are
-    registered with XLA as partitionable along so many leading dimensions of every operand and result.
+    JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's). Their targets are
+    registered with XLA as partitionable along that many leading dimensions of every operand and result.
     """
     target = instruction.get("custom_call_target", "")
     leaves = operand_leaves(instruction)
@@ -59,7 +57,7 @@ def custom_call(instruction: Instruction) -> OpRule:
 
 
 def _batch(instruction: Instruction, dims: Iterable[int], *, may_pad: bool = True) -> Iterable[Factor | None]:
-    """A factor for each of the leading dimensions that all operands and results share."""
+    """One factor per leading dimension shared by all operands and results."""
     operands, results = range(len(operand_leaves(instruction))), range(len(instruction.shape.leaves))
     for dim in dims:
         shared = dict.fromkeys(operands, dim), dict.fromkeys(results, dim)

@@ -1,18 +1,18 @@
-"""Rules that a program declares for its own custom calls: Shardy's `sdy.sharding_rule`.
+"""Rules declared by a program for its own custom calls: Shardy's `sdy.sharding_rule`.
 
-JAX writes what `jax.experimental.custom_partitioning` is told into the text, as a frontend attribute
+JAX writes the rule given to `jax.experimental.custom_partitioning` into the text, in a frontend attribute
 `xla.sdy.sharding_rule` of the call:
 
     #sdy.op_sharding_rule<([i, j], [j, k])->([i, k]) {i=8, j=4, k=6} reduction={j} need_replication={k}, custom>
 
-A list of factors for each dimension, major first, of each operand and result; their sizes; and those that are no plain
-pass-through (https://openxla.org/shardy/sharding_representation). Split along a factor, each device makes the same call
-on its parts (`xla/manual_computation.py`). So only such factors count here:
+A list of factors per dimension, major first, of each operand and result; their sizes; and those with a special kind,
+not plain pass-through (https://openxla.org/shardy/sharding_representation). Split along a factor, each device makes the
+same call on its parts (`xla/manual_computation.py`). Only these factors count here:
 
-- pass-through ones: a sum over a reduction factor is not made by anybody, and what needs replication stays whole;
-- those of an operand, and of every result: what lacks one is made of all of it;
-- the major one of a dimension, whose parts are contiguous;
-- those of which a device count divides the size: a kernel knows nothing of padding.
+- pass-through ones: nobody would sum over a reduction factor, and factors needing replication stay whole;
+- those of an operand and of every result: a result without one depends on all of it;
+- the major one of a dimension: its parts are contiguous;
+- those with a size divisible by the device count: a kernel knows nothing of padding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, o
 #: The frontend attribute that holds a rule, as Shardy exports it.
 ATTRIBUTE = "xla.sdy.sharding_rule"
 
-#: Calls of kernels that were compiled for the sizes of their arrays: a part of these is another kernel.
+#: Calls of kernels compiled for the sizes of their arrays: a part of these is another kernel.
 _OF_ONE_SIZE = re.compile(r"tpu_custom_call|.*triton.*|AwsNeuron.*|mosaic_gpu.*", re.IGNORECASE)
 
 _FACTOR = re.compile(r"[a-z](?:_\d+)?")
@@ -42,8 +42,12 @@ _SIZE = re.compile(r"([a-z](?:_\d+)?)\s*=\s*(\d{1,18})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingRule:
-    """operands, results: per array and dimension its factors, major first. sizes: of each factor. whole: those that
-    stay whole."""
+    """A parsed rule.
+
+    operands / results: per array and dimension, its factors, major first.
+    sizes: of each factor.
+    whole: factors that stay whole.
+    """
 
     operands: tuple[tuple[tuple[str, ...], ...], ...]
     results: tuple[tuple[tuple[str, ...], ...], ...]
@@ -52,7 +56,7 @@ class ShardingRule:
 
 
 def parse_rule(text: str) -> ShardingRule | None:
-    """The rule that Shardy prints as `text`; None of what is none."""
+    """The rule in Shardy's notation `text`; None when it is not one."""
     match = _RULE.fullmatch(text.strip())
     if match is None:
         return None
@@ -73,7 +77,7 @@ def parse_rule(text: str) -> ShardingRule | None:
 
 
 def read_declared_rule(instruction: Instruction) -> OpRule | None:
-    """The factors of a custom call that declares its rule; None where it declares none."""
+    """The factors of a custom call with a declared rule; None without one."""
     text = instruction.get("frontend_attributes", {}).get(ATTRIBUTE)
     if text is None:
         return None
@@ -85,17 +89,17 @@ def read_declared_rule(instruction: Instruction) -> OpRule | None:
     declared = parse_rule(text)
     if declared is None or not _fits(declared, instruction):
         return no_factors(f"custom call {target!r} has a sharding rule that does not fit its arrays")
-    found = rule(_factors(declared, instruction))
-    whole = _whole(found, instruction)
+    op_rule = rule(_factors(declared, instruction))
+    whole = _whole(op_rule, instruction)
     reason = f"custom call {target!r} takes dimension {whole} whole, as its sharding rule says" if whole else ""
-    return rule(found.factors, reason)
+    return rule(op_rule.factors, reason)
 
 
 def _whole(found: OpRule, instruction: Instruction) -> str:
-    """`1, 2 of array 0`: the dimensions of the operands that no factor splits."""
+    """`1, 2 of operand 0`: the operands' dimensions split by no factor."""
     arrays = []
     for array, leaf in enumerate(operand_leaves(instruction)):
-        split = {each.operands[array] for each in found.factors}
+        split = {one.operands[array] for one in found.factors}
         dims = [str(dim) for dim, size in enumerate(leaf.dimensions) if size > 1 and dim not in split]
         arrays += [f"{', '.join(dims)} of operand {array}"] if dims else []
     return "; ".join(arrays)
@@ -104,7 +108,7 @@ def _whole(found: OpRule, instruction: Instruction) -> str:
 def _fits(declared: ShardingRule, instruction: Instruction) -> bool:
     leaves = (*operand_leaves(instruction), *instruction.shape.leaves)
     dims = (*declared.operands, *declared.results)
-    return len(declared.operands) == len(operand_leaves(instruction)) and [len(each) for each in dims] == [
+    return len(declared.operands) == len(operand_leaves(instruction)) and [len(array) for array in dims] == [
         leaf.rank for leaf in leaves
     ]
 
@@ -117,12 +121,12 @@ def _factors(declared: ShardingRule, instruction: Instruction) -> Iterable[Facto
 
 
 def _split(arrays: tuple[tuple[tuple[str, ...], ...], ...], name: str) -> dict[int, int] | None:
-    """The dimension of each array that a factor splits; None where it is a minor one, or splits two of one array."""
-    found: dict[int, int] = {}
+    """The dimension of each array split by a factor; None when it is a minor one, or splits two of one array."""
+    split_dims: dict[int, int] = {}
     for array, dims in enumerate(arrays):
         for dim, factors in enumerate(dims):
             if name in factors:
-                if factors[0] != name or array in found:
+                if factors[0] != name or array in split_dims:
                     return None
-                found[array] = dim
-    return found
+                split_dims[array] = dim
+    return split_dims

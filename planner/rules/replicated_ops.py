@@ -1,6 +1,6 @@
-"""Opcodes that are always computed whole on every device, each with the reason.
+"""Opcodes always computed whole on every device, each with the reason.
 
-That XLA gathers is held by tests/planner/rules/test_whole.py, which fails once it no longer does.
+tests/planner/rules/test_whole.py pins XLA's gathers, and fails once XLA changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Combinations of legal factors that XLA is known to compute wrongly, or by way of moves that nothing asks for.
+"""Factor combinations that XLA computes wrongly, or with unnecessary data movement.
 
-Each entry was found by brute force on small shapes and is pinned by a test that fails once XLA mends it
-(tests/planner/rules/test_denied.py); only then may it go.
+Each entry was found by brute force on small shapes and is pinned by a test (tests/planner/rules/test_denied.py). It may
+be removed only once that test fails: XLA then fixed it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor
 from shardwright.shardings import Mesh
 
-#: Opcodes of which something is denied.
+#: Opcodes with denied combinations.
 XLA_BUG_OPCODES = frozenset({"convolution", "gather", "scatter"})
 
 _Defect = Callable[[Instruction, list[Factor], bool], bool]
 
 
 def find_xla_bug(instruction: Instruction, assignment: Mapping[str, Factor | None], mesh: Mesh) -> str | None:
-    """What XLA does wrong with `assignment` (mesh axis → factor) of `instruction` on `mesh`; None where it does not.
+    """XLA's bug on `assignment` (mesh axis → factor) of `instruction` on `mesh`; None without one.
 
-    An axis that the assignment leaves out is idle, as one that it gives None.
+    An axis missing in the assignment is idle, like one with None.
     """
     if instruction.opcode not in XLA_BUG_OPCODES:
         return None
     if instruction.opcode != "convolution":
         return _LOOKUP_DEFECT if _is_moved_lookup(assignment, mesh) else None
-    taken = [factor for factor in assignment.values() if factor is not None]
+    factors = [factor for factor in assignment.values() if factor is not None]
     idle = any(axis.size > 1 and assignment.get(axis.name) is None for axis in mesh.axes)
     for is_defect, reason in _CONVOLUTION_DEFECTS:
-        if is_defect(instruction, taken, idle):
+        if is_defect(instruction, factors, idle):
             return reason
     return None
 
@@ -42,13 +42,13 @@ _LOOKUP_DEFECT = (
 
 
 def _is_moved_lookup(assignment: Mapping[str, Factor | None], mesh: Mesh) -> bool:
-    """Whether one axis splits tables alone by what is looked up in them, another the indices without the tables.
+    """Whether one axis splits only the tables, by the looked-up dimension, and another the indices without the tables.
 
-    XLA groups the devices by one of the two, and numbers them in another order than the other has them.
+    XLA groups the devices by one of the two, and numbers them in a different order from the other's.
     """
-    taken = [factor for factor in assignment.values() if factor is not None]
+    factors = [factor for factor in assignment.values() if factor is not None]
     first = next((axis.name for axis in mesh.axes if axis.size > 1), "")
-    return assignment.get(first) is None and any(map(_splits_tables, taken)) and any(map(_splits_indices, taken))
+    return assignment.get(first) is None and any(map(_splits_tables, factors)) and any(map(_splits_indices, factors))
 
 
 def _splits_tables(factor: Factor) -> bool:
@@ -68,7 +68,7 @@ def _is_batch_group_sum_bug(instruction: Instruction, taken: list[Factor], idle:
 
 
 def _is_image_sum_bug(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
-    """Right only where every axis sums, too."""
+    """Right only when every axis sums, too."""
     summed = any(factor.contracted and factor.halo for factor in taken)
     return summed and (idle or not all(factor.contracted for factor in taken))
 

@@ -1,4 +1,4 @@
-"""Where nothing can be planned on the meshes that were tried: others, and what to say of them."""
+"""Alternatives when no tried mesh has a plan: other meshes, and the error's remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.meshes import scale_program_mesh
 from shardwright.shardings import Mesh
 
-#: Meshes that are tried for one that an error can name.
+#: Maximum number of meshes tried to name one in an error.
 _MAX_SOLVED = 8
 
 
@@ -22,10 +22,12 @@ def alternative_mesh_groups(search: MeshSearch) -> Iterator[tuple[Mesh, ...]]:
 
 
 def suggest_other_mesh(search: MeshSearch, error: PlanError | AnnotationError) -> PlanError | AnnotationError:
-    """The error of pins that do not hold on the given mesh, with one that a plan was found on; and how to plan without
-    the shardings that the program brings along, if it does."""
+    """The error of infeasible pins on the given mesh, with a working mesh as remedy; and with the option to ignore the
+    program's own shardings, when it has any."""
     pins, options = search.program.pins, search.options
-    if not isinstance(error, AnnotationError) or not any(each.imported for found in pins.values() for each in found):
+    if not isinstance(error, AnnotationError) or not any(
+        requirement.imported for requirements in pins.values() for requirement in requirements
+    ):
         return error
     mesh = _find_working_mesh(search) if options.mesh is not None else None
     remedies = [f"pass mesh={mesh.sizes}, on which they hold"] if mesh is not None else [error.remedy]

@@ -1,13 +1,12 @@
-"""Branch and bound where prices of memory leave a gap: one value at a time takes much, or little.
+"""Branch and bound on the remaining duality gap: one value's size at a time.
 
-A price of memory bounds what fits by the line between a plan that takes too much and one that has room
-(`memory_bound`). Where one value takes most of what the two differ by, no plan may be near that line, and the search
-at prices steps past those that save elsewhere. So that value decides: plans in which it takes more than halfway between
-what it takes in both are one branch, all others the other. In each the two plans that a price weighs are nearer to one
-another. Every branch is bounded at prices of its own; all plans that fit are over the least of these bounds. A branch
-whose bound leaves too little to gain is closed; in others a plan is looked for, at prices that are tried in the branch
-alone (`fitting`). Of the branches that are open the one with the least bound is divided next (Land and Doig, "An
-automatic method of solving discrete programming problems", 1960).
+The Lagrangian bound interpolates between an over-budget plan and one with slack (`dual_bound`). When one value accounts
+for most of their difference in bytes, no plan may lie near that line, and the multiplier search skips plans with
+savings elsewhere. Branching then splits on that value: above the midpoint of its two sizes, or below. Within a branch
+the two plans are closer together. Each branch gets its own multipliers and bound; the minimum over all branches bounds
+every feasible plan. A branch within the target gap is pruned; the others are searched with multipliers restricted to
+the branch (`lagrangian`). Next comes the open branch with the least bound (Land and Doig, "An automatic method of
+solving discrete programming problems", 1960).
 """
 
 from __future__ import annotations
@@ -24,24 +23,25 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.solutions import CandidatePlan
 
-#: Branches that are divided in two, at most.
+#: Maximum number of branches split.
 MAX_BRANCHED = 4
 
-#: How much dearer memory is for a plan that differs in what it is made of, where the one at the price that bounds most
-#: does not.
+#: Growth of the higher multiplier when the two plans at the best multiplier differ in no value's size.
 _MULTIPLIER_GROWTH = 2.0
 
-#: Branches in which a plan is looked for in vain, one after the other, before all others are only bounded.
+#: Maximum number of consecutive failed searches; later branches are only bounded.
 MAX_FAILED_SEARCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """Plans whose values keep to ranges of sizes (`LagrangianDual.within`).
+    """Plans with values restricted to size ranges (`LagrangianDual.branching_bounds`).
 
-    bound_s: those of them that fit take at least so long. low, high: what two prices of memory give, of which the first
-    takes more than there is and the second has room; None where no price gives one that has. is_tight: whether
-    these were solved finely.
+    bound_s: lower bound on its feasible plans, seconds.
+    dual: the Lagrangian dual of these plans.
+    low: cut of the multiplier with an over-budget plan.
+    high: cut of the multiplier with slack; None without such a multiplier.
+    is_tight: whether both were solved to the fine tolerance.
     """
 
     bound_s: float
@@ -52,9 +52,10 @@ class Branch:
 
 
 def branch_and_bound(search: MeshSearch, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
-    """A plan that fits, or a faster one that does, with the bound that branches give.
+    """The plan that fits, or a faster one, with the bound of the branches.
 
-    root: all plans. most_open: the gap that a plan may have.
+    root: the branch of all plans.
+    most_open: target optimality gap.
     """
     assert not root.dual.chain.runs, "what one repeat takes is no branch of what all of them take"
     branches = [tighten_branch(root, found.cost.step_s * (1 - most_open))]
@@ -75,16 +76,16 @@ def branch_and_bound(search: MeshSearch, found: CandidatePlan, root: Branch, mos
             branch = bound_branch(parted, within, found.cost.step_s * (1 - most_open))
             branches.append(branch)
             if not _is_pruned(found, branch.bound_s, most_open) and in_vain < MAX_FAILED_SEARCHES:
-                made = _search_branch(search, found, branch)
-                in_vain = 0 if made is not found else in_vain + 1
-                found = made
+                plan = _search_branch(search, found, branch)
+                in_vain = 0 if plan is not found else in_vain + 1
+                found = plan
         branches = [tighten_branch(branch, found.cost.step_s * (1 - most_open)) for branch in branches]
         found = _raise_bound(search, found, branches)
     return found
 
 
 def _raise_bound(search: MeshSearch, found: CandidatePlan, branches: Sequence[Branch]) -> CandidatePlan:
-    """A plan with the bound of branches that hold all plans, if that is a better one."""
+    """The plan with the minimum bound of exhaustive branches, when that is higher."""
     least = min(branches, key=lambda branch: branch.bound_s)
     if least.bound_s <= found.cost.lower_bound_s:
         return found
@@ -94,30 +95,30 @@ def _raise_bound(search: MeshSearch, found: CandidatePlan, branches: Sequence[Br
 
 
 def _is_pruned(found: CandidatePlan, bound_s: float, most_open: float) -> bool:
-    """Whether a branch with that bound has no plan that is faster by more than may be left open."""
+    """Whether the bound leaves the branch no plan faster by more than the target gap."""
     return bound_s >= found.cost.step_s * (1 - most_open)
 
 
 def tighten_branch(branch: Branch, enough_s: float) -> Branch:
-    """A branch with a finer bound, if its own is nearly enough: as prices are looked for, and solved, some of it is
-    left open."""
+    """The branch with a finer bound when its own nearly suffices: multiplier search and solver tolerances leave some
+    slack."""
     if branch.is_tight or not branch.bound_s < enough_s <= branch.bound_s * (1 + GAP_TOLERANCE):
         return branch
     low, high = (
-        each and branch.dual.evaluate(each.multiplier, each, FINE_GAP_TOLERANCE) for each in (branch.low, branch.high)
+        cut and branch.dual.evaluate(cut.multiplier, cut, FINE_GAP_TOLERANCE) for cut in (branch.low, branch.high)
     )
     assert low is not None, "every branch has a plan that is its cheapest"
     bound_s = max(branch.bound_s, low.bound_s)
-    for made in branch.dual.maximize(low, high, bound_s, FINE_GAP_TOLERANCE) if high is not None else ():
-        bound_s = max(bound_s, made.bound_s)
+    for cut in branch.dual.maximize(low, high, bound_s, FINE_GAP_TOLERANCE) if high is not None else ():
+        bound_s = max(bound_s, cut.bound_s)
         if bound_s >= enough_s:
             break
     return replace(branch, bound_s=bound_s, is_tight=True)
 
 
 def split_branch(branch: Branch) -> tuple[tuple[BranchingBound, ...], ...]:
-    """The ranges of the two parts of a branch: its own, and that the value by which its two plans differ most takes
-    more than halfway between, or less; none where they are alike."""
+    """Size ranges of the two sub-branches: the branch's own, plus the most different value above or below the midpoint;
+    none when the two plans agree."""
     low, high, within = branch.low, branch.high, branch.dual.branching_bounds
     if high is None:
         return ()
@@ -136,42 +137,42 @@ def split_branch(branch: Branch) -> tuple[tuple[BranchingBound, ...], ...]:
 
 
 def with_higher_multiplier(branch: Branch) -> Branch:
-    """A branch with a dearer price for the second one: near each other two plans may differ in copies alone, which
-    nothing is divided by."""
+    """The branch with a higher second multiplier: two nearby plans may differ in copies alone, and branching does not
+    split on copies."""
     if branch.high is None:
         return branch
     return replace(branch, high=branch.dual.evaluate(_MULTIPLIER_GROWTH * branch.high.multiplier, branch.high))
 
 
 def bytes_taken(tangent: DualCut, leaf: Leaf) -> float:
-    """Bytes of a value as it is made in the plan of a tangent."""
+    """Bytes of a value in its producer's layout, in the plan of a cut."""
     return float(value_bytes(tangent.chain.graph, leaf)[tangent.solution.states[leaf[0], -1]])
 
 
 def bound_branch(parent: Branch, within: tuple[BranchingBound, ...], enough_s: float) -> Branch:
-    """A part of a branch with the bound that prices of its own give, or one that is enough."""
+    """The sub-branch with the bound of its own multipliers, maximized up to `enough_s`."""
     dual, bound_s = replace(parent.dual, branching_bounds=within), parent.bound_s
     assert parent.high is not None, "what has no two plans is not divided"
 
     def keeps(tangent: DualCut) -> bool:
-        return all(each.lower_bytes < bytes_taken(tangent, each.leaf) <= each.upper_bytes for each in within)
+        return all(bound.lower_bytes < bytes_taken(tangent, bound.leaf) <= bound.upper_bytes for bound in within)
 
     low = parent.low if keeps(parent.low) else dual.evaluate(parent.low.multiplier, parent.low)
     high = parent.high if low.slope > 0 and keeps(parent.high) else None
-    if low.slope <= 0:  # the cheaper price leaves room already
+    if low.slope <= 0:  # the lower multiplier already leaves slack
         low, high = dual.evaluate(0.0, low), low
     bound_s = max(bound_s, low.bound_s)
     if low.slope <= 0:
         return Branch(bound_s=bound_s, dual=dual, low=low, high=None)
-    begun = high or dual.evaluate(parent.high.multiplier, parent.high)
-    for made in dual.maximize(low, begun, bound_s):
-        bound_s = max(bound_s, made.bound_s)
-        low, high = (made, high) if made.slope > 0 else (low, made)
+    first_cut = high or dual.evaluate(parent.high.multiplier, parent.high)
+    for cut in dual.maximize(low, first_cut, bound_s):
+        bound_s = max(bound_s, cut.bound_s)
+        low, high = (cut, high) if cut.slope > 0 else (low, cut)
         if bound_s >= enough_s:
             break
     return Branch(bound_s=bound_s, dual=dual, low=low, high=high)
 
 
 def _search_branch(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
-    """The cheapest plan of a branch, or one of the branch that fits, if that is faster than one that is known."""
+    """The incumbent, or a faster feasible plan: the branch's cheapest one, or one found in the branch."""
     return fit_over_all_strategies(search, found, branch.low.chain, branch.low.solution, branch.dual.branching_bounds)

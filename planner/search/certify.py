@@ -1,4 +1,4 @@
-"""From what the search found to the plan that is handed out: bounded and written down."""
+"""Certify the search's plan: lower bound, assembly and final rewrites."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from shardwright.shardings import Mesh
 
 
 class BackgroundBound:
-    """Lower bounds of chains; that of one chain can be begun ahead, on a second core."""
+    """Lower bounds of chains; one chain can be bounded ahead on a second core."""
 
     def __init__(self) -> None:
         self._running: tuple[Chain, ForkedFuture[float]] | None = None
 
     def start(self, chain: Chain, time_limit_s: float) -> None:
-        """Bound a chain from now on, instead of another one."""
+        """Start bounding a chain, replacing any other."""
         self.cancel()
-        patience_s = min(TIMEOUT_S, time_limit_s + 1.0)  # then it is late here, too
+        patience_s = min(TIMEOUT_S, time_limit_s + 1.0)  # the deadline has then passed here, too
         self._running = chain, ForkedFuture(partial(_compute_bound, chain, time_limit_s), patience_s=patience_s)
 
     def bound_of(self, chain: Chain, time_limit_s: float) -> float:
-        """`lower_bound` with what is made anew for its readers; 0 where a deadline comes first."""
+        """`lower_bound` plus the cost of values recomputed per consumer, seconds; 0 when the deadline comes first."""
         if self._running is None or self._running[0] is not chain:
             return _compute_bound(chain, time_limit_s)
         return self._running[1].result()
 
     def chain_on(self, mesh: Mesh, flow: Dataflow) -> Chain | None:
-        """The chain that was begun, if it is one of every plan of a program on a mesh: what computes values again or
-        takes the batch in parts is a program of its own, and takes more than the one as given."""
+        """The started chain, when it covers every plan of the program on the mesh. Rematerialized or micro-batched
+        variants are programs of their own, slower than the original."""
         if self._running is None:
             return None
         chain = self._running[0]
@@ -63,7 +63,7 @@ class BackgroundBound:
         return chain if chain.is_for_bound and is_same else None
 
     def cancel(self) -> None:
-        """Leave off bounding what was begun."""
+        """Stop the running bound."""
         if self._running is not None:
             self._running[1].cancel()
             self._running = None
@@ -73,7 +73,7 @@ def _compute_bound(chain: Chain, time_limit_s: float) -> float:
     clock = chain.graph.clock
     interrupts, clock.may_stop = clock.may_stop, chain.is_for_bound
     try:
-        free_s = 0.0 if chain.is_for_bound else chain.graph.min_recompute_s()  # hardly anything, for many strategies
+        free_s = 0.0 if chain.is_for_bound else chain.graph.min_recompute_s()  # negligible with many strategies
         return lower_bound(chain, time_limit_s) + free_s
     except OutOfTimeError:
         return 0.0
@@ -82,9 +82,9 @@ def _compute_bound(chain: Chain, time_limit_s: float) -> float:
 
 
 def bound_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
-    """The same with a lower bound on what any plan on its mesh costs."""
+    """The plan with a lower bound over all plans on its mesh."""
     cost = found.cost
-    if cost.bound_scope:  # no search found it
+    if cost.bound_scope:  # an expert's plan
         return found if search.clock.is_expired or search.is_fast else _bound_expert_plan(search, found, bounding)
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
@@ -94,17 +94,23 @@ def bound_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBou
         return _bound_on_mesh(search, found, bounding)
     bound_s = _chain_bound_s(search, bounding, found.chain, found.solution, found.dual_bound_s)
     bound_s = max(
-        (bound_s, *(_chain_bound_s(search, bounding, each.chain, each.solution) for each in found.relaxed_solutions))
+        (
+            bound_s,
+            *(
+                _chain_bound_s(search, bounding, solution.chain, solution.solution)
+                for solution in found.relaxed_solutions
+            ),
+        )
     )
     scope = _bound_scope(search, found.chain)
     if found.dual_bound_s:
         scope += SCOPE_FEASIBLE + SCOPE_TIED
-    made = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
-    return refine_multipliers(search, made)
+    bounded_plan = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    return refine_multipliers(search, bounded_plan)
 
 
 def _bound_by_own_search(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
-    """A plan with the bound that its own search ended at: a weak one, of its mesh alone."""
+    """The plan with its own search's bound: a weak one, of its mesh alone."""
     bound_s = (found.dual_bound_s or found.solution.tied_bound) + constant_cost_s(found.chain.graph)
     scope = f'{_bound_scope(search, found.chain)}{SCOPE_TIED}; a weak bound, for effort="fast" does nothing to raise it'
     lower_bound_s = max(0.0, min(bound_s, found.cost.step_s))
@@ -112,7 +118,7 @@ def _bound_by_own_search(search: MeshSearch, found: CandidatePlan) -> CandidateP
 
 
 def _bound_expert_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
-    """A plan that an expert would write, with a bound on all plans on its mesh that fit the memory."""
+    """An expert's plan with a bound over all feasible plans on its mesh."""
     free = tighten_dual_bound(search, remove_force(search, found, search.solve_mesh(found.mesh)))
     bound_s = _chain_bound_s(search, bounding, free.chain, free.solution, free.dual_bound_s)
     scope = f"{found.cost.bound_scope}; bounded is every plan {_bound_scope(search, free.chain)}"
@@ -123,7 +129,7 @@ def _bound_expert_plan(search: MeshSearch, found: CandidatePlan, bounding: Backg
 
 
 def _bound_on_mesh(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
-    """A plan that was descended to, with a bound on all plans on its mesh and on those that this one refines."""
+    """A refined plan with a bound over all plans on its mesh and on coarser meshes."""
     cost, time_limit_s = found.cost, search.time_limit_s()
     chain = bounding.chain_on(found.mesh, search.flow)
     if chain is None and not search.clock.is_expired:
@@ -140,13 +146,13 @@ def _bound_on_mesh(search: MeshSearch, found: CandidatePlan, bounding: Backgroun
         )
     first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
     found = replace(found, cost=first)
-    search.report_plan(found)  # closing what is open may take long
-    made = refine_multipliers(search, close_gap(search, found, chain))
-    return replace(made, missed_target_gap=is_followed or first.gap > TARGET_GAP)
+    search.report_plan(found)  # gap closing may take long
+    refined_plan = refine_multipliers(search, close_gap(search, found, chain))
+    return replace(refined_plan, missed_target_gap=is_followed or first.gap > TARGET_GAP)
 
 
 def _bound_by_coarse_solution(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
-    """The same with what is known of the plan that it was descended from, where a deadline came before more was."""
+    """A refined plan with its coarse solution's bound, after a deadline."""
     cost, start, late = found.cost, found.coarse_solution, f"the deadline came before a bound on {found.mesh}"
     if start is None:
         return replace(found, cost=replace(cost, bound_scope=late))
@@ -165,7 +171,7 @@ def _chain_bound_s(
 
 
 def _bound_scope(search: MeshSearch, chain: Chain) -> str:
-    """What the bound is of: no plan within this scope is cheaper, by this cost model."""
+    """Scope of the bound: by this cost model, no plan within it is cheaper."""
     forced_by = f" that {origin(search.options).removeprefix('forced: ')} leaves" if search.options.force else ""
     again = f"these {len(search.recomputation.instructions)} values computed again, " if search.recomputation else ""
     again += f"{search.program.micro_batches} micro-batches, " if search.program.micro_batches > 1 else ""
@@ -184,7 +190,7 @@ def _bound_scope(search: MeshSearch, chain: Chain) -> str:
 
 def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Candidate, ...]) -> Plan:
     decisions, program = found.decisions, search.program
-    made = Plan(
+    plan = Plan(
         module_name=program.module.name,
         hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
         mesh=found.mesh,
@@ -205,11 +211,11 @@ def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Ca
         hlo_text=program.text,
     )
     original = hashlib.sha256(program.original_text.encode()).hexdigest()
-    return plan_with_views(made, program.rewritten, program.original, original)
+    return plan_with_views(plan, program.rewritten, program.original, original)
 
 
 def _compile_options(search: MeshSearch, found: CandidatePlan) -> dict[str, OptionValue]:
-    """What XLA must be told for gradients to move beside compute, where a plan's price says that they do."""
+    """XLA options to overlap gradient communication, when the plan's cost assumes it."""
     option = search.profile.compiler.hiding_option
     return {option: True} if option and found.cost.hidden_s else {}
 
@@ -221,29 +227,33 @@ def _note_replication(instructions: tuple[InstructionPlan, ...]) -> list[str]:
 
 
 def _unsplit(module: Module, plan: Plan, written: Module) -> tuple[Module, Plan]:
-    """The program before dimensions were written as two and its plan, where that is one; else both as they are."""
-    made = None if module is written else undo_split_dims(module, plan, written)
-    if made is None:
+    """The program before dimension splitting, with its plan when one exists; otherwise both unchanged."""
+    unsplit_plan = None if module is written else undo_split_dims(module, plan, written)
+    if unsplit_plan is None:
         return module, plan
     try:
-        check_plan(written, made)
+        check_plan(written, unsplit_plan)
     except PlanCheckError:
         return module, plan
-    return written, made
+    return written, unsplit_plan
 
 
 def remove_idle_views(search: MeshSearch, plan: Plan) -> tuple[Module, Plan]:
-    """The planned program and its plan without the views that it makes no use of, where that fits the memory too.
+    """The planned program and plan without unused views, when that still fits the memory.
 
-    Reshapes at the boundary take no time, but a compiler may copy donated arguments for them.
+    Boundary reshapes take no time, but a compiler may copy donated arguments there.
     """
     module, options, profile = search.program.module, search.options, search.profile
     if not (options.argument_views or options.output_views):
         module, plan = _unsplit(module, plan, search.program.unsplit)
-    made, settled = drop_idle_views(module, plan, arguments=options.argument_views, outputs=options.output_views)
-    if made is module or not profile.compiler.copies_donated:
-        return made, settled
-    predicted = predict_memory(made, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile)
+    reduced_module, settled = drop_idle_views(
+        module, plan, arguments=options.argument_views, outputs=options.output_views
+    )
+    if reduced_module is module or not profile.compiler.copies_donated:
+        return reduced_module, settled
+    predicted = predict_memory(
+        reduced_module, settled.instructions, settled.parameters, settled.outputs, settled.mesh, profile
+    )
     if bytes_with_margin(predicted, profile) > search.limit_bytes:
         return module, plan
-    return made, replace(settled, memory=predicted)
+    return reduced_module, replace(settled, memory=predicted)

@@ -1,8 +1,9 @@
-"""What every plan that fits the memory takes at least.
+"""Lagrangian lower bounds on the plans within the memory budget.
 
-Each price p of a byte gives a bound of seconds, minimum(seconds + p × bytes) - p × budget (`budget`). It is concave in
-the price, and no price is one, too: it says what plans take that need not fit. So the best price is looked for
-upwards from the one that a plan was found at, or downwards, as long as that raises the bound.
+    bound(λ) = min over plans (seconds + λ × bytes) − λ × budget,  λ in seconds per byte (`memory.constraint`)
+
+The dual is concave in λ; λ = 0 covers infeasible plans, too. The search starts from the plan's own multiplier and goes
+up, or else down, while the bound improves.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from shardwright.planner.segments.variables import ProgramVariables
 from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.plans import CostSummary
 
-#: What a bound under a price of memory is of: what a compiler stores may hang on how it is split.
+#: Scope of a bound with a memory multiplier: XLA's buffers may depend on the sharding.
 SCOPE_FEASIBLE = "; of plans that fit the memory and store what is live where the unsplit program takes most"
 
-#: What it is of, too, where the price is the search's.
+#: Additional scope when the multiplier comes from the search.
 SCOPE_TIED = ", with all repeats of a run laid out alike"
 
-#: Prices that are tried upwards at most, as many downwards, and the ratio of one to the next.
+#: Maximum number of multipliers tried upwards (and downwards), and their ratio.
 _MAX_MULTIPLIERS = 2
 _MULTIPLIER_RATIO = 2.0
 
-#: The same where tangents say which price is next, the ratio to a dearer one where none of them falls, and the relative
-#: gap at which a price is solved.
+#: With cutting planes: maximum number of cuts, growth of the multiplier while no tangent falls, relative gap per cut.
 _MAX_CUTS = 6
 _MULTIPLIER_GROWTH = 16.0
 GAP_TOLERANCE = 1e-3
 
-#: The same where that little decides.
+#: Finer relative gap, used when a small difference decides.
 FINE_GAP_TOLERANCE = 1e-4
 
 
 class LowerBound(NamedTuple):
-    """Seconds a step that all plans that fit take at least, and the chain that says so, at a price or none."""
+    """Lower bound on the step of all feasible plans in seconds, with the chain proving it (with or without
+    multipliers)."""
 
     seconds: float
     chain: Chain
 
     def apply_to(self, cost: CostSummary) -> CostSummary:
-        """What a plan costs, with this bound if it is a better one."""
+        """The cost with this bound when it is higher."""
         if self.seconds <= cost.lower_bound_s:
             return cost
         scope = cost.bound_scope
@@ -59,28 +60,28 @@ class LowerBound(NamedTuple):
 
 
 def bound_with_multipliers(chain: Chain, limit_bytes: int, time_limit_s: float) -> LowerBound:
-    """The bound that a chain's own price of memory gives."""
+    """The bound of a chain under its own memory multipliers."""
     return subtract_budget(lower_bound(chain, time_limit_s), chain, limit_bytes)
 
 
 def subtract_budget(bound_s: float, chain: Chain, limit_bytes: int) -> LowerBound:
-    """The bound of plans that fit, from one of what all assignments of a chain cost with their memory at its price."""
+    """The bound of feasible plans: the Lagrangian bound of all assignments minus λ × budget."""
     free_s = chain.multipliers.total * limit_bytes if chain.multipliers is not None else 0.0
     return LowerBound(bound_s - free_s, chain)
 
 
 def bound_feasible_plans(chain: Chain, price: Multipliers | None, limit_bytes: int, time_limit_s: float) -> LowerBound:
-    """The best bound that multiples of a price give, or none."""
+    """The best bound over scaled copies of the multipliers, including zero."""
 
     def at(price: Multipliers) -> LowerBound:
         return bound_with_multipliers(chain.with_multipliers(price), limit_bytes, time_limit_s)
 
     def climb_from(best: LowerBound, price: Multipliers, ratio: float) -> LowerBound:
         for _ in range(_MAX_MULTIPLIERS):
-            made = at(price)
-            if made.seconds <= best.seconds:
+            bound = at(price)
+            if bound.seconds <= best.seconds:
                 break
-            best, price = made, price.scale(ratio)
+            best, price = bound, price.scale(ratio)
         return best
 
     unpriced = bound_with_multipliers(chain, limit_bytes, time_limit_s)
@@ -96,10 +97,13 @@ def bound_feasible_plans(chain: Chain, price: Multipliers | None, limit_bytes: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagrangianDual:
-    """The bound that prices of memory give, of all plans of a chain.
+    """The Lagrangian dual of a chain's memory constraints.
 
-    peaks: priced alike. solve: what solves the chain at a price to a relative gap, with a bound of all its plans;
-    `Chain.solve` has all repeats of a run decide alike. within: what the plans keep to that are bounded.
+    search: evaluates plans and memory.
+    chain: all plans to bound.
+    constraints: share one multiplier equally.
+    solve: solves a chain to a relative gap, with a bound over all its plans; `Chain.solve` ties the repeats of a run.
+    branching_bounds: size ranges restricting the plans.
     """
 
     search: MeshSearch
@@ -109,34 +113,37 @@ class LagrangianDual:
     branching_bounds: tuple[BranchingBound, ...] = ()
 
     def evaluate(self, price: float, near: DualCut | None = None, close: float = GAP_TOLERANCE) -> DualCut:
-        """The bound at a price of a byte. near: at another price, where message passing ends much like here. close: the
-        relative gap at which it is solved."""
+        """The cut at a multiplier (seconds per byte).
+
+        near: a cut at another multiplier, used to warm-start message passing.
+        close: relative gap of the solution.
+        """
         chain = self.chain.with_multipliers(Multipliers.split_equally(self.constraints, price, self.branching_bounds))
         chain.warm_start = WarmStart() if near is None else near.chain.warm_start
-        made = self.to_cut(price, chain, self.solve(chain, close))
-        chain.forget_reductions()  # tangents of several prices are kept
-        return made
+        cut = self.to_cut(price, chain, self.solve(chain, close))
+        chain.forget_reductions()  # several cuts stay alive
+        return cut
 
     def to_cut(self, price: float, chain: Chain, solved: ChainSolution) -> DualCut:
-        """The bound at the price that a chain has, as it was solved."""
+        """The cut at the chain's multiplier, from its solution."""
         decisions, limit = decide(chain.graph, solved.states), self.search.limit_bytes
         layout = chain.graph.variables
         model = self.search.memory_model(layout.shared_layouts)
-        taken = sum(
+        mean_bytes = sum(
             model.bytes_at(_decidable_part(peak, solved, layout), decisions) for peak in self.constraints
         ) / len(self.constraints)
         free_s = price * limit
-        return DualCut(price, solved.tied_bound - free_s, solved.value - free_s, taken - limit, chain, solved)
+        return DualCut(price, solved.tied_bound - free_s, solved.value - free_s, mean_bytes - limit, chain, solved)
 
     def maximize(
         self, low: DualCut, high: DualCut, bound_s: float = 0.0, close: float = GAP_TOLERANCE
     ) -> Iterator[DualCut]:
-        """The higher of two tangents, then those at prices between them, or dearer ones, as long as these may promise
-        more than is known, by a part of `close`.
+        """Yields the higher of two cuts, then cuts at multipliers between or above them, while these may raise the
+        bound by more of it than `close`.
 
-        The bound is concave, and highest between a price at which too many bytes are taken and one at which there is
-        room: what is tried next is where their tangents meet (Kelley's cutting planes, 1960). A solution that costs
-        more there than they promise, as one that is read off messages may, says no more than they do.
+        The dual is concave, with its maximum between an over-budget cut and one with slack: the next multiplier is the
+        intersection of their tangents (Kelley's cutting planes, 1960). A solution above the predicted value (possible
+        with rounded messages) adds no information and ends the loop.
         """
         bound_s = max(bound_s, low.bound_s, high.bound_s)
         yield high
@@ -147,21 +154,22 @@ class LagrangianDual:
             promised_s = low.value_at(price) if high.slope < 0 else math.inf
             if promised_s <= bound_s * (1 + close):
                 return
-            made = self.evaluate(price, close=close)
-            bound_s = max(bound_s, made.bound_s)
-            yield made
-            if made.lagrangian_s >= promised_s:
+            cut = self.evaluate(price, close=close)
+            bound_s = max(bound_s, cut.bound_s)
+            yield cut
+            if cut.lagrangian_s >= promised_s:
                 return
             if high.slope >= 0:
-                low, high = high, made
-            elif made.slope > 0:
-                low = made
+                low, high = high, cut
+            elif cut.slope > 0:
+                low = cut
             else:
-                high = made
+                high = cut
 
 
 def _decidable_part(peak: MemoryConstraint, solved: ChainSolution, layout: ProgramVariables) -> MemoryConstraint:
-    """What of a peak has a price: not what is made anew and read by nothing but what is, too."""
+    """The part of a constraint with a multiplier: excludes values recomputed per consumer whose consumers are
+    recomputed, too."""
     paid = layout.last_consumer
     values = {leaf: times for leaf, times in peak.values.items() if (leaf[0], -1) in solved.states or leaf in paid}
     turned = frozenset(operand for operand in peak.transposed_operands if (operand[0], -1) in solved.states)
@@ -169,9 +177,15 @@ def _decidable_part(peak: MemoryConstraint, solved: ChainSolution, layout: Progr
 
 
 class DualCut(NamedTuple):
-    """What a price of a byte gives. bound_s: seconds that it promises. seconds / slope: what the plan that is the
-    cheapest there costs, less what the budget does, and how much more that is per price: bytes beyond the budget.
-    chain / solved: at that price, and that plan."""
+    """A cutting plane of the dual at one multiplier.
+
+    multiplier: seconds per byte.
+    bound_s: lower bound at the multiplier, seconds.
+    lagrangian_s: Lagrangian value of the cheapest plan minus the budget term, seconds.
+    slope: bytes beyond the budget (subgradient).
+    chain: with this multiplier.
+    solution: the cheapest plan.
+    """
 
     multiplier: float
     bound_s: float
@@ -181,37 +195,39 @@ class DualCut(NamedTuple):
     solution: ChainSolution
 
     def intersect(self, other: DualCut) -> float:
-        """The price at which two tangents meet, one that rises and one that falls."""
+        """The multiplier at the intersection of a rising and a falling tangent."""
         between = other.lagrangian_s - self.lagrangian_s + self.slope * self.multiplier - other.slope * other.multiplier
         return between / (self.slope - other.slope)
 
     def value_at(self, price: float) -> float:
-        """What no bound at another price is over."""
+        """Upper limit on the dual at another multiplier."""
         return self.lagrangian_s + self.slope * (price - self.multiplier)
 
     def multiplier_for(self, seconds: float) -> float:
-        """The price at which a tangent that rises promises so much."""
+        """The multiplier with this value on a rising tangent."""
         return self.multiplier + (seconds - self.lagrangian_s) / self.slope
 
 
 def remove_force(search: MeshSearch, found: CandidatePlan, tried: MeshSolution) -> CandidatePlan:
-    """A plan that follows a forced strategy, as one of those that are `tried` on its mesh without any: with the price
-    of memory that `tighten_dual_bound` begins at, where the fastest of those takes more than there is."""
+    """The forced plan within the unforced chain of its mesh (`tried`). When the fastest unforced plan exceeds the
+    budget, with an initial multiplier for `tighten_dual_bound`."""
     model = search.memory_model(tried.chain.graph.variables.shared_layouts)
     fastest = decide(tried.chain.graph, tried.solution.states)
     peak = model.constraint_at_peak(fastest)
-    taken = model.bytes_at(peak, fastest)
-    made = replace(found, chain=tried.chain, solution=tried.solution, unconstrained_solution=tried.solution)
-    if not model.bytes_at(peak, found.decisions) <= search.limit_bytes < taken:  # what a plan may take bounds none
-        return made
-    price = Multipliers(constraints=((peak, tried.step_s / taken),))
-    return replace(made, multipliers=price, dual_bound_s=tried.solution.tied_bound)
+    needed_bytes = model.bytes_at(peak, fastest)
+    free_plan = replace(found, chain=tried.chain, solution=tried.solution, unconstrained_solution=tried.solution)
+    if (
+        not model.bytes_at(peak, found.decisions) <= search.limit_bytes < needed_bytes
+    ):  # the constraint must be violated by the fastest and met by the plan
+        return free_plan
+    price = Multipliers(constraints=((peak, tried.step_s / needed_bytes),))
+    return replace(free_plan, multipliers=price, dual_bound_s=tried.solution.tied_bound)
 
 
 def tighten_dual_bound(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
-    """A plan that fits, with what prices of memory say that every plan of its chain that fits takes at least."""
+    """A feasible plan with the best Lagrangian bound over its chain."""
     price, fastest = found.multipliers, found.unconstrained_solution
-    if price is None or fastest is None or not price.total or found.is_from_coarser_mesh:  # all strategies bound that
+    if price is None or fastest is None or not price.total or found.is_from_coarser_mesh:  # bounded by all strategies
         return found
     if search.clock.is_expired:
         return found
@@ -223,5 +239,5 @@ def tighten_dual_bound(search: MeshSearch, found: CandidatePlan) -> CandidatePla
         search=search, chain=found.chain, constraints=[peak for peak, _ in price.constraints], solve=nearly
     )
     low, high = dual.to_cut(0.0, found.chain, fastest), dual.evaluate(price.total)
-    bounds_s = (each.bound_s for each in dual.maximize(low, high, found.dual_bound_s))
+    bounds_s = (cut.bound_s for cut in dual.maximize(low, high, found.dual_bound_s))
     return replace(found, dual_bound_s=max((found.dual_bound_s, *bounds_s)))

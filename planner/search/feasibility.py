@@ -1,7 +1,7 @@
-"""Whether the state alone fits: what no way of splitting a step can get around, known before anything is searched.
+"""Feasibility of the state alone: a memory bound no sharding avoids, checked before any search.
 
-Every element of the state, parameters and what the optimizer keeps, lies on one device at least, between steps too. So
-a device has the mean of it at least, in one program for all devices as in a pipeline.
+Every element of the state (parameters and optimizer state) resides on at least one device, between steps too. Hence
+some device holds at least the mean, in one program over all devices and in a pipeline alike.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 class StateTooLargeError(MemoryBudgetError):
-    """The state alone does not fit: neither does a pipeline."""
+    """The state alone does not fit; neither does a pipeline."""
 
 
 def _min_memory_plan_in_time(search: Search) -> SearchResult | None:
-    """What a plan that takes little needs; None where there is none, or a deadline came first: it only says how much
-    too little there is."""
+    """The minimum-memory plan; None without one or after a deadline. It only quantifies the shortage."""
     search.clock.may_stop = True
     try:
         return find_min_memory_plan(search)
@@ -34,7 +33,7 @@ def _min_memory_plan_in_time(search: Search) -> SearchResult | None:
 
 
 def check_state_fits(search: Search) -> None:
-    """Raises StateTooLargeError, with what a plan that takes little needs, if one can be had."""
+    """Raises StateTooLargeError, with the need of a minimum-memory plan when there is one."""
     devices, limit, whole = search.cluster.device_count, search.limit_bytes, search.program.state_bytes
     if whole <= devices * limit:
         return

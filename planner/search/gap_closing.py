@@ -1,23 +1,23 @@
-"""Where the bound of a plan on three axes leaves too much open: both are looked for again, with dearer prices.
+"""Gap closing on three-axis meshes: a tighter bound and a better plan, with costlier prices.
 
-The first bound counts uneven moves, and those of many dimensions, by what a device must receive (`least_moves`), which
-may be far less than XLA makes of them. So, where the plan that is known may be over the optimum by more than
-`TARGET_GAP`, moves of every rank are followed through its partitioner (heads that the axes do not divide are a fourth
-dimension). What is still open then may be what the bound of one repeat loses where a run has few: they are put apart.
+The first bound counts uneven and high-rank moves by the bytes a device must receive (`relaxed_prices`), possibly far
+below XLA's moves. When the gap exceeds `TARGET_GAP`, moves of every rank are followed through XLA's partitioner (heads
+not divisible by the axes are a fourth dimension). A remaining gap may stem from tied repeats in short runs: these are
+untied.
 
-The bound comes before most plans, for they are dearer: only what one axis at a time gains in a large program is looked
-for first, and then pairs of axes (`nearer`). If too much is open still, repeats are apart and message passing goes on
-until it is near the relaxation's optimum: an assignment read off there, being a plan itself, is a better start than any
-on two axes, and is descended from.
+1. Large programs try one axis at a time first (`local_search`).
+2. The bound is tightened before further plans: it is cheaper. Then pairs of axes are tried.
+3. With the gap still open, repeats are untied and message passing runs to near the relaxation's optimum. Its rounded
+   assignment is itself a plan and a better start of the descent than any on two axes.
 
-Where memory binds, a price of it is looked for that bounds most (`memory_bound.LagrangianDual`), and a plan is read off
-where what is cheapest leaves room. That holds for a plan that takes less than there is, too, if faster ones take more.
-What the descent ends at is made to fit as any plan is (`fitting`), as long as it can be faster than what is known. What
-prices leave open is closed by branches, of one value's size at a time (`branching`). In these, and where repeats are
-apart, prices are tried among all strategies: that takes less than descents do (`read_off.fit_over_all_strategies`).
+Under a binding memory budget, a multiplier maximizes the bound (`dual_bound.LagrangianDual`), and a plan is rounded
+from a cut with slack; likewise when the plan has slack but faster plans do not fit. The descended plan is fitted like
+any other (`lagrangian`) while it can still beat the incumbent. A duality gap is closed by branching on one value's size
+(`branching`). There, and with untied repeats, multipliers are tried over all strategies: cheaper computationally than
+descents (`primal_recovery.fit_over_all_strategies`).
 
-Where all that is dear, for edges have many entries, what messages end at is read off with fewer moves followed first:
-they get nearer then, and what the true prices make of the moves that were too cheap is the descent's to mend.
+When edges have many entries and exact prices are expensive, messages are first rounded with fewer moves followed: they
+converge closer then, and the descent corrects the underpriced moves.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.warm_start import WarmStart
 
-#: The gap that a plan may have; and the one down to which a plan is looked for all the same, once a gap had to be
-#: closed, where the edges between decisions have so few entries that message passing takes seconds (17 million: 9 s).
+#: Target gap; and the finer target once a gap had to be closed and message passing takes seconds: few entries of edges
+#: between decisions (17 million: 9 s).
 TARGET_GAP, FINE_TARGET_GAP = 0.01, 0.005
 MAX_CHEAP_ENTRIES = 25_000_000
 
-#: Entries with which prices of memory for each peak are tried, some twenty at 0.12 s a million.
+#: Maximum number of entries with per-peak multipliers (some twenty iterations at 0.12 s a million).
 MAX_REFINED_ENTRIES = 50_000_000
 
-#: The gap over which it is the bound, more than the plan, that is far from the optimum.
+#: Gap above which the bound, more than the plan, is far from the optimum.
 WIDE_GAP = 0.03
 
-#: Prices of a byte at which a plan is read off where the fastest one does not fit, as `fitting` counts them: nearly
-#: nothing first, for what takes less at no cost.
+#: Multipliers to round a plan at when the fastest one does not fit, in units of `lagrangian`: nearly zero first, to
+#: find savings at no cost.
 _MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
 
 
 def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
-    """A plan on three axes that fits, or a faster one that does, with a better bound. A deadline leaves what is
-    known by then. bounding: the chain that its bound is of, if it has one."""
+    """A three-axis plan that fits, or a faster one, with a better bound. A deadline returns the best so far.
+
+    bounding: the chain of its bound, if any.
+    """
     clock = search.clock
     if found.cost.gap <= TARGET_GAP or clock.is_expired:
         return found
@@ -110,7 +112,7 @@ def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None =
         if found.cost.gap > TARGET_GAP and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
             found = refine_over_all_strategies(search, found, chain.untie())
     except OutOfTimeError:
-        found = search.reported_plan or found  # what was found in the middle of a pass counts
+        found = search.reported_plan or found  # including the last plan of an interrupted pass
     finally:
         clock.may_stop = interrupts
     return found
@@ -122,40 +124,40 @@ def _has_few_entries(chain: Chain) -> bool:
 
 
 def _count_edge_entries(chain: Chain) -> int:
-    """Entries of all edges between decisions, those of a run's repeats once."""
+    """Entries of all edges between decisions; repeats of a run count once."""
     kinds = dict.fromkeys(kind for kind, _ in chain.cores())
     return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values())
 
 
 def _close_gap_untied(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
-    """A plan with the best bound that prices of memory give, or a faster one that is read off at one of them.
+    """The plan with the best Lagrangian bound, or a faster one rounded at some multiplier.
 
-    chain: one whose repeats decide each for itself.
+    chain: with untied repeats.
     """
     chain.warm_start = WarmStart()
-    read, model = solve_tied(chain), search.memory_model(chain.graph.variables.shared_layouts)
-    found = _raise_bound(search, found, LowerBound(read.tied_bound, chain))
+    solution, model = solve_tied(chain), search.memory_model(chain.graph.variables.shared_layouts)
+    found = _raise_bound(search, found, LowerBound(solution.tied_bound, chain))
     if found.cost.gap <= FINE_TARGET_GAP:
         return found
     peaks = [peak for peak, _ in found.multipliers.constraints] if found.multipliers is not None else []
-    peaks = peaks or [model.constraint_at_peak(decide(chain.graph, read.states))]
+    peaks = peaks or [model.constraint_at_peak(decide(chain.graph, solution.states))]
     peaks = [peak for peak in peaks if model.bytes_at(peak, found.decisions) <= search.limit_bytes]
     dual = LagrangianDual(search=search, chain=chain, constraints=peaks, solve=solve_tied)
-    low = dual.to_cut(0.0, chain, read) if peaks else None  # what a plan that fits may take bounds none
+    low = dual.to_cut(0.0, chain, solution) if peaks else None  # else no peak bounds feasible plans
     if low is None or low.slope <= 0:
-        return _recover_feasible(search, found, chain, read)
+        return _recover_feasible(search, found, chain, solution)
     if found.cost.gap <= TARGET_GAP:
         return found
     high: DualCut | None = None
     is_in_vain = False
-    for made in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
-        found = _raise_bound(search, found, LowerBound(made.bound_s, made.chain))
-        if made.slope <= 0 and found.cost.gap > TARGET_GAP and not is_in_vain:  # the next prices are near this one
-            known, found = found, fit_over_all_strategies(search, found, made.chain, made.solution)
-            is_in_vain = found is known
+    for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
+        found = _raise_bound(search, found, LowerBound(cut.bound_s, cut.chain))
+        if cut.slope <= 0 and found.cost.gap > TARGET_GAP and not is_in_vain:  # the next multipliers are close
+            previous, found = found, fit_over_all_strategies(search, found, cut.chain, cut.solution)
+            is_in_vain = found is previous
         if found.cost.gap <= TARGET_GAP:
             return found
-        low, high = (made, high) if made.slope > 0 else (low, made)
+        low, high = (cut, high) if cut.slope > 0 else (low, cut)
     if high is None:
         return found
     root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
@@ -163,7 +165,7 @@ def _close_gap_untied(search: MeshSearch, found: CandidatePlan, chain: Chain) ->
 
 
 def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) -> CandidatePlan:
-    """A plan with a bound, if that is a better one, and the price that it is at."""
+    """The plan with the bound and its multipliers, when that is higher."""
     if bound.seconds <= found.cost.lower_bound_s:
         return found
     found = replace(found, cost=bound.apply_to(found.cost), multipliers=bound.chain.multipliers)
@@ -172,19 +174,19 @@ def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) ->
 
 
 def _recover_at(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
-    """The plan that is descended to from what message passing reads off a chain, with the bound that it ends at."""
-    read = solve_tied(chain)
+    """The plan descended from a chain's rounded messages, with the final bound."""
+    solution = solve_tied(chain)
     if not chain.runs:
-        found = _raise_bound(search, found, subtract_budget(read.tied_bound, chain, search.limit_bytes))
-    return recover_plan(search, found, chain, read)
+        found = _raise_bound(search, found, subtract_budget(solution.tied_bound, chain, search.limit_bytes))
+    return recover_plan(search, found, chain, solution)
 
 
 def _recover_feasible(search: MeshSearch, found: CandidatePlan, chain: Chain, read: ChainSolution) -> CandidatePlan:
-    """What `recover_plan` gives where that fits; else, of what is read off at prices of memory where it peaks, the
-    fastest that does.
+    """Result of `recover_plan` when feasible; otherwise the fastest feasible plan rounded with multipliers at its own
+    peaks.
 
-    What bounds has a price where the unsplit program peaks. A plan that has room there may peak elsewhere, of what it
-    stores because of how it lies, and all strategies of the mesh may have one that does not and is as fast.
+    The bound's multipliers price the unsharded program's peak. A plan with slack there may peak elsewhere, in buffers
+    of its own layouts; the mesh may have an equally fast plan without that peak.
     """
     unit, peaks = found.cost.step_s / found.memory.peak_bytes, list[MemoryConstraint]()
     model = search.memory_model(chain.graph.variables.shared_layouts)
@@ -197,8 +199,8 @@ def _recover_feasible(search: MeshSearch, found: CandidatePlan, chain: Chain, re
             model.constraint_of_buffers(other.live_buffers, other.decisions),
         ]
         chain = chain.with_multipliers(Multipliers.split_equally(peaks, price * unit))
-        made = descend_to_plan(search, found, chain, solve_tied(chain))
-        if made.cost.step_s >= found.cost.step_s:  # between the two may be one that fits
+        candidate = descend_to_plan(search, found, chain, solve_tied(chain))
+        if candidate.cost.step_s >= found.cost.step_s:  # a feasible plan may lie between the two
             break
-        other = made
+        other = candidate
     return fit_if_faster(search, found, other)

@@ -1,11 +1,10 @@
-"""From a plan on three axes to a faster one near it, two axes at a time where one does not get further.
+"""Block coordinate descent from a three-axis plan: one axis at a time, then two.
 
-The search descends along one axis in large programs, and leaves it there: what it finds is mostly within a percent of
-the bound. Where it is not, the other axes come next, then pairs of them. With two of three axes free, a neighbourhood
-has most of what can be changed at all (a value that is split over one axis may be split over another instead), and the
-plan known leaves so little open in it that it is solved in seconds. Block coordinate descent ends at better plans with
-larger blocks (Tseng, "Convergence of a block coordinate descent method for nondifferentiable minimization", 2001, on
-what single coordinates end at).
+In large programs the search descends along one axis and stops, mostly within a percent of the bound. When it is not,
+the other axes follow, then pairs. With two of three axes free, a neighborhood covers most possible changes (a value
+split over one axis may be split over another), and the incumbent leaves little gap in it: it is solved in seconds.
+Larger blocks end at better plans (Tseng, "Convergence of a block coordinate descent method for nondifferentiable
+minimization", 2001, on the limits of single coordinates).
 """
 
 from __future__ import annotations
@@ -17,36 +16,38 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.descent import descend
 
-#: Part of the step time that a round must save to count as one that did.
+#: Minimum relative gain of a successful round.
 _MIN_GAIN = 1e-4
 
-#: The relative gap at which a round counts as solved.
+#: Relative gap of each round's solution.
 _GAP_TOLERANCE = 2e-3
 
-#: How often each block of axes is free at most.
+#: Maximum number of rounds per block of axes.
 _MAX_ROUNDS = 3
 
 
 def block_coordinate_descent(
     search: MeshSearch, found: CandidatePlan, most_open: float, *, together: int
 ) -> CandidatePlan:
-    """A plan that was descended to, or a faster one that fits near it, with the bound of the one given.
+    """A descended plan, or a faster feasible one near it, with the given plan's bound.
 
-    most_open: the gap at which it is good enough. together: axes that are free at a time. Ends too where none of these
-    gains, and when it is late.
+    most_open: sufficient optimality gap.
+    together: number of axes free at a time.
+
+    Also ends when no block improves, or at the deadline.
     """
     blocks, idle = list(combinations([axis.name for axis in found.mesh.axes], together)), 0
     for number in range(_MAX_ROUNDS * len(blocks)):
         if found.cost.gap <= most_open or search.must_stop() or idle == len(blocks):
             break
-        made = _descend_along(search, found, blocks[number % len(blocks)])
-        idle = 1 if made is not found else idle + 1  # what was just free has no more to gain
-        found = made
+        neighbor = _descend_along(search, found, blocks[number % len(blocks)])
+        idle = 1 if neighbor is not found else idle + 1  # the block just freed has no more gain
+        found = neighbor
     return found
 
 
 def _descend_along(search: MeshSearch, found: CandidatePlan, axes: tuple[str, ...]) -> CandidatePlan:
-    """The fastest plan that differs along some axes, if it fits and is faster."""
+    """The fastest plan differing along some axes, when it fits and is faster."""
     chain, together = found.chain, len(axes)
     at = chain.strategies(found.solution.states)
     limit_s = search.time_limit_s()
@@ -62,6 +63,6 @@ def _descend_along(search: MeshSearch, found: CandidatePlan, axes: tuple[str, ..
         lower_bound_s=min(found.cost.lower_bound_s, other.cost.step_s),
         bound_scope=found.cost.bound_scope,
     )
-    made = replace(other, coarse_solution=found.coarse_solution, multipliers=found.multipliers, cost=cost)
-    search.report_plan(made)
-    return made
+    faster_plan = replace(other, coarse_solution=found.coarse_solution, multipliers=found.multipliers, cost=cost)
+    search.report_plan(faster_plan)
+    return faster_plan

@@ -1,4 +1,4 @@
-"""The search on one mesh: a program's choice problem there, its solution, and the plan that this is."""
+"""The search on one mesh: choice problem, solution, and evaluated plan."""
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ from shardwright.plans import CostSummary
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
 
-#: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
-#: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
-#: the finer one.
+#: Maximum number of nodes of a program whose experts' plans are priced beside the search by default. Larger programs
+#: also skip coarse meshes, unless the plan needs no finer one.
 LARGE_PROGRAM_NODES = 2500
 
-#: Relative gap at which the one mesh that is searched with `effort="fast"` counts as solved.
+#: Relative gap of the single mesh solved with `effort="fast"`.
 FAST_GAP_TOLERANCE = 5e-3
 
-#: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
+#: Relative gap of plans to be refined, in large programs.
 LARGE_GAP_TOLERANCE = 1e-3
 
 Listener = Callable[[PlanProgress], None]
 
 
 class MeshSearch:
-    """The program and its pins, read once, and what planning it on any one mesh gives."""
+    """The program and its pins, read once; solves any single mesh."""
 
     def __init__(
         self,
@@ -71,14 +70,16 @@ class MeshSearch:
         self._reported_plan: CandidatePlan | None = None
         self._incumbent_s = math.inf
         check_force(options)
-        mesh_from_options(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
+        mesh_from_options(options, cluster.device_count)  # an impossible mesh is refused before parsing
         self.report("parse")
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
-        self.clock.record_build_time(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
+        self.clock.record_build_time(
+            self.clock.elapsed_s
+        )  # initial estimate: building a plan takes about as long as parsing
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -90,24 +91,23 @@ class MeshSearch:
 
     @property
     def is_fast(self) -> bool:
-        """Whether one mesh is searched, what fits first is taken, and nothing is done to bound or to better that."""
+        """Whether one mesh is searched and its first feasible plan taken, without bounding or improving it."""
         return self.options.effort == "fast" and self.options.mode == "search"
 
     @property
     def refines_to_three_axes(self) -> bool:
-        """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
-        of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
-        of a large program."""
+        """Whether plans are refined to three axes. Not with axis roles or names, undefined on the parts of an axis.
+        Also when three axes are searched outright: in a large program the descent may end at a better plan."""
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and not self.is_fast
 
     def must_stop(self) -> bool:
-        """Whether what is known has to do: a plan, or that none fits."""
+        """Whether the search must stop with its current result: a plan, or infeasibility."""
         return self.clock.must_stop
 
     def time_limit_s(self) -> float:
-        """Seconds that the integer program may take until the deadline, if there is one."""
+        """Seconds left until the deadline, the time limit of an integer program; infinite without a deadline."""
         return self.clock.time_left_s(math.inf)
 
     def report(self, phase: str, detail: str = "") -> None:
@@ -126,16 +126,16 @@ class MeshSearch:
 
     @property
     def reported_plan(self) -> CandidatePlan | None:
-        """The plan that was told of last: what a deadline leaves of what goes on from it."""
+        """The last reported plan: the result of an improvement step cut off by the deadline."""
         return self._reported_plan
 
     def report_plan(self, found: CandidatePlan) -> None:
-        """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
+        """Report a feasible plan with its bound so far, now and in later reports."""
         self._reported_plan = found
         self.report("search", str(found.mesh))
 
     def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
-        """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
+        """The fastest plan on one mesh, memory aside, within a relative gap of `close`."""
         self.report("rules", str(mesh))
         force = self.program.resolve_force(self.options, mesh)
         notes = list(self.flow.notes)
@@ -160,8 +160,8 @@ class MeshSearch:
         )
 
     def step_with_overlap_s(self, tried: MeshSolution) -> float:
-        """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for, and
-        where each combined collective has a latency."""
+        """Seconds a step of a solution, with overlap capped by the available compute and a latency per combined
+        collective."""
         topology = tried.chain.graph.prices.topology
         if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
@@ -214,29 +214,31 @@ class MeshSearch:
         )
 
     def bytes_needed(self, found: CandidatePlan) -> int:
-        """What a device must have for a plan: the predicted peak and what the prediction may miss."""
+        """Device memory a plan needs, bytes: predicted peak plus margin."""
         return bytes_with_margin(found.memory, self.profile)
 
     def fits(self, found: CandidatePlan) -> bool:
-        """Whether a device has what a plan needs."""
+        """Whether a plan's memory need is within the limit."""
         return self.bytes_needed(found) <= self.limit_bytes
 
     def memory_model(self, hubs: Iterable[Leaf]) -> MemoryModel:
-        """What the program stores and when, with the margin that is needed of what fits."""
+        """Memory model of the program, with the margin required of feasible plans.
+
+        hubs: values with a shared layout.
+        """
         margin = self.profile.compiler.margin_within(self.limit_bytes)
         return self.program.build_memory_model(self.profile, hubs, margin)
 
     def _strategies_for(self, mesh: Mesh) -> StrategyBuilder:
-        """Strategies on a mesh that is searched: known to all that is searched there, whatever is forced or computed
-        otherwise."""
-        found = self._strategies.get(mesh)
-        if found is None:
-            found = self._strategies[mesh] = self.strategy_builder(Prices(mesh, self.cluster, self.profile))
-        return found
+        """Strategies on a searched mesh, shared by all variants and forced strategies."""
+        builder = self._strategies.get(mesh)
+        if builder is None:
+            builder = self._strategies[mesh] = self.strategy_builder(Prices(mesh, self.cluster, self.profile))
+        return builder
 
     def strategy_builder(self, prices: Prices) -> StrategyBuilder:
-        """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
-        split all the same: no plan for the program as it stands."""
+        """Strategies on the mesh of `prices`. With rewrites allowed, dimensions split unevenly are stored padded; such
+        a plan needs a rewritten program."""
         return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
 
     def build_chain(self, mesh: Mesh, force: ForcedStrategy, in_place: frozenset[int]) -> Chain:
@@ -247,23 +249,23 @@ class MeshSearch:
         return chain
 
     def refine_graph(self, chain: Chain, mesh: Mesh) -> CostGraph:
-        """The graph of a chain on another mesh: where plans are descended to."""
+        """The cost graph of a chain on another mesh, the target of a descent."""
         prices = Prices(mesh, self.cluster, self.profile)
-        builder, known = self.strategy_builder(prices), NeighborhoodCache()
+        builder, cache = self.strategy_builder(prices), NeighborhoodCache()
         return replace(
             chain.graph,
             prices=prices,
             builder=builder,
-            neighborhood_cache=known,
+            neighborhood_cache=cache,
             _sets={},
             _min_seconds={},
             _partial={},
         )
 
     def build_bounding_chain(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
-        """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
+        """A relaxed chain with every strategy available to refined plans at equal or lower cost: valid only to bound.
 
-        even_rank, uneven_rank: as `RelaxedPrices` takes them.
+        even_rank, uneven_rank: see `RelaxedPrices`.
         """
         prices = RelaxedPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
         builder = RelaxedStrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
@@ -271,12 +273,11 @@ class MeshSearch:
 
     @property
     def max_rank(self) -> int:
-        """Of arrays of up to so many dimensions moves are followed where all are."""
+        """The rank up to which all moves are followed exactly."""
         return max(EXACT_RANK, *(shape.rank for node in self.flow.nodes for shape in node.shapes))
 
     def with_exact_moves(self, chain: Chain, rank: int) -> Chain:
-        """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
-        dimensions."""
+        """A bounding chain with the same strategies; moves of arrays up to `rank` dimensions are followed exactly."""
         prices = chain.graph.prices
         assert isinstance(prices, RelaxedPrices), "only chains to bound count moves by what a device must receive"
         if (prices.even_rank, prices.uneven_rank) == (rank, rank):
@@ -299,7 +300,8 @@ class MeshSearch:
         combinable: Mapping[Leaf, int] = self.program.combinable_bytes if prices.topology.combiner_limits else {}
         if combinable:
             extra |= {
-                node: (*extra.get(node, ()), each) for node, each in combinable_bytes_by_node(self.flow, combinable)
+                node: (*extra.get(node, ()), group_key)
+                for node, group_key in combinable_bytes_by_node(self.flow, combinable)
             }
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
@@ -334,7 +336,7 @@ class MeshSearch:
     def _strategies_of_pins(
         self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
     ) -> dict[int, StrategySet]:
-        """Strategies of the nodes that may not choose freely."""
+        """Strategies of the pinned nodes."""
         nodes, names = self.flow.nodes, self._node_names()
         return {
             node: builder.of_shardings(
@@ -350,24 +352,24 @@ class MeshSearch:
         }
 
     def _node_names(self) -> dict[int, str]:
-        """What messages call the nodes that the user knows; an output that is also an argument, by that."""
+        """Names of user-visible nodes in messages; an output that is also an argument has the argument's name."""
         flow, program = self.flow, self.program
-        found: dict[int, str] = {}
+        labels: dict[int, str] = {}
         for kind, nodes, names in (
             ("argument", flow.parameters, program.arguments),
             ("output", flow.outputs, program.outputs),
         ):
             for node, name in zip(nodes, names, strict=True):
-                found.setdefault(node, f"{kind} {name}")
-        return found
+                labels.setdefault(node, f"{kind} {name}")
+        return labels
 
 
-#: Forced strategies that promise to compute along the batch.
+#: Forced strategies that split computation along the batch.
 _ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
 
 
 def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[str]:
-    """What a strategy that splits the batch computes whole on every device all the same."""
+    """Note of the products computed whole on every device despite a batch-splitting strategy."""
     axis = decisions.graph.prices.mesh.axes[0]
     whole = []
     for node in decisions.graph.flow.nodes:

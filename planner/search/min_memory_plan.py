@@ -1,9 +1,9 @@
-"""A plan that takes little memory whatever else it takes, known early where memory binds.
+"""The minimum-memory plan: found early under a binding memory budget.
 
-State fully sharded, everything computed again that can be, the batch in as few parts as make that fit: what an expert
-would write for a model that is too large. It is forced, and so found in a second or two: a deadline can leave with it.
-Where the fastest such plan does not fit, however many the parts, the thriftiest is looked for by a price of memory, for
-the fastest may gather all state ahead of the loop over the parts.
+Fully sharded state, full rematerialization, as few micro-batches as fit: an expert's choice on an oversized model.
+Being forced, it is found in a second or two and can serve as the result at a deadline. When the fastest such plan fits
+with no number of micro-batches, a memory multiplier searches a smaller one: the fastest may gather all state ahead of
+the loop over micro-batches.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.search.solutions import CandidatePlan
 
-#: Most micro-batches that are searched unless more are asked for.
+#: Default maximum number of micro-batches.
 MAX_MICRO_BATCHES = 16
 
-#: Most that are tried where a plan of no fewer fits: each part has work of its own for every device.
+#: Maximum when no smaller number fits: each part has work of its own on every device.
 MAX_MICRO_BATCHES_IN_NEED = 256
 
-#: Makes the plan in so many micro-batches, a price of memory looking for one that needs less or not: see
+#: Builds the plan of (micro-batches, whether a memory multiplier searches a smaller one): see
 #: `_plan_with_micro_batches`.
 PlanMaker = Callable[[int, bool], "SearchResult | None"]
 
@@ -42,28 +42,29 @@ _BOUND_SCOPE = (
 
 
 def find_fallback_plan(search: Search, plain: CandidatePlan | None = None) -> SearchResult | None:
-    """Such a plan, if one fits the memory; else the refusal of the one that needs least. None where what was asked for
-    leaves no choice, or none can be had.
+    """A minimum-memory plan that fits; otherwise the refusal needing least memory. None when the options exclude it, or
+    none exists.
 
-    plain: the fully sharded one of the program as it is, where it is known.
+    plain: the unchanged program's fully sharded plan, when already known.
     """
     make = _plan_maker(search, plain)
     if make is None:
         return None
     refused: list[SearchResult] = []
     for most, is_priced in ((MAX_MICRO_BATCHES, False), (MAX_MICRO_BATCHES_IN_NEED, True)):
-        for made in _plans_by_micro_batches(search, make, most, is_priced):
-            if made.best_plan is not None:
-                return made
-            refused.append(made)
+        for result in _plans_by_micro_batches(search, make, most, is_priced):
+            if result.best_plan is not None:
+                return result
+            refused.append(result)
         if search.must_stop():
             break
     return min(refused, key=lambda outcome: outcome.min_needed_bytes, default=None)
 
 
 def find_min_memory_plan(search: Search) -> SearchResult | None:
-    """One of those plans that fits, or else the refusal of the one that needs least, of as many parts as there may be
-    or of fewer, if that needs less: known sooner than `find_fallback_plan`, and slower to run. None as there."""
+    """A feasible minimum-memory plan, or the refusal needing least memory, starting from the maximum number of
+    micro-batches and halving while that reduces the need. Found sooner than with `find_fallback_plan`, but slower to
+    run. None in the same cases."""
     make = _plan_maker(search)
     if make is None:
         return None
@@ -71,19 +72,19 @@ def find_min_memory_plan(search: Search) -> SearchResult | None:
     number = MAX_MICRO_BATCHES_IN_NEED if search.options.micro_batches is None else fewest
     least: SearchResult | None = None
     while number >= fewest:
-        made = make(number, True)
-        if made is not None:
-            if made.best_plan is not None:
-                return made
-            if least is not None and made.min_needed_bytes > least.min_needed_bytes:
+        result = make(number, True)
+        if result is not None:
+            if result.best_plan is not None:
+                return result
+            if least is not None and result.min_needed_bytes > least.min_needed_bytes:
                 break
-            least = made
+            least = result
         number //= 2
     return least
 
 
 def _plan_maker(search: Search, plain: CandidatePlan | None = None) -> PlanMaker | None:
-    """What makes such plans; None where there can be none. plain: as above."""
+    """The builder of these plans; None without one. plain: see `find_fallback_plan`."""
     if not search.is_unforced:
         return None
     plain = plain or build_fully_sharded_plan(search)
@@ -91,24 +92,24 @@ def _plan_maker(search: Search, plain: CandidatePlan | None = None) -> PlanMaker
 
 
 def _plans_by_micro_batches(search: Search, make: PlanMaker, most: int, is_priced: bool) -> Iterator[SearchResult]:
-    """Such plans of ever more micro-batches, those left out that cannot be enough."""
+    """Such plans with increasing micro-batches, omitting insufficient numbers."""
     last, number = 0, search.program.micro_batches
     most = most if search.options.micro_batches is None else number
     while last < number <= most:
-        made = make(number, is_priced)
-        if made is None:  # the step does not split so far, or leaves nothing to shard
+        result = make(number, is_priced)
+        if result is None:  # the step does not split that often, or nothing is left to shard
             most = number = number // 2
             continue
-        yield made
-        last, number = number, _next_micro_batches(search, made, number, most)
+        yield result
+        last, number = number, _next_micro_batches(search, result, number, most)
 
 
 def _plan_with_micro_batches(
     search: Search, again: Recomputation | None, number: int, is_priced: bool
 ) -> SearchResult | None:
-    """The fully sharded plan in so many micro-batches, or its refusal; None where there is none.
+    """The fully sharded plan with this many micro-batches, or its refusal; None without one.
 
-    is_priced: whether a price of memory looks for one that needs less.
+    is_priced: whether a memory multiplier searches a smaller plan.
     """
     try:
         variant = search.for_variant(again, number)
@@ -116,18 +117,18 @@ def _plan_with_micro_batches(
         raise
     except (PlanError, AnnotationError):
         return None
-    found = build_fully_sharded_plan(variant)
-    if found is None:
+    plan = build_fully_sharded_plan(variant)
+    if plan is None:
         return None
-    made = SearchResult(search=variant, solutions=[], mesh_errors={})
+    result = SearchResult(search=variant, solutions=[], mesh_errors={})
     try:
-        fits = fit_plan(variant, found) if is_priced else _check_type(variant, found)
+        fits = fit_plan(variant, plan) if is_priced else _check_type(variant, plan)
     except MemoryBudgetError as error:
-        made.add_memory_error(error)
-        return made
-    made.best_plan = replace(fits, cost=replace(fits.cost, bound_scope=_BOUND_SCOPE))
-    variant.offer(made.best_plan)
-    return made
+        result.add_memory_error(error)
+        return result
+    result.best_plan = replace(fits, cost=replace(fits.cost, bound_scope=_BOUND_SCOPE))
+    variant.offer(result.best_plan)
+    return result
 
 
 def _check_type(search: Search, found: CandidatePlan) -> CandidatePlan:
@@ -137,8 +138,8 @@ def _check_type(search: Search, found: CandidatePlan) -> CandidatePlan:
 
 
 def _next_micro_batches(search: Search, made: SearchResult, number: int, most: int) -> int:
-    """The number of micro-batches to try after this one, with which the fully sharded plan does not fit: the first that
-    may be enough, for parts of a batch take at best as much less as they are more."""
+    """The next number of micro-batches after a refusal: the first possibly sufficient one, assuming per-part memory
+    inversely proportional to the number."""
     number *= 2
     if isinstance(made.memory_error, TooLargeError):
         needed, stored = made.min_needed_bytes, made.memory_error.stored_bytes
@@ -148,7 +149,7 @@ def _next_micro_batches(search: Search, made: SearchResult, number: int, most: i
 
 
 def _full_recomputation(search: Search, found: CandidatePlan) -> Recomputation | None:
-    if search.options.remat == "none" or search.program.micro_batches > 1:  # what is, is told from the whole batch
+    if search.options.remat == "none" or search.program.micro_batches > 1:  # levels derive from the whole batch
         return None
     ladder = list_recomputations(
         found.decisions, found.chain, found.cost.step_s, found.memory.peak_bytes, BYTE_PRICES[-1:]

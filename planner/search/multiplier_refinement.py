@@ -1,9 +1,8 @@
-"""The last of a search that memory binds, where more is open than a plan may leave: a price of memory for each peak.
+"""The last step under a binding memory budget: one multiplier per peak, when the gap exceeds the target.
 
-All that came before prices the peaks of plans alike. What `cutting_planes` finds at prices of their own is a faster
-plan under the bound that is known. It is looked for where plans were looked for before: among all strategies of a mesh
-where message passing over them takes a fraction of a second, by descents on other meshes of three axes, and else in the
-chain that the plan is of.
+Earlier steps share one multiplier among the peaks. `cutting_planes` with separate multipliers finds a faster plan below
+the known bound. Search space, by case: all strategies of a mesh when message passing over them takes a fraction of a
+second; descents on other three-axis meshes; otherwise the plan's own chain.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 
-#: The gap that a plan may have.
+#: Target optimality gap.
 TARGET_GAP = 0.01
 
 
 def refine_multipliers(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
-    """A plan that fits, or a faster one near those that were looked at, with a better bound. A deadline leaves what is
-    known by then."""
+    """The feasible plan, or a faster one nearby, with a better bound. A deadline returns the best so far."""
     clock = search.clock
     if found.cost.gap <= TARGET_GAP or found.multipliers is None or clock.is_expired:
         return found
@@ -47,50 +45,53 @@ def refine_multipliers(search: MeshSearch, found: CandidatePlan) -> CandidatePla
 
 
 def refine_over_all_strategies(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
-    """The same, of all strategies of the plan's mesh.
+    """`refine_multipliers` over all strategies of the plan's mesh.
 
-    chain: to bound, without runs, whose moves are all followed.
+    chain: a bounding chain without runs, with all moves followed.
     """
     if found.cost.gap <= TARGET_GAP or search.must_stop():
         return found
     chain = chain.with_multipliers(None)
-    known, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), found.notes)
-    if known is None or search.fits(start):
+    incumbent, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), found.notes)
+    if incumbent is None or search.fits(start):
         return found
-    fitting = LagrangianSearch(search, start, found.cost.step_s, (), known)
-    found = _improve_bound(search, found, fitting, known)
+    fitting = LagrangianSearch(search, start, found.cost.step_s, (), incumbent)
+    found = _improve_bound(search, found, fitting, incumbent)
     if found.cost.gap <= TARGET_GAP:
         return found
-    made = refined_by_prices(fitting, known, _target_step_s(found))
-    return from_bounding_chain(search, found, made) if made is not known else found
+    candidate = refined_by_prices(fitting, incumbent, _target_step_s(found))
+    return from_bounding_chain(search, found, candidate) if candidate is not incumbent else found
 
 
 def constant_cost_s(graph: CostGraph) -> float:
-    """What plans take at least that no choice of a chain's variables says, for those whose repeats decide alike."""
+    """Lower bound on the cost outside a chain's variables with tied repeats, seconds."""
     return graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s()
 
 
 def _improve_bound(
     search: MeshSearch, found: CandidatePlan, fitting: LagrangianSearch, known: CandidatePlan, besides_s: float = 0.0
 ) -> CandidatePlan:
-    """A plan with the bound that prices for each peak give, if that is a better one. known: the same in the chain that
-    is fitted. besides_s: what all take besides what that says."""
+    """The plan with the bound of per-peak multipliers, when that is higher.
+
+    known: the same plan in the fitted chain.
+    besides_s: cost outside that chain, seconds.
+    """
     bound_s, price = improve_bound(fitting, known, found.cost.step_s * (1 - TARGET_GAP) - besides_s)
     if bound_s + besides_s <= found.cost.lower_bound_s:
         return found
     bound = LowerBound(bound_s + besides_s, fitting.start_plan.chain.with_multipliers(price))
-    made = replace(found, cost=bound.apply_to(found.cost), multipliers=price)
-    search.report_plan(made)
-    return made
+    bounded_plan = replace(found, cost=bound.apply_to(found.cost), multipliers=price)
+    search.report_plan(bounded_plan)
+    return bounded_plan
 
 
 def _improve_plan(search: MeshSearch, found: CandidatePlan, fitting: LagrangianSearch) -> CandidatePlan:
-    """A plan, or a faster one that prices for each peak give, if more is open than it may leave."""
+    """The plan, or a faster one from per-peak multipliers when the gap exceeds the target."""
     if found.cost.gap <= TARGET_GAP:
         return found
     return choose_faster(search, found, refined_by_prices(fitting, found, _target_step_s(found)))
 
 
 def _target_step_s(found: CandidatePlan) -> float:
-    """What a plan may take under the bound that is known."""
+    """Step time at the target gap above the known bound, seconds."""
     return found.cost.lower_bound_s / (1 - TARGET_GAP)

@@ -1,6 +1,6 @@
-"""What is planned, read once: the rewritten module, who reads what, names, pins, and what may be partial.
+"""The program to plan, read once: rewritten module, dataflow, names, pins, possible partial sums.
 
-Nothing here depends on a mesh.
+Independent of any mesh.
 """
 
 from __future__ import annotations
@@ -61,15 +61,20 @@ from shardwright.shardings import Mesh
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two.
-    rewritten: which arguments and outputs have other dimensions now.
-    original / original_text: as it was given. arguments / outputs: their names.
-    batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
-    pins: requirements by node. twins: nodes that compute again what another one does, and which.
-    said: how the program's own arguments and outputs lie, where it says so.
-    state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
-    profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
-    clock: ends the reading.
+    module: as planned, after rewrites.
+    unsplit: before dimension splitting.
+    rewritten: arguments and outputs with changed dimensions.
+    original / original_text: as given.
+    arguments / outputs: their names.
+    batch: batch argument (flat number) → dimension, in a step cut into micro-batches; otherwise None.
+    pins: requirements by node.
+    twins: rematerialized node → original node.
+    own_shardings: the program's own shardings of arguments and outputs, when given.
+    state: nodes of arguments kept between steps.
+    fed_arguments: nodes of all other arguments.
+    rules: strategy rules of its instructions.
+    profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
+    clock: may end the reading.
     """
 
     def __init__(
@@ -90,20 +95,18 @@ class Program:
         self.own_shardings = VariableShardings()
         if options.constraints == "keep":
             self.own_shardings = VariableShardings.of(module, outputs)
-        # What every reading of the program begins with: its shardings as calls, and its functions in place.
+        # Common start of all variants: shardings as calls, functions inlined.
         self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
         self.rules = RuleCache()
         self._rewrite(None, options.micro_batches or 1)
 
     def rewrite_variant(self, again: Recomputation | None, micro_batches: int) -> Program:
-        """The same program computing values again, and so many parts of the batch one after the other.
-
-        Raises MicroBatchError where it does not split.
-        """
-        made = copy(self)
-        made.rules = RuleCache(self.rules)
-        made._rewrite(again, micro_batches)
-        return made
+        """The same program with rematerialization and this many micro-batches. Raises MicroBatchError when it does not
+        split."""
+        variant = copy(self)
+        variant.rules = RuleCache(self.rules)
+        variant._rewrite(again, micro_batches)
+        return variant
 
     def _rewrite(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
@@ -115,8 +118,8 @@ class Program:
             )
             module = expand_batch_norms(expand_top_k(module))
         if again is not None:
-            made = apply_recomputation(module, again)
-            module, twins = made.module, dict(made.twins)
+            rewritten = apply_recomputation(module, again)
+            module, twins = rewritten.module, dict(rewritten.twins)
         self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
         self.clock.check()
@@ -153,7 +156,7 @@ class Program:
         self._kernels: Kernels | None = None
         self._expensive_nodes: frozenset[int] | None = None
         self._structures: dict[Hashable, ProgramStructure] = {}
-        self._node_keys: dict[Hashable, int] = {}  # of what `build_structure` is told of nodes
+        self._node_keys: dict[Hashable, int] = {}  # numbers of `build_structure`'s node keys
         self._gradients: frozenset[Leaf] | None = None
         self._readiness: Readiness | None = None
         self._combinable_bytes: Mapping[Leaf, int] | None = None
@@ -161,7 +164,7 @@ class Program:
         self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
     def adopt_shardings(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
-        """Take over what another program says of the same arguments and outputs; batch: see the class."""
+        """Adopt another program's shardings of the same arguments and outputs; batch: see the class."""
         self.own_shardings, self.batch = said, batch
         self.pins = collect_requirements(self.flow, self.options, said, batch)
 
@@ -174,42 +177,42 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all arguments kept between steps, unsplit."""
+        """Bytes of all arguments kept between steps, unsharded."""
         nodes = self.flow.nodes
         return sum(shape.size_bytes for node in self.state for shape in nodes[node].shapes)
 
     @property
     def gradients(self) -> frozenset[Leaf]:
-        """Values that may be moved beside compute."""
+        """Values whose communication may overlap compute."""
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
 
     @property
     def readiness(self) -> Readiness:
-        """What has to be computed before these values."""
+        """Nodes computed before the gradients."""
         if self._readiness is None:
             self._readiness = Readiness(self.flow, self.gradients)
         return self._readiness
 
     @property
     def combinable_bytes(self) -> Mapping[Leaf, int]:
-        """Values whose moves a compiler may combine, and the bytes of all that they may be combined with."""
+        """Value → bytes of all collectives a compiler may combine with its own."""
         if self._combinable_bytes is None:
             self._combinable_bytes = combinable_bytes(self.flow)
         return self._combinable_bytes
 
     @property
     def kernels(self) -> Kernels:
-        """What fusion makes of the nodes."""
+        """Fused kernels of the nodes."""
         if self._kernels is None:
             merges = self.profile is not None and self.profile.compiler.merges_loops
             self._kernels = find_kernels(self.flow, merges=merges)
         return self._kernels
 
     def cheap_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
-        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.cheap_nodes`, but
-        for what takes too long for that."""
+        """Per node, whether each consumer recomputes it in the sharding it needs. Like `variables.cheap_nodes`, without
+        expensive nodes."""
         if self._expensive_nodes is None:
             self._expensive_nodes = (
                 expensive_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
@@ -217,7 +220,7 @@ class Program:
         return cheap_nodes(self.flow, self._expensive_nodes.union(pinned), with_stored=with_stored)
 
     def resolve_force(self, options: PlanOptions, mesh: Mesh) -> ForcedStrategy:
-        """What the strategy of `options` asks on one mesh. Raises as `planner.pins.force.forced` does."""
+        """The forced strategy of `options` on one mesh. Raises like `constraints.forced.force_strategy`."""
         if options.force is None:
             return ForcedStrategy()
         if not isinstance(options.force, str):
@@ -227,7 +230,7 @@ class Program:
         return force_strategy(self.flow, self.arguments, options, mesh, self._batch_dims)
 
     def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> TiedDims:
-        """Which dimensions go together where the nodes of `requirements` may not choose freely."""
+        """Tied dimensions when the nodes of `requirements` are pinned."""
         free = tuple(self.cheap_nodes(requirements, with_stored=True))
         if free not in self._ties:
             self._ties[free] = TiedDims(self.flow, free, self.rules)
@@ -236,21 +239,28 @@ class Program:
     def build_structure(
         self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]
     ) -> ProgramStructure:
-        """Segments and variables where the nodes of `requirements` may not choose freely.
+        """Segments and variables when the nodes of `requirements` are pinned.
 
-        extra: keys of further nodes that differ from others of their kind, equal where they do not.
+        extra: node → key; distinguishes nodes otherwise equal.
         """
-        pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
-        numbers = self._node_keys  # few, for many nodes: what compares and hashes them is quick
+        pinned = {
+            node: tuple(requirement.key for requirement in node_requirements)
+            for node, node_requirements in requirements.items()
+        }
+        numbers = self._node_keys  # few distinct keys, cheap to compare and hash
         marks = {node: numbers.setdefault(what, len(numbers)) for node, what in extra.items()}
         key = (tuple(sorted(pinned.items())), tuple(sorted(marks.items())))
-        found = self._structures.get(key)
-        if found is None:
-            found = self._structures[key] = ProgramStructure(self, pinned, marks)
-        return found
+        structure = self._structures.get(key)
+        if structure is None:
+            structure = self._structures[key] = ProgramStructure(self, pinned, marks)
+        return structure
 
     def build_memory_model(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> MemoryModel:
-        """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
+        """The memory model: buffers and their lifetimes.
+
+        hubs: values with a shared layout.
+        margin: fraction of the temporaries required in addition.
+        """
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
         hoists = profile.compiler.hoists_loop_invariants
@@ -260,7 +270,7 @@ class Program:
 
 
 class ProgramStructure:
-    """The variables of a program: its layout, segments and runs, for one set of pins."""
+    """The variables of a program under one set of pins, with its segments and runs."""
 
     def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
         flow = program.flow
@@ -287,16 +297,16 @@ class ProgramStructure:
 
 
 def _note_elided_constants(module: Module) -> list[str]:
-    """What is said of constants whose value the text leaves out."""
+    """Note of constants with elided values."""
     constants = elided(module)
     if not constants:
         return []
-    names = ", ".join(each.name for each in constants[:3]) + (", …" if len(constants) > 3 else "")
+    names = ", ".join(constant.name for constant in constants[:3]) + (", …" if len(constants) > 3 else "")
     return [f"{names}: the text leaves the value out; planned as unknown, not to be run: {PRINT_THEM}"]
 
 
 def _pair_nodes(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
-    """Pairs of instructions as pairs of the nodes that they are."""
+    """Pairs of instructions as pairs of their nodes."""
     nodes: dict[str, list[int]] = {}
     for node in flow.nodes if twins else ():
         nodes.setdefault(node.instruction.name, []).append(node.index)
@@ -304,12 +314,12 @@ def _pair_nodes(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
 
 
 def _split_variables(said: Mapping[int, ImportedSharding]) -> set[int]:
-    """Numbers of the variables whose dimensions the program splits."""
+    """Numbers of the variables with dimensions split by the program."""
     return {number for number, sharding in said.items() if sharding.is_split}
 
 
 def _arguments_pinned_by_name(module: Module, options: PlanOptions) -> set[int]:
-    """Flat numbers of the arguments whose dimensions the user pins by name."""
+    """Flat numbers of the arguments pinned by name."""
     if not isinstance(options.force, Mapping):
         return set()
     names = options.argument_names or parameter_names(module)

@@ -1,9 +1,9 @@
-"""The program computed whole on every device: what no plan that is handed out is slower than, where it fits.
+"""The fully replicated program: a baseline no returned plan is slower than, when it fits.
 
-    seconds a step = Σ executions × seconds of the whole instruction + arrival of what the client sends, whole
+    seconds a step = Σ executions × seconds of the whole instruction + arrival of the client's inputs, whole
 
-It has no collectives, so that it is a sum over instructions, with no problem to solve: its price is known as soon as
-any plan is. The plan itself is only made where that sum is less than what another plan takes.
+Without collectives it is a sum over instructions: its cost is known as soon as any plan is. The plan itself is built
+only when that sum is below another plan's step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def compute_replicated_step_s(graph: CostGraph) -> float:
-    """Seconds a step of the program computed whole on every device; where pins forbid that, no plan that keeps to them
-    and computes everything whole takes less."""
+    """Seconds a step of the fully replicated program; when pins forbid it, a lower bound on plans that respect them and
+    compute everything whole."""
     layout, flow, prices = graph.variables, graph.flow, graph.prices
-    once: dict[tuple[int, bool, Traffic | None], float] = {}  # equal instructions have one number
+    once: dict[tuple[int, bool, Traffic | None], float] = {}  # seconds by signature of equal instructions
     total = 0.0
     for node in flow.nodes:
         if node.is_value or not node.weight:
@@ -43,7 +43,7 @@ def compute_replicated_step_s(graph: CostGraph) -> float:
 
 
 def _unsplit_shardings(instruction: Instruction) -> tuple[list[TensorSharding], list[TensorSharding]]:
-    """Operands and results of an instruction, nothing split."""
+    """Replicated shardings of an instruction's operands and results."""
     inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
     return (
         [TensorSharding.replicated(leaf.rank) for leaf in inputs],
@@ -54,7 +54,7 @@ def _unsplit_shardings(instruction: Instruction) -> tuple[list[TensorSharding], 
 def replicate_if_faster(
     search: Search, found: CandidatePlan, why: str = experts.BEST_AT_DEADLINE
 ) -> CandidatePlan | None:
-    """The plan that computes everything on every device, where it fits the memory and is faster than `found`."""
+    """The fully replicated plan, when it fits the memory and is faster."""
     step_s = found.cost.step_s * (1 - MIN_GAIN)
     if compute_replicated_step_s(found.chain.graph) >= step_s:
         return None
@@ -64,8 +64,7 @@ def replicate_if_faster(
 
 
 def choose_first_plan(search: Search, first: CandidatePlan | None) -> CandidatePlan | None:
-    """`first`, the plan of an expert, or that which computes everything on every device, if it is the faster one; None
-    where neither fits the memory."""
+    """The faster of `first` (an expert's plan) and the fully replicated plan; None when neither fits the memory."""
     if first is not None and search.fits(first):
         return replicate_if_faster(search, first) or first
     if not experts.is_likely_to_fit(search, devices=1):

@@ -51,13 +51,12 @@ from shardwright.planner.warm_start.search_records import SearchHistory, SearchQ
 from shardwright.plans import Candidate, Plan
 from shardwright.shardings import Mesh
 
-#: Most axes of the meshes that are searched outright unless more effort is asked for; and how often a plan with one
-#: axis more is then descended from one of theirs.
+#: Maximum number of axes of meshes searched outright by default; maximum numbers of refinements to one axis more.
 MAX_SEARCHED_AXES = 2
 MAX_DESCENTS = 4
 MAX_ROUNDS_IF_LARGE = 1
 
-#: What is said of a mesh, or an expert, whose fastest plan would be faster than the one that is taken.
+#: Note on a mesh or expert whose fastest plan would beat the chosen one.
 _IGNORING_MEMORY = "its fastest plan, memory aside"
 
 
@@ -70,17 +69,18 @@ def plan(
     trails: SearchHistory | None = None,
     clock: Clock | None = None,
 ) -> Plan:
-    """Plan one HLO module for a cluster.
+    """Plan one HLO module on a cluster.
 
-    hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
-    devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
-    once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
-    clock: that the deadline runs by; None begins one now.
+    hlo: HLO text, a parsed module or both.
+    options: without `options.mesh`, all factorizations of the device count into one or two axes are tried (three with
+        `effort="best"`); equivalent ones once.
+    progress: called during planning.
+    trails: records of earlier searches; this search may follow one and adds its own.
+    clock: measures the deadline; None starts one now.
 
-    Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
-    the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
-    plan satisfies them together, MemoryBudgetError where none fits the devices, or none was found in time that does,
-    OutOfTimeError where the deadline is too short for any.
+    Raises HloSyntaxError on text other than HLO, OptionError on options unfit to the program or cluster,
+    AnnotationError on impossible pins, PlanError on contradicting pins, MemoryBudgetError when no plan fits the devices
+    or none was found in time, OutOfTimeError when the deadline is too short to find any.
     """
     with gc_paused():
         options = options or PlanOptions()
@@ -99,7 +99,7 @@ def plan(
 
 
 class Search(MeshSearch):
-    """One call of `plan`: what is searched on which meshes, and which plan is taken."""
+    """One call of `plan`: selects meshes and variants, and chooses the plan."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Search(MeshSearch):
         self.query = SearchQuery.of(self.program.original, cluster, options) if trails is not None else None
         self.record: SearchRecord | None = None
         self.restriction: SearchRestriction | None = None
-        self.restricted_results: list[SearchResult] = []  # what a trail that was left led to where memory binds
+        self.restricted_results: list[SearchResult] = []  # results of an abandoned record under a binding memory budget
         self.incumbent = Incumbent()
         self.background_bound = BackgroundBound()
         self.base_solutions: dict[Mesh, MeshSolution] = {}
-        self.fallback_result: SearchResult | None = None  # of what takes little, where that was made
+        self.fallback_result: SearchResult | None = None  # minimum-memory plan, once built
         self.warm_start_notes: dict[Mesh, str] = {}
         self.expert_costs: dict[tuple[str, Mesh], Candidate] = {}
         self.background_experts: ForkedFuture[dict[tuple[str, Mesh], Candidate]] | None = None
-        self.gap_tolerance = 0.0  # relative gap at which a plan of a mesh is good enough
+        self.gap_tolerance = 0.0  # relative gap of each mesh's solution
         self.excluded_meshes = frozenset[Mesh]()
 
     def run(self) -> Plan:
@@ -144,14 +144,14 @@ class Search(MeshSearch):
             outcome.search, outcome.best_plan, is_whole = self.incumbent.search or self, self.incumbent.best_plan, False
         if outcome.best_plan is not None:
             outcome.best_plan = choose_simplest(outcome)
-            is_whole = is_whole and not outcome.best_plan.cost.bound_scope  # an expert's plan leads nowhere
-        made = outcome.search.finish(outcome)
+            is_whole = is_whole and not outcome.best_plan.cost.bound_scope  # an expert's plan is no starting point
+        final_plan = outcome.search.finish(outcome)
         if is_whole:
             save_record(self, outcome)
-        return made
+        return final_plan
 
     def _search_from_record(self) -> SearchResult | None:
-        """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
+        """Result of following an earlier search's record; None without one leading to an equally good plan."""
         may_follow = self.options.mode == "search" and self.options.effort == "default" and self.options.remat != "full"
         if self.history is None or self.query is None or not may_follow:
             return None
@@ -163,7 +163,7 @@ class Search(MeshSearch):
         return replan(self, trail)
 
     def _search_all(self) -> SearchResult:
-        """What searching everything gives."""
+        """Result of the unrestricted search."""
         self._find_first_plan()
         self.clock.check()
         self._start_pricing_experts()
@@ -173,56 +173,57 @@ class Search(MeshSearch):
         return outcome
 
     def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
-        """Message passing begins where that of the earlier search ended, if there is a trail. Following it, a plan of a
-        large program will do that the cost model can hardly tell from the fastest."""
+        """Solve a chain, message passing warm-started from an earlier search's record. Following a record of a large
+        program, a plan within the cost model's resolution suffices."""
         warm_start_chain(self, chain)
         follows_far = self.restriction is not None and self.is_large
         return super()._solve_chain(chain, max(close, MIN_GAIN) if follows_far else close)
 
     def _find_first_plan(self) -> None:
-        """A first plan at once. Not where something is forced, nor, without a deadline, where that takes a good part of
-        the search."""
+        """Find a first plan at once. Skipped under a forced strategy, and without a deadline when it takes a
+        considerable part of the search."""
         is_hurried = self.options.deadline_s is not None
         is_dear = self.is_large or self.is_fast
         if not self.is_unforced or self.incumbent.best_plan is not None or (is_dear and not is_hurried):
             return
         first = find_first_plan(self)
-        found = choose_first_plan(self, first)
-        if found is not None:
-            self.offer(found)
-        else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
+        candidate = choose_first_plan(self, first)
+        if candidate is not None:
+            self.offer(candidate)
+        else:  # the minimum-memory plan waits until needed, except under a deadline
             self.fallback_result = find_fallback_plan(self, first) if is_hurried else None
-            found = self.fallback_result.best_plan if self.fallback_result is not None else None
-        if found is not None:
-            self._incumbent_s = found.cost.step_s
-            self.report("search", str(found.mesh))
+            candidate = self.fallback_result.best_plan if self.fallback_result is not None else None
+        if candidate is not None:
+            self._incumbent_s = candidate.cost.step_s
+            self.report("search", str(candidate.mesh))
 
     def _start_pricing_experts(self) -> None:
-        """Of a large program, beside the search, unless somebody is in a hurry: of a small one that takes no time."""
+        """Price experts' plans of a large program on a second core, unless a deadline is set. Small programs need no
+        second core."""
         names = experts_for(self) if self.is_unforced and self.is_large and self.options.deadline_s is None else ()
         if names:
             self.background_experts = ForkedFuture(partial(price_experts, self, names))
 
     def _compare_with_experts(self, outcome: SearchResult) -> None:
-        """A plan that an expert would write is known too, where it is faster than what the search found. Where the
-        program is large that takes long: only some are looked at, unless nothing was found."""
+        """Offer an expert's plan when it beats the search's. Large programs try a few experts only, unless the search
+        found no plan."""
         if not self.is_unforced:
             return
         if self.background_experts is not None and not self.must_stop():
             self.expert_costs |= self.background_experts.result()
         names = experts_for(self) if outcome.best_plan is not None else tuple(EXPERTS)
-        found = find_faster_expert(self, outcome.step_s * (1 - MIN_GAIN), names)
-        if found is not None:
-            self.offer(found)
+        expert_plan = find_faster_expert(self, outcome.step_s * (1 - MIN_GAIN), names)
+        if expert_plan is not None:
+            self.offer(expert_plan)
 
     def _compare_with_replicated(self, outcome: SearchResult) -> None:
-        """The program computed whole on every device is known too, where that is faster than what was found."""
+        """Offer the fully replicated program when it beats the incumbent."""
         is_known = self.incumbent.is_faster_than(outcome)
-        search, found = (
+        search, best_plan = (
             (self.incumbent.search, self.incumbent.best_plan) if is_known else (outcome.search, outcome.best_plan)
         )
-        if self.is_unforced and search is not None and found is not None:
-            whole = replicate_if_faster(search, found, FASTER_THAN_SEARCH)
+        if self.is_unforced and search is not None and best_plan is not None:
+            whole = replicate_if_faster(search, best_plan, FASTER_THAN_SEARCH)
             if whole is not None:
                 search.offer(whole)
 
@@ -233,62 +234,62 @@ class Search(MeshSearch):
     def search_variant(
         self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
     ) -> SearchResult:
-        """What the search gives for the same program computing otherwise, on all meshes but those of `without`: plans
-        that are found nearly (see `polish`). Raises MicroBatchError besides what `outcome` raises."""
-        made = self.for_variant(again, micro_batches)
-        made.gap_tolerance, made.excluded_meshes = GAP_TOLERANCE, without
-        return made.search_meshes()
+        """Result of a variant (rematerialization, micro-batches) on all meshes outside `without`; plans are solved to a
+        tolerance (see `polish`). Raises MicroBatchError, and the errors of `search_meshes`."""
+        variant = self.for_variant(again, micro_batches)
+        variant.gap_tolerance, variant.excluded_meshes = GAP_TOLERANCE, without
+        return variant.search_meshes()
 
     def is_variant(self, again: Recomputation | None, micro_batches: int) -> bool:
-        """Whether this is the search for the program computing so."""
+        """Whether this search plans the given variant."""
         return (self.recomputation, self.program.micro_batches) == (again, micro_batches)
 
     def without_restriction(self, without: frozenset[Mesh]) -> Search:
-        """The same search following nothing, on all meshes but some."""
-        made = copy(self)
-        made.restriction, made.excluded_meshes = None, without
-        return made
+        """The same search without restriction, on all meshes outside `without`."""
+        unrestricted = copy(self)
+        unrestricted.restriction, unrestricted.excluded_meshes = None, without
+        return unrestricted
 
     def for_variant(self, again: Recomputation | None, micro_batches: int) -> Search:
-        """The search for the same program computing otherwise. Raises MicroBatchError."""
+        """The search of a variant of the program. Raises MicroBatchError."""
         self.report("rewrite", f"{len(again.instructions) if again else 0} again, {micro_batches} micro-batches")
-        made = copy(self)
-        made.program = self.program.rewrite_variant(again, micro_batches)
-        made.flow, made.recomputation = made.program.flow, again
-        return made
+        variant = copy(self)
+        variant.program = self.program.rewrite_variant(again, micro_batches)
+        variant.flow, variant.recomputation = variant.program.flow, again
+        return variant
 
     def search_meshes(self) -> SearchResult:
-        """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
+        """Solutions of all meshes, memory aside. Raises PlanError or AnnotationError when no mesh has one."""
         finest = self.three_axis_meshes() if self.refines_to_three_axes else []
         if len(finest) == 1:
             self.start_bounding(finest[0])
-        tried, refusals = self._solve_meshes(self._select_meshes())
-        for group in alternative_mesh_groups(self) if not tried else ():
-            tried, more = self._solve_meshes([mesh for mesh in group if mesh not in refusals])
+        solutions, refusals = self._solve_meshes(self._select_meshes())
+        for group in alternative_mesh_groups(self) if not solutions else ():
+            solutions, more = self._solve_meshes([mesh for mesh in group if mesh not in refusals])
             refusals |= more
-            if tried:
+            if solutions:
                 break
-        if not tried:
-            late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
+        if not solutions:
+            late = (refusal for refusal in refusals.values() if isinstance(refusal, OutOfTimeError))
             error = next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
             raise suggest_other_mesh(self, error)
-        tried += self._refine_solutions(tried)
-        fastest = min(tried, key=lambda each: each.step_s)
+        solutions += self._refine_solutions(solutions)
+        fastest = min(solutions, key=lambda each: each.step_s)
         if fastest.coarse_solution is not None:
             self.start_bounding(fastest.mesh)
         elif fastest.chain.runs and self.is_base_variant and not self.is_fast:
             self.background_bound.start(fastest.chain, self.time_limit_s())
-        return SearchResult(search=self, solutions=tried, mesh_errors=refusals)
+        return SearchResult(search=self, solutions=solutions, mesh_errors=refusals)
 
     @property
     def is_base_variant(self) -> bool:
-        """Whether this is the first search of the program, and mostly the only one."""
+        """Whether this is the program's first search, usually the only one."""
         return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
 
     def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
-        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on.
+        """Start bounding all plans on a three-axis mesh, the likely mesh of the final plan.
 
-        rank: of arrays of up to so many dimensions moves are followed.
+        rank: moves of arrays with up to `rank` dimensions are followed exactly.
         """
         if self.is_base_variant and self.background_bound.chain_on(mesh, self.flow) is None:
             chain = self.build_bounding_chain(mesh)
@@ -296,95 +297,100 @@ class Search(MeshSearch):
             self.background_bound.start(chain, self.time_limit_s())
 
     def fit_memory(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
-        """Look for the fastest plan that fits the memory; whether there is one.
+        """Find the fastest plan within the memory budget; returns whether one exists.
 
-        at_once: only among the fastest of each mesh. below_s: a plan that takes as long is no use.
+        at_once: try only the fastest plan of each mesh.
+        below_s: plans at or above this step time are useless.
         """
-        found = self._choose_plan(outcome, at_once, below_s)
-        coarser = self._coarser_mesh(found) if found is not None else None
+        candidate = self._choose_plan(outcome, at_once, below_s)
+        coarser = self._coarser_mesh(candidate) if candidate is not None else None
         if coarser is not None:
             outcome.solutions.append(self.solve_mesh(coarser))
-            found = self._choose_plan(outcome, at_once, below_s)
-        outcome.best_plan = found
-        return found is not None
+            candidate = self._choose_plan(outcome, at_once, below_s)
+        outcome.best_plan = candidate
+        return candidate is not None
 
     def polish(self, outcome: SearchResult) -> None:
-        """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
-        found = outcome.best_plan
+        """Solve the result's plan to optimality when its variant was solved to a tolerance only."""
+        candidate = outcome.best_plan
         is_done = not self.gap_tolerance or self.is_large or self.is_fast or self.must_stop()
-        if found is None or found.multipliers is not None or is_done:
+        if candidate is None or candidate.multipliers is not None or is_done:
             return
-        solved = found.solution
+        solved = candidate.solution
         if solved.value - solved.tied_bound <= TIGHT * abs(solved.value):
             return
-        solved = found.chain.solve(self.time_limit_s())
-        made = replace(self.evaluate(found.chain, solved, found.notes), coarse_solution=found.coarse_solution)
-        if made.cost.step_s < found.cost.step_s and self.fits(made):
-            outcome.best_plan = made
+        solved = candidate.chain.solve(self.time_limit_s())
+        polished_plan = replace(
+            self.evaluate(candidate.chain, solved, candidate.notes), coarse_solution=candidate.coarse_solution
+        )
+        if polished_plan.cost.step_s < candidate.cost.step_s and self.fits(polished_plan):
+            outcome.best_plan = polished_plan
 
     def finish(self, outcome: SearchResult) -> Plan:
-        """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
+        """The plan of a result, bounded and checked. MemoryBudgetError without one."""
         if outcome.best_plan is None:
             raise (
                 self._deadline_error()
                 if self.clock.is_expired
                 else outcome.memory_error or PlanError("no mesh can be planned")
             )
-        self._reported_plan = found = outcome.best_plan if self.is_fast else tighten_dual_bound(self, outcome.best_plan)
-        made = self._build_checked_plan(found, outcome)  # meanwhile a second core works out the bound
-        self._reported_plan = outcome.best_plan = best = bound_plan(self, found, self.background_bound)
+        self._reported_plan = tightened_plan = (
+            outcome.best_plan if self.is_fast else tighten_dual_bound(self, outcome.best_plan)
+        )
+        checked_plan = self._build_checked_plan(tightened_plan, outcome)  # a second core computes the bound meanwhile
+        self._reported_plan = outcome.best_plan = best = bound_plan(self, tightened_plan, self.background_bound)
         self.report("check", str(best.mesh))
-        made = (
-            replace(made, cost=best.cost)
-            if best.decisions is found.decisions
+        checked_plan = (
+            replace(checked_plan, cost=best.cost)
+            if best.decisions is tightened_plan.decisions
             else self._build_checked_plan(best, outcome)
         )
-        return replace(made, planning_s=self.clock.elapsed_s)
+        return replace(checked_plan, planning_s=self.clock.elapsed_s)
 
     def _deadline_error(self) -> PlanError:
-        """Why there is no plan where a deadline ended the search: the least that was found to be needed."""
+        """The error of a search ended by the deadline, with the smallest memory need found."""
         if self.incumbent.smallest_infeasible is None:
             return too_short_error(self.clock)
         return note_deadline(too_large_error(*self.incumbent.smallest_infeasible), self.clock)
 
     def _build_checked_plan(self, found: CandidatePlan, outcome: SearchResult) -> Plan:
-        """A plan of an outcome, checked."""
-        made = assemble_plan(
+        """Assemble and check the plan of a result."""
+        checked_plan = assemble_plan(
             self, found, (*self._list_candidates(outcome.solutions, outcome.mesh_errors), *outcome.other_candidates)
         )
-        made = replace(made, notes=(*made.notes, *outcome.notes))
-        module, made = remove_idle_views(self, made)
-        check_plan(module, made)
-        return made
+        checked_plan = replace(checked_plan, notes=(*checked_plan.notes, *outcome.notes))
+        module, checked_plan = remove_idle_views(self, checked_plan)
+        check_plan(module, checked_plan)
+        return checked_plan
 
     def _solve_meshes(
         self, meshes: Sequence[Mesh]
     ) -> tuple[list[MeshSolution], dict[Mesh, PlanError | AnnotationError]]:
-        """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
-        tried: list[MeshSolution] = []
+        """The fastest plan per mesh, memory aside, in mesh order; and the errors of the other meshes."""
+        solutions: list[MeshSolution] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in meshes:
             if mesh in self.excluded_meshes:
                 continue
-            if self.clock.is_expired and (tried or self.must_stop()):
+            if self.clock.is_expired and (solutions or self.must_stop()):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
-            if self.restriction is not None and not self.restriction.may_be_faster(mesh, tried):
+            if self.restriction is not None and not self.restriction.may_be_faster(mesh, solutions):
                 continue
             try:
-                tried.append(self._solve_mesh_once(mesh))
+                solutions.append(self._solve_mesh_once(mesh))
             except (PlanError, AnnotationError) as error:
                 refusals[mesh] = error
                 continue
-            self._incumbent_s = min(self._incumbent_s, tried[-1].step_s)
+            self._incumbent_s = min(self._incumbent_s, solutions[-1].step_s)
             self.report("search", str(mesh))
-        return tried, refusals
+        return solutions, refusals
 
     def _solve_mesh_once(self, mesh: Mesh) -> MeshSolution:
-        """`solve_mesh`; of the program as it is once, whether a trail is followed or left."""
+        """`solve_mesh`; the unchanged program is solved once per mesh, with or without restriction."""
         is_final = (
             self.restriction is None or not self.is_large or self.refines_to_three_axes
-        )  # else solved less closely
+        )  # otherwise solved to a wider tolerance
         if not (self.is_base_variant and is_final):
             return self.solve_mesh(mesh, self.gap_tolerance)
         if mesh not in self.base_solutions:
@@ -392,12 +398,12 @@ class Search(MeshSearch):
         return self.base_solutions[mesh]
 
     def three_axis_meshes(self) -> list[Mesh]:
-        """The meshes of three axes, to which plans are descended."""
+        """The meshes of three axes, targets of the descent."""
         return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == MAX_SEARCHED_AXES + 1]
 
     def _refine_solutions(self, tried: Sequence[MeshSolution]) -> list[MeshSolution]:
-        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others; one, where
-        the program is large."""
+        """Three-axis solutions refined from the fastest plan and others, on refinements of the fastest plan's mesh;
+        only one in a large program."""
         if not self.refines_to_three_axes:
             return []
         fastest = min(tried, key=lambda each: each.step_s)
@@ -409,7 +415,7 @@ class Search(MeshSearch):
             if refines(mesh, start.mesh) and (len(start.mesh.axes) == MAX_SEARCHED_AXES or start is fastest)
         ]
         pairs.sort(key=lambda pair: pair[0] is not fastest)
-        found: dict[Mesh, MeshSolution] = {}
+        refined_solutions: dict[Mesh, MeshSolution] = {}
         for start, mesh in pairs[: 1 if self.is_large else MAX_DESCENTS]:
             if self.must_stop():
                 break
@@ -417,10 +423,10 @@ class Search(MeshSearch):
                 self.start_bounding(mesh)
             self.report("search", str(mesh))
             descended = self._refine_solution(start, mesh)
-            if mesh not in found or descended.step_s < found[mesh].step_s:
-                found[mesh] = descended
+            if mesh not in refined_solutions or descended.step_s < refined_solutions[mesh].step_s:
+                refined_solutions[mesh] = descended
                 self._incumbent_s = min(self._incumbent_s, descended.step_s)
-        return list(found.values())
+        return list(refined_solutions.values())
 
     def _refine_solution(self, start: MeshSolution, mesh: Mesh) -> MeshSolution:
         at, axes = lift_plan(start.chain, start.solution.states, mesh)
@@ -434,69 +440,71 @@ class Search(MeshSearch):
 
     def _choose_plan(self, outcome: SearchResult, at_once: bool, below_s: float) -> CandidatePlan | None:
         best: CandidatePlan | None = None
-        tried, hopeless_bytes = outcome.solutions, math.inf
-        for each in sorted(tried, key=lambda each: each.step_s * (1 + MIN_GAIN * tried.index(each))):
+        solutions, hopeless_bytes = outcome.solutions, math.inf
+        for solution in sorted(solutions, key=lambda each: each.step_s * (1 + MIN_GAIN * solutions.index(each))):
             limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - MIN_GAIN))
-            if each.step_s >= limit_s:
+            if solution.step_s >= limit_s:
                 break
-            found = outcome.evaluate(each)
-            if not self.fits(found):
-                if at_once or self.bytes_needed(found) >= hopeless_bytes:
+            candidate = outcome.evaluate(solution)
+            if not self.fits(candidate):
+                if at_once or self.bytes_needed(candidate) >= hopeless_bytes:
                     continue
-                fitting = LagrangianSearch(self, found, limit_s)
+                fitting = LagrangianSearch(self, candidate, limit_s)
                 try:
-                    found = replace(fitting.find_best(), coarse_solution=each.coarse_solution)
+                    candidate = replace(fitting.find_best(), coarse_solution=solution.coarse_solution)
                 except MemoryBudgetError as error:
-                    outcome.mesh_errors[each.mesh] = error
+                    outcome.mesh_errors[solution.mesh] = error
                     outcome.add_memory_error(error)
-                    if fitting.is_hopeless:  # and so is each mesh whose fastest plan does not need far less
-                        hopeless_bytes = min(hopeless_bytes, self.bytes_needed(found) / HOPELESS_RATIO)
+                    if fitting.is_hopeless:  # likewise meshes whose fastest plan needs about as much
+                        hopeless_bytes = min(hopeless_bytes, self.bytes_needed(candidate) / HOPELESS_RATIO)
                     continue
-            if found.cost.step_s < limit_s:
-                best = found
-                self.offer(found)
+            if candidate.cost.step_s < limit_s:
+                best = candidate
+                self.offer(candidate)
         return best
 
     def _list_candidates(
         self, tried: Sequence[MeshSolution], refusals: Mapping[Mesh, PlanError | AnnotationError]
     ) -> tuple[Candidate, ...]:
-        """What was tried, with its price; and the plans that experts write, as far as they were priced."""
+        """Candidates with their costs, including the priced experts' plans."""
         name = origin(self.options)
         chosen_s = math.inf if self._reported_plan is None else self._reported_plan.cost.step_s
-        taken_s = {each.mesh: self.step_with_overlap_s(each) for each in tried if each.mesh not in refusals}
-        found = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
+        taken_s = {
+            solution.mesh: self.step_with_overlap_s(solution) for solution in tried if solution.mesh not in refusals
+        }
+        candidates = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
         if self._reported_plan is not None:
-            found[self._reported_plan.mesh] = Candidate(
+            candidates[self._reported_plan.mesh] = Candidate(
                 mesh=self._reported_plan.mesh, step_s=self._reported_plan.cost.step_s, name=name
             )
         refused = [
             Candidate(mesh=mesh, step_s=None, note=summarize_error(e), name=name) for mesh, e in refusals.items()
         ]
-        made = (*found.values(), *refused, *expert_candidates(self))
-        return tuple(_note_memory(each, chosen_s) for each in made)
+        all_candidates = (*candidates.values(), *refused, *expert_candidates(self))
+        return tuple(_note_memory(candidate, chosen_s) for candidate in all_candidates)
 
     def _select_meshes(self) -> tuple[Mesh, ...]:
-        """Meshes in the order they are tried; three axes only where asked for. Where it is to be fast the first of two
-        axes: they lie inside nodes and across them, and can express what one axis can."""
+        """Meshes in search order; three axes only on request. Fast mode takes the first two-axis mesh: its axes lie
+        inside and across nodes, and it can express every one-axis plan."""
         route = self.restriction
-        found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
+        meshes = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
-            return found
-        found = tuple(mesh for mesh in found if len(mesh.axes) <= MAX_SEARCHED_AXES) or found
+            return meshes
+        meshes = tuple(mesh for mesh in meshes if len(mesh.axes) <= MAX_SEARCHED_AXES) or meshes
         if self.is_fast:
-            return (max(found, key=lambda mesh: len(mesh.axes)),)
+            return (max(meshes, key=lambda mesh: len(mesh.axes)),)
         if self.options.force is not None or not self.is_large:
-            return found
-        return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
+            return meshes
+        return tuple(mesh for mesh in meshes if not any(refines(fine, mesh) for fine in meshes if fine != mesh))
 
     def _coarser_mesh(self, found: CandidatePlan) -> Mesh | None:
-        """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
+        """The one-axis mesh omitted in favor of the plan's mesh, when the plan uses that mesh's axes jointly only."""
         if len(found.mesh.axes) != MAX_SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
             return None
         joined = {
             frozenset(axes)
-            for lies in found.decisions.shardings
-            for sharding in lies
+            for node_shardings in found.decisions.shardings
+            for sharding in node_shardings
             for axes in (*sharding.dims, sharding.unreduced)
         }
         if not joined <= {frozenset(), frozenset(found.mesh.sizes)}:
@@ -511,8 +519,8 @@ class Search(MeshSearch):
         return fits
 
     def offer(self, found: CandidatePlan) -> None:
-        """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
-        again."""
+        """Offer a feasible plan to the incumbent; the deadline may return it from now on. Ignored under `remat="full"`
+        when the plan does not rematerialize."""
         if self.options.remat == "full" and self.recomputation is None:
             return
         self.incumbent.offer(self, found)
@@ -520,7 +528,7 @@ class Search(MeshSearch):
 
 
 def _note_memory(candidate: Candidate, chosen_s: float) -> Candidate:
-    """What was tried, and that it does not fit where it would be faster than the plan that is taken."""
+    """The candidate, with a note when it beats the chosen plan only by ignoring memory."""
     step_s = candidate.step_s
     is_faster = step_s is not None and step_s * (1 + MIN_GAIN) < chosen_s
     return replace(candidate, note=_IGNORING_MEMORY) if is_faster and not candidate.note else candidate

@@ -1,4 +1,4 @@
-"""Rule mode: the annotations are propagated, nothing is searched (`propagate`), written as the states of a chain."""
+"""Rule mode: annotations are propagated without search (`propagate`), expressed as states of a chain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.planner.segments.variables import Variable
 
 
 def propagate_shardings(chain: Chain) -> ChainSolution:
-    """The states that follow from the pins; hubs lie as is cheapest for how they are made and read."""
+    """The states implied by the pins; shared layouts minimize the cost of their producers and consumers."""
     graph = chain.graph
     sets = [graph.set_of((node.index, -1)) for node in graph.flow.nodes]
     chosen = propagate(graph.flow, graph.prices.mesh, sets)

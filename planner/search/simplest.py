@@ -1,8 +1,7 @@
-"""Among plans that the cost model can hardly tell apart, the one that a person understands best.
+"""Tie-breaking by simplicity among plans the cost model cannot distinguish.
 
-The model's prices lie some per cent from what devices take. Of the plans within 1 % of the fastest, the one on a mesh
-with the fewest axes is taken, of those the one with the fewest collectives once the compiler has combined them, then
-the fastest.
+The model's costs are some percent off the devices' times. Plans within 1 % of the fastest are ordered by number of mesh
+axes, then number of combined collectives, then step time.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from shardwright.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan, SearchResult
 
-#: Part of the step time by which a simpler plan may be slower than the fastest one.
+#: Maximum relative excess of a simpler plan's step over the fastest one's.
 SIMPLICITY_TOLERANCE = 0.01
 
 
 def choose_simplest(outcome: SearchResult) -> CandidatePlan:
-    """The simplest plan within 1 % of an outcome's that fits the memory."""
+    """The simplest plan that fits the memory within 1 % of the result's."""
     search, fastest = outcome.search, outcome.best_plan
     assert fastest is not None, "an outcome with a plan"
     if not search.is_unforced or search.is_fast or search.must_stop():
@@ -38,12 +37,16 @@ def choose_simplest(outcome: SearchResult) -> CandidatePlan:
 
 
 def _comparable_plans(outcome: SearchResult, fastest: CandidatePlan, limit_s: float) -> Iterator[CandidatePlan]:
-    """Plans of other meshes with no more axes, and those of experts, that fit and take no longer."""
+    """Feasible plans within the time limit: experts' plans, and plans of other meshes with no more axes."""
     search = outcome.search
-    for each in outcome.solutions:
-        if each.mesh == fastest.mesh or each.step_s > limit_s or _axis_count(each.mesh) > _axis_count(fastest.mesh):
+    for solution in outcome.solutions:
+        if (
+            solution.mesh == fastest.mesh
+            or solution.step_s > limit_s
+            or _axis_count(solution.mesh) > _axis_count(fastest.mesh)
+        ):
             continue
-        plan = outcome.evaluate(each)
+        plan = outcome.evaluate(solution)
         if plan.cost.step_s <= limit_s and search.fits(plan):
             yield plan
     yield from similarly_fast_experts(search, limit_s)

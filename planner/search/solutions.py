@@ -1,4 +1,4 @@
-"""What the search finds: plans on single meshes, and what all meshes gave."""
+"""Search results: plans on single meshes, and the outcome over all meshes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from shardwright.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
 
-#: Part of the step time that a mesh must save over one tried before it, which has fewer axes or more data
-#: parallelism: less is no difference that the cost model could tell.
+#: Minimum relative gain over an earlier mesh (fewer axes or more data parallelism): the cost model resolves no smaller
+#: difference.
 MIN_GAIN = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshSolution:
-    """The fastest plan on one mesh: its states, and what it costs but for what is made anew for readers.
+    """The fastest plan on one mesh.
 
-    start: the plan on a coarser mesh from which it was descended, if it was.
+    step_s: cost including the minimum of values recomputed per consumer, seconds.
+    solution: its states.
+    coarse_solution: the plan on a coarser mesh it was refined from, if any.
     """
 
     mesh: Mesh
@@ -41,14 +43,17 @@ class MeshSolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatePlan:
-    """A plan on one mesh, before it is bounded and written down.
+    """A plan on one mesh, before certification and assembly.
 
-    promised_s: seconds a step that the search took to run beside compute, for which there is none.
-    start: the plan on a coarser mesh from which it was descended, if it was. relaxed: other searches on its mesh,
-    whose bounds hold too. held: buffers that are live where it takes most. price_bound_s: no plan of the chain that
-    fits the memory takes less; price: of memory, that bounds those; fastest: the chain's plan that does not fit.
-    was_open: whether its first bound left too much open (`closing`). stored: the instruction and array leaf of all that
-    is in memory at some time.
+    dual_bound_s: lower bound on the chain's feasible plans, seconds.
+    multipliers: memory multipliers of that bound.
+    unconstrained_solution: the chain's fastest plan, over the budget.
+    overlap_excess_s: assumed overlap beyond the available compute, seconds a step.
+    coarse_solution: the plan on a coarser mesh it was refined from, if any.
+    relaxed_solutions: other searches on its mesh with valid bounds.
+    live_buffers: live at the memory peak.
+    missed_target_gap: whether its first bound left too large a gap (`gap_closing`).
+    stored_leaves: instruction and array leaf of every value in memory at some time.
     """
 
     mesh: Mesh
@@ -73,23 +78,26 @@ class CandidatePlan:
 
     @property
     def is_refined(self) -> bool:
-        """Whether only what is near other plans was searched: then it is bounded by all strategies on its mesh. A
-        mixture of two such plans is near none."""
+        """Whether only the neighborhood of other plans was searched: its bound is over all strategies of the mesh. A
+        mixture of two such plans is near neither."""
         return bool(self.chain.graph.restrictions) or self.is_from_coarser_mesh
 
     @property
     def is_from_coarser_mesh(self) -> bool:
-        """Whether it was descended to from a plan on another mesh."""
+        """Whether it was refined from a plan on another mesh."""
         return self.coarse_solution is not None and self.coarse_solution.mesh != self.mesh
 
 
 @dataclass(slots=True, kw_only=True)
 class SearchResult:
-    """What planning one program on every mesh gave; a plan that fits, or why there is none.
+    """Result of planning one program on every mesh: a feasible plan, or the reason of its absence.
 
-    others: what planning the same program otherwise gave. notes: what else is to be said of that.
-    plain: the outcome of the program as it is. entry: what of it this one computes otherwise.
-    is_priced: whether all that was tried was fitted by a price of memory.
+    memory_error: the refusal needing least memory.
+    other_candidates: results of variants of the program.
+    notes: remarks on these.
+    base_result: result of the unchanged program.
+    remat_choice: the variant planned here.
+    used_multipliers: whether all solutions were fitted with a memory multiplier.
     """
 
     search: Search
@@ -105,15 +113,15 @@ class SearchResult:
     _plans: dict[int, CandidatePlan] = field(default_factory=dict)
 
     def evaluate(self, tried: MeshSolution) -> CandidatePlan:
-        """The plan that was found on one of the meshes, memory aside; worked out once."""
-        found = self._plans.get(id(tried))
-        if found is None:
-            made = self.search.evaluate(tried.chain, tried.solution, tried.notes)
-            found = self._plans[id(tried)] = replace(made, coarse_solution=tried.coarse_solution)
-        return found
+        """The evaluated plan of a solution, memory aside; cached."""
+        plan = self._plans.get(id(tried))
+        if plan is None:
+            candidate = self.search.evaluate(tried.chain, tried.solution, tried.notes)
+            plan = self._plans[id(tried)] = replace(candidate, coarse_solution=tried.coarse_solution)
+        return plan
 
     def add_memory_error(self, error: MemoryBudgetError) -> None:
-        """Nothing fits that led to this error: of several the one is kept that needs least."""
+        """Record a memory error; the one needing least memory is kept."""
         if self.memory_error is None or (
             isinstance(error, TooLargeError) and error.needed_bytes < self.min_needed_bytes
         ):
@@ -121,37 +129,39 @@ class SearchResult:
 
     @property
     def min_needed_bytes(self) -> float:
-        """What a device must have for the refused plan that needs least; infinite where that is not known."""
+        """Device memory of the least refused plan, bytes; infinite when unknown."""
         return self.memory_error.needed_bytes if isinstance(self.memory_error, TooLargeError) else math.inf
 
     def add_remaining_meshes(self, without: frozenset[Mesh]) -> SearchResult:
-        """The outcome of a part of the meshes with what all others but those of `without` give."""
+        """The result extended to all other meshes outside `without`."""
         search = self.search.without_restriction(
-            without | {(each.coarse_solution or each).mesh for each in self.solutions}
+            without | {(solution.coarse_solution or solution).mesh for solution in self.solutions}
         )
         try:
             others = search.search_meshes()
-        except (PlanError, AnnotationError):  # there are none, or none gives anything
+        except (PlanError, AnnotationError):  # no mesh left, or none with a plan
             return self
-        tried, refusals = [*self.solutions, *others.solutions], {**self.mesh_errors, **others.mesh_errors}
-        return replace(self, search=search, solutions=tried, mesh_errors=refusals, used_multipliers=False)
+        solutions, refusals = [*self.solutions, *others.solutions], {**self.mesh_errors, **others.mesh_errors}
+        return replace(self, search=search, solutions=solutions, mesh_errors=refusals, used_multipliers=False)
 
     @property
     def fastest(self) -> MeshSolution:
-        """The fastest plan, memory aside."""
+        """The fastest solution, memory aside."""
         return min(self.solutions, key=lambda each: each.step_s)
 
     @property
     def step_s(self) -> float:
-        """Seconds a step of the plan that fits."""
+        """Seconds a step of the feasible plan; infinite without one."""
         return math.inf if self.best_plan is None else self.best_plan.cost.step_s
 
 
 @dataclass(slots=True)
 class Incumbent:
-    """The fastest plan so far that fits, of whatever variant of the program: what a deadline leaves.
+    """The fastest feasible plan so far, of any variant: the result at a deadline.
 
-    least: of the plans that do not fit the one that needs least, and the search that it is of.
+    search: the search it belongs to.
+    best_plan: the plan.
+    smallest_infeasible: the infeasible plan needing least memory, with its search.
     """
 
     search: Search | None = None
@@ -163,15 +173,14 @@ class Incumbent:
             self.search, self.best_plan = search, found
 
     def record_infeasible(self, search: Search, found: CandidatePlan) -> None:
-        """A plan does not fit."""
+        """Record an infeasible plan."""
         if self.smallest_infeasible is None or search.bytes_needed(found) < self.smallest_infeasible[0].bytes_needed(
             self.smallest_infeasible[1]
         ):
             self.smallest_infeasible = search, found
 
     def clear(self) -> None:
-        """Let go of what is known: the search that it is of knows it in turn, and such a cycle would be left to the
-        garbage collector."""
+        """Drop all references: incumbent and search refer to each other, a cycle left to the garbage collector."""
         self.search = self.best_plan = self.smallest_infeasible = None
 
     def is_faster_than(self, outcome: SearchResult) -> bool:

@@ -1,9 +1,8 @@
-"""What is made of constants, iota and scalars alone, and takes too long to be made anew for each reader.
+"""Values of constants, iota and scalars alone that are too expensive to recompute for each reader.
 
-`layout.cheap_nodes` lets such values take whatever sharding their readers want, at no price but the least: right for a
-mask beside the products it masks, wrong where comparing indices is a good part of a small program, or counting the
-elements of dropout's masks (`jax_threefry_partitionable`) is some percent of a large one. There it is a choice like any
-other.
+`variables.cheap_nodes` gives such values the sharding wanted by each reader, at the minimum price: right for a mask
+beside its products, wrong when comparing indices is a good part of a small program, or when counting the elements of
+dropout's masks (`jax_threefry_partitionable`) is some percent of a large one. There they are ordinary variables.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from shardwright.planner.costs.kernels import Kernels, one_device_s
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.segments.variables import cheap_nodes
 
-#: Part of the program's computing that what is made anew may take altogether, and equal instructions of it.
+#: Recomputed values' part of the program's compute time, at most: of all of them, and of equal instructions.
 _MAX_SHARE, _MAX_EQUAL_SHARE = 1e-3, 1e-4
 
 
 def expensive_nodes(flow: Dataflow, kernels: Kernels, profile: HardwareProfile) -> frozenset[int]:
-    """The nodes that could be made anew for each reader and are not to be; no scalars, which lie in one way only."""
+    """The recomputable nodes too expensive to recompute for each reader; no scalars, which have one layout only."""
     times = {node.index: one_device_s(node, kernels, profile) for node in flow.nodes if not node.is_value}
     free = {index for index, is_free in enumerate(cheap_nodes(flow, ())) if is_free}
     total_s = sum(times.values())

@@ -1,9 +1,9 @@
-"""Values whose moves a compiler may combine: collectives of which none waits for another.
+"""Values with combinable collectives: none of these waits for another.
 
-XLA's combiners take collectives of one kind over the same devices where no path leads from one to another. Between two
-products of a chain there is one, which the next product waits for. Before the first product all weights are gathered,
-and behind the last one that reads them gradients are reduced and updated weights gathered: many at once. So a value
-may be combined with others if no product comes before it (a *head*), or behind it (a *tail*), in its computation.
+XLA's combiners merge collectives of one kind over the same devices, with no path from one to another. Two products of a
+chain have such a path: the next product waits. Before the first product all weights are gathered, and after the last
+reader gradients are reduced and updated weights gathered: many at once. So a value is combinable when no product comes
+before it (a *head*), or after it (a *tail*), in its computation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardwright.planner.segments.overlap import optimizer_nodes
 
 
 def combinable_bytes(flow: Dataflow) -> Mapping[Leaf, int]:
-    """Per value whose moves may be combined, the bytes of all those that they may be combined with.
+    """Per value with combinable collectives, the bytes of all values combinable with it.
 
-    Of a head these are what its computation is given, of a tail what products hand to it: the gradients.
+    Of a head these are its computation's inputs, of a tail the products' outputs: the gradients.
     """
     early, late = _early_nodes(flow), optimizer_nodes(flow)
     arguments = frozenset(flow.parameters)
@@ -27,28 +27,28 @@ def combinable_bytes(flow: Dataflow) -> Mapping[Leaf, int]:
     waited_for = {use.source for node in waiting for use in node.uses}
     heads: dict[Leaf, str] = {}
     tails: dict[Leaf, str] = {}
-    given: defaultdict[str, int] = defaultdict(int)
-    handed: defaultdict[str, int] = defaultdict(int)
+    given_bytes: defaultdict[str, int] = defaultdict(int)
+    handed_bytes: defaultdict[str, int] = defaultdict(int)
     for node in flow.nodes:
         for number, shape in enumerate(node.shapes):
             leaf, where = (node.index, number), node.computation
             if early[node.index]:
                 heads[leaf] = where
-                given[where] += shape.size_bytes if node.is_value else 0
+                given_bytes[where] += shape.size_bytes if node.is_value else 0
             elif leaf not in waited_for:
                 tails[leaf] = where
-                handed[where] += 0 if late[node.index] else shape.size_bytes
-    return {leaf: given[where] for leaf, where in heads.items()} | {
-        leaf: handed[where] for leaf, where in tails.items()
+                handed_bytes[where] += 0 if late[node.index] else shape.size_bytes
+    return {leaf: given_bytes[where] for leaf, where in heads.items()} | {
+        leaf: handed_bytes[where] for leaf, where in tails.items()
     }
 
 
 def _early_nodes(flow: Dataflow) -> list[bool]:
-    """Per node, whether nothing that is worth a layout of its own (a product, a lookup) comes before it."""
+    """Per node, whether it depends on no instruction with a layout choice of its own (a product, a lookup)."""
     early = [node.is_value or node.instruction.opcode not in CHOICE_OPCODES for node in flow.nodes]
     arguments = frozenset(flow.parameters)
     changed = True
-    while changed:  # a loop hands values back to its start
+    while changed:  # a loop passes values back to its start
         changed = False
         for node in flow.nodes:
             if not early[node.index] or node.index in arguments:
@@ -61,9 +61,9 @@ def _early_nodes(flow: Dataflow) -> list[bool]:
 def combinable_bytes_by_node(
     flow: Dataflow, sizes: Mapping[Leaf, int]
 ) -> Iterator[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """The nodes whose prices depend on it: the bytes that may be combined with each result, and with each operand."""
+    """The nodes priced by it, with the combinable bytes of each result, and of each operand."""
     for node in flow.nodes:
-        made = tuple([sizes.get((node.index, leaf), 0) for leaf in range(len(node.shapes))])
-        read = tuple([sizes.get(use.source, 0) for use in node.uses])
-        if any(made) or any(read):
-            yield node.index, (made, read)
+        result_bytes = tuple([sizes.get((node.index, leaf), 0) for leaf in range(len(node.shapes))])
+        operand_bytes = tuple([sizes.get(use.source, 0) for use in node.uses])
+        if any(result_bytes) or any(operand_bytes):
+            yield node.index, (result_bytes, operand_bytes)

@@ -1,4 +1,4 @@
-"""The variables of a program on one mesh (`layout` says which), and the choice problem of any of them."""
+"""The variables of a program on one mesh (listed in `variables`), and the choice problem of any of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shardwright.planner.strategies.expansion import Restriction
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.planner.strategies.tie_break import TieBreak
 
-#: Where a value that fills memory with little is stored, or one that a loop has added up, the smaller of equal layouts
-#: is chosen, by this part of the time that writing it takes.
+#: Tie break between equal layouts of a stored fill value or of a loop's accumulated value: the smaller layout wins, by
+#: this part of the time to write it.
 _STORAGE_TIE_BREAK = 1e-3
 
 
@@ -29,14 +29,17 @@ _STORAGE_TIE_BREAK = 1e-3
 class CostGraph:
     """The variables of a program on one mesh.
 
-    sets: strategies per node, made when asked for. in_place: nodes whose value is used as it lies or split further,
-    never gathered. arriving: nodes of arguments that the client sends with every step. near: what is left to each
-    variable, where only the neighbourhood of one plan is searched. combinable: bytes of all values whose moves a
-    compiler may combine with a value's. beside: values that are moved beside compute, of whose moves the part
-    `exposed_fraction` is priced. behind: nodes of whose computing only the part `counted_fraction` is. readiness: of
-    what is moved beside compute.
-    alike: of variables in segments that equal another one, that one's, which have the same states.
-    clock: ends the making of problems. neighbourhoods: what those of plans on this mesh have in common.
+    pinned: strategies of pinned nodes; all others are enumerated on demand.
+    in_place: nodes with values used in their own sharding or split further, never gathered.
+    fed_arguments: nodes of arguments sent by the client with every step.
+    restrictions: strategies left to each variable, in the neighbourhood of one plan.
+    combinable_bytes: value → bytes of all values with collectives combinable with its own.
+    overlappable: values with overlapped collectives; only `exposed_fraction` of these is priced.
+    hiding_nodes: nodes with overlapping compute; only `counted_fraction` of it is priced.
+    readiness: of overlapped values.
+    isomorphic_variables: variable of a repeated segment → its equal in the first such segment, with the same states.
+    clock: ends the construction of problems.
+    neighborhood_cache: common parts of neighbourhoods on this mesh.
     """
 
     variables: ProgramVariables
@@ -70,18 +73,18 @@ class CostGraph:
         return self.variables.is_cheap_to_recompute
 
     def set_of(self, variable: Variable) -> StrategySet:
-        """The strategies of a node, or the ways a hub can lie."""
-        found = self._sets.get(variable)
-        if found is None:
+        """The strategies of a node, or the shardings of a shared layout."""
+        strategies = self._sets.get(variable)
+        if strategies is None:
             model = None if self.restrictions else self.isomorphic_variables.get(variable)
-            found = self._sets[variable] = self._build_set(*variable) if model is None else self.set_of(model)
-        return found
+            strategies = self._sets[variable] = self._build_set(*variable) if model is None else self.set_of(model)
+        return strategies
 
     def reason(self, index: int) -> str:
-        """Why there is nothing to choose for a node; else empty."""
+        """Why a node has no choice; empty if it has one."""
         number = self.variables.signatures[index]
         if number < 0 or not self.builder.rules.of_number(number).reason:
-            return ""  # and all the ways to make it need not be known
+            return ""  # without enumerating its strategies
         return self.set_of((index, -1)).reason
 
     def _build_set(self, index: int, leaf: int) -> StrategySet:
@@ -89,26 +92,28 @@ class CostGraph:
         if leaf >= 0:
             partial = layout.can_be_partial[index] and (index, leaf) not in layout.always_reduced
             return self.builder.of_value(node.shapes[leaf], partial=partial, near=near)
-        found = self.pinned.get(index)
-        if found is not None:
-            return found if near is None else self.builder.restrict_values(found, near)
+        strategies = self.pinned.get(index)
+        if strategies is not None:
+            return strategies if near is None else self.builder.restrict_values(strategies, near)
         if node.is_value:
-            found = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
+            strategies = self.builder.of_value(node.shapes[0], partial=layout.can_be_partial[index], near=near)
         else:
             ways, number, ends = layout.partial_operand_sets[index], layout.signatures[index], layout.ends_kernel(index)
             traffic = layout.kernels.traffic[index]
-            found = self.builder.of_instruction(node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic)
+            strategies = self.builder.of_instruction(
+                node.instruction, ways, number, near, ends_kernel=ends, traffic=traffic
+            )
         if self.confinement is None or layout.is_cheap_to_recompute[index]:
-            return found
-        return self.confinement.narrow(node, found)
+            return strategies
+        return self.confinement.narrow(node, strategies)
 
     # ---- the problem of some nodes -------------------------------------------
     def min_compute_s(self) -> float:
-        """Seconds a step that no plan can do without: every node that chooses in its cheapest way, no moves."""
+        """Lower bound, seconds a step: every node with a choice in its cheapest strategy, no moves."""
         return self._min_s(free=False)
 
     def min_recompute_s(self) -> float:
-        """The same of what is made anew for its readers."""
+        """The same for values recomputed per reader."""
         return self._min_s(free=True)
 
     def _min_s(self, *, free: bool) -> float:
@@ -119,15 +124,15 @@ class CostGraph:
             for node in self.flow.nodes:
                 if not node.is_value and is_free[node.index] == free:
                     self.clock.check()
-                    found = self.set_of((node.index, -1))
-                    if id(found) not in least:
-                        least[id(found)] = float(found.time_s.min())
-                    total += self._weight(node) * least[id(found)]
+                    strategies = self.set_of((node.index, -1))
+                    if id(strategies) not in least:
+                        least[id(strategies)] = float(strategies.time_s.min())
+                    total += self._weight(node) * least[id(strategies)]
             self._min_seconds[free] = total
         return self._min_seconds[free]
 
     def problem(self, nodes: Sequence[int], variables: Sequence[Variable]) -> Problem:
-        """Costs of `nodes`: seconds a step of computing, and of moves between them and the hubs they touch."""
+        """Costs of `nodes`: seconds a step of compute, and of moves between them and their shared layouts."""
         layout, all_nodes = self.variables, self.flow.nodes
         position = {variable: i for i, variable in enumerate(variables)}
         problem = Problem(costs=[np.zeros(len(self.set_of(variable))) for variable in variables])
@@ -148,61 +153,70 @@ class CostGraph:
         return problem
 
     def _weight(self, node: Node) -> float:
-        """Executions a step, as far as they compute all of it and count."""
+        """Executions a step, times the computed part and the counted fraction."""
         weight = node.weight * self.variables.kernels.parts[node.index]
         return weight * self.counted_fraction if node.index in self.hiding_nodes else weight
 
     def _node_costs(self, node: Node) -> FloatArray:
-        found = self.set_of((node.index, -1))
-        costs = self._weight(node) * found.time_s
+        strategies = self.set_of((node.index, -1))
+        costs = self._weight(node) * strategies.time_s
         if self.preference is not None:
-            costs = costs + self.preference.penalty_s(found)
-        if node.instruction.opcode in FILL_OPCODES and not node.is_value:  # stored, though computed at no price
-            made = [strategy.results[0] for strategy in found.strategies]
-            costs = costs + node.weight * _STORAGE_TIE_BREAK * self.prices.write_s(node.shapes[0], made)
+            costs = costs + self.preference.penalty_s(strategies)
+        if node.instruction.opcode in FILL_OPCODES and not node.is_value:  # stored, though computed for free
+            shardings = [strategy.results[0] for strategy in strategies.strategies]
+            costs = costs + node.weight * _STORAGE_TIE_BREAK * self.prices.write_s(node.shapes[0], shardings)
         if node.index in self.fed_arguments:
-            costs = costs + [self.prices.arrival_s(node.shapes[0], each.results[0]) for each in found.strategies]
+            costs = costs + [
+                self.prices.arrival_s(node.shapes[0], strategy.results[0]) for strategy in strategies.strategies
+            ]
         is_free = self.is_cheap_to_recompute
-        for use in node.uses:  # what is made anew can be a partial sum only if it is zero
+        for use in node.uses:  # a cheap value can be a partial sum only if it is zero
             if is_free[use.source[0]] and not self.variables.can_be_partial[use.source[0]]:
-                partial = np.array([bool(each.operands[use.position].unreduced) for each in found.strategies])
+                partial = np.array(
+                    [bool(strategy.operands[use.position].unreduced) for strategy in strategies.strategies]
+                )
                 costs = np.where(partial, np.inf, costs)
         return costs
 
     def _storage_tie_break_s(self, hub: Leaf) -> FloatArray:
-        """What tells apart equally fast layouts of what a loop has added up: the smaller is chosen."""
-        lies = [strategy.results[0] for strategy in self.set_of(hub).strategies]
-        return _STORAGE_TIE_BREAK * self.prices.write_s(self.flow.nodes[hub[0]].shapes[hub[1]], lies)
+        """Tie break between equally fast layouts of a loop's accumulated value: the smaller wins."""
+        shardings = [strategy.results[0] for strategy in self.set_of(hub).strategies]
+        return _STORAGE_TIE_BREAK * self.prices.write_s(self.flow.nodes[hub[0]].shapes[hub[1]], shardings)
 
     def layout_matrix(self, hub: Leaf) -> FloatArray:
-        """Seconds of bringing a value from how it is made (rows) to how its hub lies."""
+        """Seconds of resharding a value from its producer's sharding (rows) to its shared layout."""
         index, leaf = hub
-        made = self.set_of((index, -1)).result_ids[:, leaf]
-        lies = self.set_of(hub).result_ids[:, 0]
-        return self._move_costs(hub, made, lies, self.variables.shared_layouts[hub], self.variables.layout_ends[hub])
+        produced = self.set_of((index, -1)).result_ids[:, leaf]
+        shared = self.set_of(hub).result_ids[:, 0]
+        return self._move_costs(
+            hub, produced, shared, self.variables.shared_layouts[hub], self.variables.layout_ends[hub]
+        )
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
-        """Seconds of bringing an operand from how it is made, or its hub lies (rows), to how the node uses it."""
+        """Seconds of resharding an operand from its producer's sharding, or its shared layout (rows), to the node's
+        sharding of it."""
         source = self.variables.source(node, use)
         is_hub = source[1] >= 0
-        made = self.set_of(source).result_ids[:, 0 if is_hub else use.source[1]]
+        stored = self.set_of(source).result_ids[:, 0 if is_hub else use.source[1]]
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
-            return np.where(made[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = self._move_costs(use.source, made, wanted, use.weight, self.variables.ends(node, use))
+            return np.where(stored[:, None] == wanted[None, :], 0.0, np.inf)
+        matrix = self._move_costs(use.source, stored, wanted, use.weight, self.variables.ends(node, use))
         if not is_hub:
             return matrix
-        return self._forbid_new_partial_sums(matrix, made, wanted)  # a whole value may lie split as it is made
+        return self._forbid_new_partial_sums(
+            matrix, stored, wanted
+        )  # a whole value may be stored in its producer's split
 
     def _forbid_new_partial_sums(self, matrix: FloatArray, made: IntArray, wanted: IntArray) -> FloatArray:
-        """A matrix of moves without those of a whole value to a partial sum; the same one for equal edges."""
+        """A matrix of moves without those from a whole value to a partial sum; the same object for equal edges."""
         key = (id(matrix), made.tobytes(), wanted.tobytes())
-        found = self._partial.get(key)
-        if found is None:
+        matrices = self._partial.get(key)
+        if matrices is None:
             is_becoming = self.prices.is_made_partial(made, wanted)
-            found = matrix, np.where(is_becoming, np.inf, matrix) if is_becoming.any() else matrix
-            self._partial[key] = found  # with the matrix: its number stays its own
-        return found[1]
+            matrices = matrix, np.where(is_becoming, np.inf, matrix) if is_becoming.any() else matrix
+            self._partial[key] = matrices  # with the matrix: its number stays its own
+        return matrices[1]
 
     def _move_costs(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: MoveEnds) -> FloatArray:
         index, leaf = source

@@ -1,14 +1,14 @@
-"""Segments: where the forward pass narrows to one value, the program is cut.
+"""Segments: the program is cut at the values that the forward pass narrows to.
 
-A *critical node* is a value through which everything that the loss takes from the batch has to pass (a dominator of
-the forward graph). The nodes of a training step come in topological order, so one sweep finds them: a node is critical
-where no edge jumps over it. Only values that depend on both state (parameters) and batch count: what is made of the
-batch alone (labels, masks, positions) or of parameters alone (a tied embedding) reaches every layer and cuts nothing.
+A *critical node* dominates the forward graph: every path from the batch to the loss passes through it. The nodes of a
+training step come in topological order; one sweep finds the critical ones: no edge jumps over them. Only values that
+depend on both state (parameters) and batch count: values of the batch alone (labels, masks, positions) or of parameters
+alone (a tied embedding) reach every layer and cut nothing.
 
-A segment is what lies between two critical nodes, if it holds something to choose (a product, a gather, a loop).
-Backward and optimizer instructions belong to the segment of the forward that they differentiate: they
-read values which that segment saved, or its parameters. Equal segments (transformer layers) are recognised by what
-they compute, and solved once.
+A segment is the part between two critical nodes, if it has a choice (a product, a gather, a loop). Backward and
+optimizer instructions belong to the segment of the forward instructions they differentiate: they read values saved by
+that segment, or its parameters. Equal segments (transformer layers) are recognised by their computation, and solved
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from shardwright.planner.segments.forward_pass import CHOICE_OPCODES, forward_no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segments:
-    """of: per node its segment, -1 for free nodes. count: how many. cuts: the critical nodes that end all but one."""
+    """of: per node its segment, -1 for cheap nodes.
+    count: of segments.
+    cuts: the critical nodes that end all segments but the last.
+    """
 
     of: tuple[int, ...]
     count: int
@@ -34,8 +37,9 @@ def find_segments(
 ) -> Segments:
     """Cut `flow` at its critical nodes.
 
-    free: nodes that are made anew for each reader. state: nodes of arguments that are parameters or
-    optimizer state. twins: nodes that compute again what a node of the forward pass computes, and belong where it does.
+    free: per node, whether it is recomputed for each reader.
+    state: nodes of arguments that are parameters or optimizer state.
+    twins: recomputed copy → the forward node it belongs with.
     """
     forward = forward_nodes(flow, free, state)
     cuts = _find_cuts(flow, forward)
@@ -51,22 +55,22 @@ def _find_cuts(flow: Dataflow, forward: list[int]) -> list[int]:
         for use in flow.nodes[i].uses:
             if use.source[0] in members:
                 last_reader[use.source[0]] = max(last_reader.get(use.source[0], -1), i)
-    found, reach, has_choice = [], -1, False
+    cuts, reach, has_choice = [], -1, False
     for i in forward:
         node = flow.nodes[i]
         if i >= reach and has_choice and i in last_reader and len(node.shapes) == 1:
-            found.append(i)
+            cuts.append(i)
             has_choice = False
         reach = max(reach, last_reader.get(i, -1))
         has_choice = has_choice or node.instruction.opcode in CHOICE_OPCODES
-    return found
+    return cuts
 
 
 def _assign_segments(
     flow: Dataflow, free: Sequence[bool], forward: list[int], cuts: list[int], twins: Mapping[int, int]
 ) -> list[int]:
-    """Segment per node: forward ones by the cuts, twins like what they repeat, the others by the earliest segment
-    among what they read."""
+    """Segment per node: forward nodes by the cuts, twins with their originals, all others by the earliest segment among
+    their operands."""
     unknown = len(cuts) + 1
     of = [unknown] * len(flow.nodes)
     number = 0
@@ -79,17 +83,19 @@ def _assign_segments(
         is_forward[i] = True
     shared = _assign_inputs(flow, of, is_forward, unknown)
     arguments = set(flow.parameters)
-    for node in flow.nodes:  # backward and optimizer: what they read was saved, or made, by their segment
+    for node in flow.nodes:  # backward and optimizer: operands were saved or computed by their segment
         if of[node.index] < unknown or node.index in arguments:
             continue
         if node.index in twins and of[twins[node.index]] < unknown:
             of[node.index] = of[twins[node.index]]
             continue
-        read = [of[use.source[0]] for use in node.uses if not free[use.source[0]] and not shared[use.source[0]]]
-        of[node.index] = min(read, default=unknown)
+        operand_segments = [
+            of[use.source[0]] for use in node.uses if not free[use.source[0]] and not shared[use.source[0]]
+        ]
+        of[node.index] = min(operand_segments, default=unknown)
     is_settled = [forward or i in twins for i, forward in enumerate(is_forward)]
     _pull_updates(flow, of, free, is_settled, unknown)
-    for index in flow.parameters:  # state that no forward instruction reads: where it is updated
+    for index in flow.parameters:  # state not read in the forward pass: the segment of its update
         if of[index] == unknown:
             of[index] = min((of[use.source[0]] for use in flow.nodes[index].uses), default=unknown)
     for node in reversed(flow.nodes):
@@ -101,8 +107,8 @@ def _assign_segments(
 
 
 def _pull_updates(flow: Dataflow, of: list[int], free: Sequence[bool], is_settled: list[bool], unknown: int) -> None:
-    """Move what only updates state of an earlier segment, and is made of what that reads anyway, into it (in
-    place): a bias gradient is a sum over the gradient that the next layer hands on."""
+    """Move update-only nodes into the earlier segment of the updated state, if their operands are read there anyway (in
+    place). Example: a bias gradient is a sum over the gradient passed on by the next layer."""
     arguments = set(flow.parameters)
     leads = _segments_of_updates(flow, of, unknown)
     may_move = [
@@ -117,13 +123,13 @@ def _pull_updates(flow: Dataflow, of: list[int], free: Sequence[bool], is_settle
                 read_in[use.source[0]].add(of[node.index])
     for node in may_move:
         i, target = node.index, leads[node.index]
-        read = [use.source[0] for use in node.uses if not free[use.source[0]]]
-        if all(of[j] <= target or of[j] == unknown or target in read_in[j] for j in read):
+        operands = [use.source[0] for use in node.uses if not free[use.source[0]]]
+        if all(of[j] <= target or of[j] == unknown or target in read_in[j] for j in operands):
             of[i] = target
 
 
 def _segments_of_updates(flow: Dataflow, of: list[int], unknown: int) -> list[int]:
-    """Per node the segment of the state that it updates: -1 if none is known, -2 if there are several."""
+    """Per node the segment of the state it updates: -1 if unknown, -2 if several."""
     arguments = set(flow.parameters)
     leads = [-1] * len(flow.nodes)
     for index in flow.parameters:
@@ -140,8 +146,8 @@ def _segments_of_updates(flow: Dataflow, of: list[int], unknown: int) -> list[in
 
 
 def _assign_inputs(flow: Dataflow, of: list[int], is_forward: list[bool], unknown: int) -> list[bool]:
-    """Give what forward instructions read besides one another (parameters, their casts, masks) the first segment
-    that reads it, in place; whether several do."""
+    """Assign other inputs of forward instructions (parameters, their casts, masks) to the first segment that reads
+    them, in place. Returns whether several segments do."""
     shared = [False] * len(flow.nodes)
     for node in reversed(flow.nodes):
         mine = of[node.index]
@@ -161,9 +167,11 @@ def _assign_inputs(flow: Dataflow, of: list[int], is_forward: list[bool], unknow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInstance:
-    """One segment as a list of variables: its nodes and their hubs in order, then the hubs it reads from others.
+    """One segment as a list of variables: its nodes and their shared layouts in order, then the shared layouts read
+    from other segments.
 
-    kind: equal for segments that pose the same problem; then their variables correspond one by one.
+    kind: equal for segments with the same problem; their variables then correspond one by one.
+    own_count: number of own variables.
     """
 
     kind: int
@@ -178,7 +186,7 @@ class SegmentInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Segments first … first + period × repeats - 1: the same `period` segments, `repeats` times over."""
+    """Segments first … first + period × repeats - 1: the same `period` segments, repeated `repeats` times."""
 
     first: int
     period: int
@@ -190,14 +198,14 @@ class Run:
 
 
 def find_runs(instances: Sequence[SegmentInstance]) -> tuple[Run, ...]:
-    """The longest repetitions of the sequence of kinds, from left to right, of three repeats and more."""
+    """The longest repetitions in the sequence of kinds, from left to right, with at least three repeats."""
     kinds = [instance.kind for instance in instances]
     owner = {
         v: (s, i)
         for s, instance in enumerate(instances)
         for i, v in enumerate(instance.variables[: instance.own_count])
     }
-    found, start = [], 0
+    runs, start = [], 0
     while start < len(kinds):
         best: Run | None = None
         for period in range(1, (len(kinds) - start) // 3 + 1):
@@ -211,15 +219,15 @@ def find_runs(instances: Sequence[SegmentInstance]) -> tuple[Run, ...]:
         if best is None:
             start += 1
         else:
-            found.append(best)
+            runs.append(best)
             start = best.stop
-    return tuple(found)
+    return tuple(runs)
 
 
 def _has_equal_repeats(
     instances: Sequence[SegmentInstance], owner: Mapping[tuple[int, int], tuple[int, int]], run: Run
 ) -> bool:
-    """Whether every repeat takes its imports from the same places, counted from itself, or from one place outside."""
+    """Whether each import of every repeat comes from the same relative place, or from one place outside."""
     for offset in range(run.period):
         outside: set[tuple[int, tuple[int, int]]] = set()
         inside: set[tuple[int, int, int]] = set()
@@ -241,34 +249,37 @@ def build_instances(
     variables: Callable[[Sequence[int]], tuple[list[tuple[int, int]], int]],
     describe: Callable[[tuple[int, int]], Hashable],
 ) -> tuple[SegmentInstance, ...]:
-    """Every segment with its variables, equal ones given the same kind.
+    """Every segment with its variables; equal segments have equal kinds.
 
-    variables: the variables of some nodes, and how many are their own. describe: what besides its
-    operands' places decides the states and costs of a variable.
+    variables: (nodes) → their variables, and the number of own ones.
+    describe: (variable) → key of its states and costs, operands' places aside.
     """
     members: list[list[int]] = [[] for _ in range(segments.count)]
     for index, segment in enumerate(segments.of):
         if segment >= 0:
             members[segment].append(index)
     kinds: dict[Hashable, int] = {}
-    found = []
+    instances = []
     for nodes in members:
         listed, own = variables(nodes)
         key = _structural_key(flow, listed, own, describe)
         kind = kinds.setdefault(key, len(kinds))
-        found.append(SegmentInstance(kind=kind, nodes=tuple(nodes), variables=tuple(listed), own_count=own))
-    return tuple(found)
+        instances.append(SegmentInstance(kind=kind, nodes=tuple(nodes), variables=tuple(listed), own_count=own))
+    return tuple(instances)
 
 
 def match_isomorphic_variables(instances: Sequence[SegmentInstance]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Per variable of a segment that equals an earlier one, the variable of the first such that has the same states."""
+    """Variable of a repeated segment → the corresponding variable of the first equal segment; both have the same
+    states."""
     first: dict[int, SegmentInstance] = {}
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    matches: dict[tuple[int, int], tuple[int, int]] = {}
     for instance in instances:
         model = first.setdefault(instance.kind, instance)
         if model is not instance:
-            found.update(zip(instance.variables[: instance.own_count], model.variables[: model.own_count], strict=True))
-    return found
+            matches.update(
+                zip(instance.variables[: instance.own_count], model.variables[: model.own_count], strict=True)
+            )
+    return matches
 
 
 def _structural_key(

@@ -1,18 +1,17 @@
-"""The forward pass of a training step: what its loss and its metrics take from batch and parameters together, without
-what is computed of gradients.
+"""The forward pass of a training step: computations of loss and metrics from batch and parameters, gradients excluded.
 
-Neither the order of the results nor of the instructions decides, nor how the loss is written. A node is *behind* the
-turn to the backward pass where it is, or reads, a gradient. Gradients are known
+Neither the order of results or of instructions matters, nor the form of the loss. A node is *behind* the turn to the
+backward pass when it is a gradient or depends on one. Gradients are found
 
-- by JAX's name stack, where the text has it: `transpose(jvp(..))` outermost, so that a derivative inside the loss
-  (a force, a penalty on gradients) belongs to the forward pass;
-- else by what reverse mode makes of each product y = a · b of two values: products dy · b and a · dy with one more
-  value dy, that depends on y. A loop that goes back over rows which a loop wrote on its way forth is behind as well;
-- by an optimization barrier behind which something is computed that there is already.
+- by JAX's name stack, where the text has it: `transpose(jvp(..))` outermost; a derivative inside the loss (a force, a
+  penalty on gradients) belongs to the forward pass;
+- else by the reverse-mode form of each product y = a · b of two values: products dy · b and a · dy with one more value
+  dy that depends on y. A loop backwards over rows written by a forward loop is behind as well;
+- by an optimization barrier before a recomputation of existing values.
 
-The forward pass then is what leads to the single numbers among the results that are not behind (loss, accuracy,
-perplexity, not the norm of the gradients), and to products with parameters of which gradients are made. Where every
-such number is behind (adversarial examples), it is what leads to those of them that need least, norms aside.
+The forward pass is then the ancestors of the scalar results not behind (loss, accuracy, perplexity, not the norm of the
+gradients), and of products with parameters that have gradients. When all scalars are behind (adversarial examples), it
+is the ancestors of those with minimal dependencies, norms aside.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf
 from shardwright.planner.graph.value_numbering import number_values
 from shardwright.planner.rewrites.stacked_loops import match_stacked_loop
 
-#: Instructions whose layout is a choice of its own.
+#: Instructions with a layout choice of their own.
 CHOICE_OPCODES = frozenset({
     "dot", "convolution", "gather", "scatter", "while", "conditional", "sort", "reduce-window", "select-and-scatter",
     "ragged-dot", "custom-call", "fft",
@@ -33,7 +32,7 @@ CHOICE_OPCODES = frozenset({
 #: Products, linear in either operand.
 _PRODUCT_OPCODES = frozenset({"dot", "convolution", "ragged-dot"})
 
-#: What moves or converts a value: its product is a product of the value itself.
+#: Instructions that move or convert a value: its product is a product of the value itself.
 _VIEW_OPCODES = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "reverse", "transpose"})
 
 #: The outermost transform of JAX's name stack is a transposition.
@@ -43,10 +42,11 @@ _TRANSPOSED = re.compile(r"(?:^|/)transpose\(")
 def forward_nodes(
     flow: Dataflow, free: Sequence[bool], state: frozenset[int], once: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Arrays that lead from batch and state to the loss, in order; empty where nothing tells what that is.
+    """Arrays on a path from batch and state to the loss, in order; empty when the loss is unknown.
 
-    free: nodes that are made anew for each reader. state: nodes of arguments that are parameters or optimizer state.
-    once: nodes that are known to run once a step, whatever the micro-batches: updates, norms of gradients.
+    free: per node, whether it is recomputed for each reader.
+    state: nodes of arguments that are parameters or optimizer state.
+    once: nodes known to run once a step, with any number of micro-batches: updates, norms of gradients.
     """
     of_state, of_batch = _origins(flow, state)
     both = [a and b for a, b in zip(of_state, of_batch, strict=True)]
@@ -63,22 +63,22 @@ def forward_nodes(
 
 
 def ancestors(flow: Dataflow, nodes: Iterable[int]) -> list[bool]:
-    """Per node, whether one of `nodes` is it or depends on it; what an argument updated in place becomes is none."""
-    found = [False] * len(flow.nodes)
+    """Per node, whether it is one of `nodes` or an ancestor of one; in-place updates of arguments excluded."""
+    is_ancestor = [False] * len(flow.nodes)
     todo = list(nodes)
     arguments = set(flow.parameters)
     while todo:
         i = todo.pop()
-        if found[i]:
+        if is_ancestor[i]:
             continue
-        found[i] = True
+        is_ancestor[i] = True
         if i not in arguments:
             todo += [use.source[0] for use in flow.nodes[i].uses]
-    return found
+    return is_ancestor
 
 
 def _origins(flow: Dataflow, state: frozenset[int]) -> tuple[list[bool], list[bool]]:
-    """Per node, whether it depends on state, and whether on other arguments; what a loop carries, as it begins."""
+    """Per node, whether it depends on state, and whether on other arguments; loop-carried values by their start."""
     arguments = set(flow.parameters)
     of_state, of_batch = [False] * len(flow.nodes), [False] * len(flow.nodes)
     for node in flow.nodes:
@@ -94,26 +94,26 @@ def _origins(flow: Dataflow, state: frozenset[int]) -> tuple[list[bool], list[bo
 
 
 def _readers(flow: Dataflow) -> list[list[int]]:
-    """Per node those that read it. Arguments read nothing."""
+    """Per node its readers. Arguments read nothing."""
     arguments = set(flow.parameters)
-    found: list[list[int]] = [[] for _ in flow.nodes]
+    readers: list[list[int]] = [[] for _ in flow.nodes]
     for node in flow.nodes:
         if node.index not in arguments:
             for use in node.uses:
-                found[use.source[0]].append(node.index)
-    return found
+                readers[use.source[0]].append(node.index)
+    return readers
 
 
 def _dependents(readers: Sequence[Sequence[int]], nodes: Iterable[int]) -> list[bool]:
-    """Per node, whether it is one of `nodes` or depends on one, through loops too."""
-    found = [False] * len(readers)
+    """Per node, whether it is one of `nodes` or depends on one, also through loops."""
+    is_dependent = [False] * len(readers)
     todo = list(nodes)
     while todo:
         i = todo.pop()
-        if not found[i]:
-            found[i] = True
+        if not is_dependent[i]:
+            is_dependent[i] = True
             todo += readers[i]
-    return found
+    return is_dependent
 
 
 # ---- where the forward pass ends ----------------------------------------------
@@ -126,15 +126,15 @@ def _results(
     behind: Sequence[bool],
     once: frozenset[int],
 ) -> list[int]:
-    """Single numbers among the results that are made of batch and state, and not of gradients if any is not."""
+    """Scalar results computed from batch and state; only those independent of gradients, if any."""
     numbers = [
         node for number, node in enumerate(flow.outputs) if number not in flow.aliases and _is_number(flow, node)
     ]
     of_state = _dependents(readers, state) if numbers else []
     of_batch = _dependents(readers, set(flow.parameters).difference(state)) if numbers else []
-    found = [node for node in numbers if of_state[node] and of_batch[node]]
-    ahead = [node for node in found if not behind[node]]
-    return ahead or _minimal_results(flow, [node for node in found if once.isdisjoint(_arrays(flow, node))])
+    candidates = [node for node in numbers if of_state[node] and of_batch[node]]
+    ahead = [node for node in candidates if not behind[node]]
+    return ahead or _minimal_results(flow, [node for node in candidates if once.isdisjoint(_arrays(flow, node))])
 
 
 def _is_number(flow: Dataflow, node: int) -> bool:
@@ -143,14 +143,14 @@ def _is_number(flow: Dataflow, node: int) -> bool:
 
 
 def _minimal_results(flow: Dataflow, nodes: Sequence[int]) -> list[int]:
-    """Those of `nodes` that do not depend on all that another of them depends on, and on more."""
+    """The `nodes` whose dependencies are no proper superset of another one's."""
     needs = {node: _arrays(flow, node) for node in nodes}
     return [node for node in nodes if not any(other < needs[node] for other in needs.values())]
 
 
 def _arrays(flow: Dataflow, node: int) -> frozenset[int]:
-    found = ancestors(flow, [node])
-    return frozenset(i for i, is_needed in enumerate(found) if is_needed and flow.nodes[i].shapes[0].rank)
+    needed = ancestors(flow, [node])
+    return frozenset(i for i, is_needed in enumerate(needed) if is_needed and flow.nodes[i].shapes[0].rank)
 
 
 def _trainable_products(
@@ -181,7 +181,7 @@ def _trainable_products(
 
 
 def _gradients(flow: Dataflow, both: Sequence[bool], readers: Sequence[Sequence[int]]) -> set[int]:
-    """Nodes that are known to be of the backward pass."""
+    """Nodes known to be in the backward pass."""
     arguments = set(flow.parameters)
     inner = [node for node in flow.nodes if both[node.index] and node.index not in arguments]
     again = {i for i in _find_recomputed(flow, readers) if both[i]}
@@ -192,13 +192,13 @@ def _gradients(flow: Dataflow, both: Sequence[bool], readers: Sequence[Sequence[
 
 
 def _reverse_loops(flow: Dataflow) -> set[int]:
-    """Loops that go over rows in the other direction than the loop that wrote them."""
+    """Loops over rows in the opposite direction of the loop that wrote them."""
     loops = {
         node.index: loop
         for node in flow.nodes
         if node.instruction.opcode == "while" and not node.is_value and (loop := match_stacked_loop(node.instruction))
     }
-    found = set()
+    reversed_loops = set()
     for i, loop in loops.items():
         for use in flow.nodes[i].uses:
             source, leaf = use.source
@@ -206,12 +206,12 @@ def _reverse_loops(flow: Dataflow) -> set[int]:
             if writer is None or use.position not in loop.reads or leaf not in writer.writes:
                 continue
             if writer.is_descending != loop.is_descending:
-                found.add(i)
-    return found
+                reversed_loops.add(i)
+    return reversed_loops
 
 
 def _find_recomputed(flow: Dataflow, readers: Sequence[Sequence[int]]) -> set[int]:
-    """Nodes behind an optimization barrier that compute what another does that is behind none."""
+    """Nodes behind an optimization barrier that repeat the computation of a node behind none."""
     barriers = {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
     if not barriers:
         return set()
@@ -221,7 +221,7 @@ def _find_recomputed(flow: Dataflow, readers: Sequence[Sequence[int]]) -> set[in
 
 
 def _cotangents(flow: Dataflow) -> set[int]:
-    """Products dy · b and a · dy where there is a product y = a · b that dy depends on."""
+    """Products dy · b and a · dy, given a product y = a · b that dy depends on."""
     products = _products(flow)
     by_pair: dict[frozenset[Leaf], list[int]] = {}
     beside: dict[Leaf, set[Leaf]] = {}
@@ -232,24 +232,24 @@ def _cotangents(flow: Dataflow) -> set[int]:
             beside.setdefault(b, set()).add(a)
     number = {i: bit for bit, i in enumerate(products)}
     behind = _products_before(flow, number)
-    found: set[int] = set()
-    for pair, made in by_pair.items():
+    cotangents: set[int] = set()
+    for pair, same_factors in by_pair.items():
         a, b = pair
         for dy in beside[a] & beside[b]:
-            if any(behind[dy[0]] >> number[i] & 1 for i in made):
-                found.update(by_pair[frozenset((a, dy))], by_pair[frozenset((b, dy))])
-    return found
+            if any(behind[dy[0]] >> number[i] & 1 for i in same_factors):
+                cotangents.update(by_pair[frozenset((a, dy))], by_pair[frozenset((b, dy))])
+    return cotangents
 
 
 def _products(flow: Dataflow) -> dict[int, tuple[Leaf, Leaf]]:
-    """Products of two arrays by node, with the values that they are products of, moves and conversions aside."""
+    """Products of two arrays: node → its two factors, traced through moves and conversions."""
     meaning, arguments = number_values(flow), set(flow.parameters)
     origins: dict[int, Leaf] = {}
 
     def origin(leaf: Leaf) -> Leaf:
         return origins.get(leaf[0]) or meaning[leaf[0]][leaf[1]]
 
-    found = {}
+    factors = {}
     for node in flow.nodes:
         opcode, i = node.instruction.opcode, node.index
         if node.is_value or i in arguments:
@@ -257,18 +257,18 @@ def _products(flow: Dataflow) -> dict[int, tuple[Leaf, Leaf]]:
         if opcode in _VIEW_OPCODES and node.uses[0].source[0] < i:
             origins[i] = origin(node.uses[0].source)
         elif opcode in _PRODUCT_OPCODES:
-            found[i] = (origin(node.uses[0].source), origin(node.uses[1].source))
-    return found
+            factors[i] = (origin(node.uses[0].source), origin(node.uses[1].source))
+    return factors
 
 
 def _products_before(flow: Dataflow, number: Mapping[int, int]) -> list[int]:
-    """Per node the products that it depends on: a set of bits, by their numbers."""
+    """Per node the products it depends on: a bit set by their numbers."""
     arguments = set(flow.parameters)
-    found: list[int] = []
+    bits: list[int] = []
     for node in flow.nodes:
         own = 1 << number[node.index] if node.index in number else 0
         if node.index not in arguments:
             for use in node.uses:
-                own |= found[use.source[0]] if use.source[0] < node.index else 0
-        found.append(own)
-    return found
+                own |= bits[use.source[0]] if use.source[0] < node.index else 0
+        bits.append(own)
+    return bits

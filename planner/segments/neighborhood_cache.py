@@ -1,8 +1,8 @@
-"""What neighbourhoods of plans on one mesh have in common: what is left to a variable, and what a segment poses there.
+"""Common parts of plans' neighbourhoods on one mesh: restrictions of variables, problems of segments.
 
-A descent takes a neighbourhood per axis and round, and a search for a plan that fits the memory descends at many
-prices. Most of a plan is the same from one to the next, so what is left to most variables is, too: said by the same
-objects here, it finds the strategies, and the problems of whole segments, that an earlier neighbourhood made.
+A descent builds a neighbourhood per axis and round, and a memory-constrained search descends at many multipliers. Most
+of a plan is unchanged from one to the next, and most restrictions are, too: identical objects here lead to the
+strategies, and the problems of whole segments, of an earlier neighbourhood.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class NeighborhoodCache:
-    """Of a graph, and of those that differ from it in nothing but what is left to the variables.
+    """The cache of a graph, shared with graphs that differ in restrictions alone.
 
-    problems: of kinds of segments, memory aside, as chains fill them in. ends: by the axes that are free, what was left
-    to each variable in the last of them, and where message passing ended there (`descent`).
+    problems: of kinds of segments, without memory, filled in by chains.
+    saved_messages: free axes → the last restrictions with them, and the last messages there (`descent`).
     """
 
     problems: dict[int, Problem] = field(default_factory=dict)
@@ -38,17 +38,17 @@ class NeighborhoodCache:
     _kinds: dict[Hashable, int] = field(default_factory=dict)
 
     def restriction(self, strategy: Strategy, free: frozenset[str]) -> Restriction:
-        """What is left where some axes are free: the same object for strategies that do the same."""
+        """The restriction to a strategy with some axes free: the same object for equal strategies."""
         key = free, strategy, strategy.choices
-        found = self._restrictions.get(key)
-        if found is None:
-            found = self._restrictions[key] = Restriction(strategy=strategy, free=free)
-        return found
+        restriction = self._restrictions.get(key)
+        if restriction is None:
+            restriction = self._restrictions[key] = Restriction(strategy=strategy, free=free)
+        return restriction
 
     def kind(self, instances: Sequence[SegmentInstance], instance: SegmentInstance, left: Sequence[Restriction]) -> int:
-        """The kind of a segment by what is left to its variables: equal for those that pose the same problem there.
+        """The kind of a segment under its variables' restrictions: equal for equal problems.
 
-        instances: all segments, whose kinds tell them apart.
+        instances: all segments; their kinds distinguish them.
         """
-        self._instances.setdefault(id(instances), instances)  # kept, so that its number stays its own
+        self._instances.setdefault(id(instances), instances)  # kept alive: its id stays unique
         return self._kinds.setdefault((id(instances), instance.kind, *map(id, left)), len(self._kinds))

@@ -1,10 +1,10 @@
-"""The chain of segments: what each kind of segment costs between its boundaries, and the whole program made of them.
+"""The chain of segments: the costs of each kind of segment between its boundaries, and the whole program of them.
 
-A segment's *boundary* are the hubs that it shares with others. Everything else of it is folded away without loss
-once for each kind (`pbqp.reduce` with the boundary protected); what cannot be folded is its core.
+A segment's *boundary* is the shared layouts in common with other segments. All its other variables are eliminated
+exactly, once per kind (`pbqp.reduce` with the boundary protected); the rest is its core.
 
-A run (a stack of equal layers) is rolled up: all its repeats take the same decisions, so that the whole
-program costs as much to solve as one repeat and the segments around it. `bound` shows how little that can lose.
+A run (a stack of equal layers) is tied: all its repeats take the same decisions. The whole program then costs as much
+to solve as one repeat and the segments around it. `bound` shows the small loss.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ from shardwright.planner.solver.solve import contradiction_error, solve
 from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
 from shardwright.planner.strategies.expansion import Strategy
 
-#: What all repeats of a run share: (first segment of the run, offset in the period, variable); else (segment, 0,
-#: variable).
+#: A variable in the tied program: (first segment of the run, offset in the period, variable), one for all repeats;
+#: outside runs (segment, 0, variable).
 Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SegmentKind:
-    """One kind of segment on one mesh. boundary: positions in `SegmentInstance.variables` that others share."""
+    """One kind of segment on one mesh.
+
+    boundary: positions in `SegmentInstance.variables` shared with other segments.
+    """
 
     boundary: tuple[int, ...]
     reduction: Reduction
@@ -50,12 +53,13 @@ class SegmentKind:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chain:
-    """All segments of a program on one mesh; `kinds` are solved when first asked for.
+    """All segments of a program on one mesh; `kinds` are solved on first use.
 
-    price: of memory. is_for_bound: whether all that is wanted is a bound (`bound`), for repeats that need not decide
-    alike. start: where `solve` begins, by all states of each key's variable, and then where it ended; None where no
-    other search is to learn from it. enough_s: what assignments may cost to be taken at once, where runs have bounds of
-    their own.
+    multipliers: on memory.
+    is_for_bound: whether only a bound is wanted (`bound`), with repeats untied.
+    warm_start: the messages that `solve` starts from, by all states of each key's variable, and then its last ones;
+        None when no other search will use them.
+    target_s: an assignment this cheap is accepted at once, when runs have bounds of their own.
     """
 
     graph: CostGraph
@@ -83,24 +87,24 @@ class Chain:
         """The solved kind of a segment."""
         instance = self.instances[segment]
         key: Hashable = instance.kind
-        if self.multipliers is not None:  # when a value is live differs from place to place
+        if self.multipliers is not None:  # a value's lifetime differs between segments
             run = self._run_of.get(segment)
             key = (instance.kind, segment if run is None else (run.first, (segment - run.first) % run.period))
-        found = self._kinds.get(key)
-        if found is None:
+        kind = self._kinds.get(key)
+        if kind is None:
             crossing = self.graph.variables.cross_segment
             self.graph.clock.check()
             boundary = tuple(i for i, v in enumerate(instance.variables) if i >= instance.own_count or v in crossing)
             problem = self.problem(segment)
-            found = self._kinds[key] = SegmentKind(
+            kind = self._kinds[key] = SegmentKind(
                 boundary=boundary,
                 reduction=reduce(problem, boundary, drops_dear=not self.is_for_bound, joins=self._joins),
             )
-        return found
+        return kind
 
     def problem(self, segment: int) -> Problem:
-        """The problem of a segment; with a price of memory, of what its repeats take on average, and where only a bound
-        is wanted at least: a constraint on what is live at the peak in all of them leaves no fewer plans."""
+        """The problem of a segment. With multipliers on memory, repeats have their mean price; for a bound, the
+        minimum: a constraint on buffers live at the peak in all repeats excludes no more plans."""
         instance = self.instances[segment]
         problem = self._problems.get(instance.kind)
         if problem is None:
@@ -114,7 +118,7 @@ class Chain:
         )
         position = {variable: i for i, variable in enumerate(instance.variables)}
         for i, (node, leaf) in enumerate(instance.variables[: instance.own_count]):
-            same = [self.instances[each].variables[i][0] for each in alike]
+            same = [self.instances[segment_alike].variables[i][0] for segment_alike in alike]
             if leaf < 0:
                 self._add_result_terms(priced, position, node, same)
                 for number in range(len(self.graph.flow.nodes[node].uses)):
@@ -128,29 +132,29 @@ class Chain:
     def _add_result_terms(
         self, priced: Problem, position: Mapping[Variable, int], node: int, same: Sequence[int]
     ) -> None:
-        """Add what a node makes takes to its costs. same: the nodes that stand where it does in the run's repeats."""
+        """Add the priced bytes of a node's results to its costs. same: the corresponding nodes in the run's repeats."""
         assert self.multipliers is not None
         mine = position[node, -1]
         for leaf in range(len(self.graph.flow.nodes[node].shapes)):
-            made, alike = (node, leaf), [(other, leaf) for other in same]
+            value, alike = (node, leaf), [(other, leaf) for other in same]
             if seconds := self._repeat_multiplier(self.multipliers.of_results, alike):
-                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, made)
+                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, value)
             if seconds := self._repeat_multiplier(self.multipliers.of_reduced_results, alike):
-                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, made, reduced=True)
-                kept = partial_sum_bytes(self.graph, made)
-                if kept is not None:
-                    priced.add_edge(mine, position[kept[0]], seconds * kept[1])
-        for each in self.multipliers.branching_bounds_of(same):
-            size = value_bytes(self.graph, (node, each.leaf[1]))
+                priced.costs[mine] = priced.costs[mine] + seconds * value_bytes(self.graph, value, reduced=True)
+                partial_sums = partial_sum_bytes(self.graph, value)
+                if partial_sums is not None:
+                    priced.add_edge(mine, position[partial_sums[0]], seconds * partial_sums[1])
+        for bound in self.multipliers.branching_bounds_of(same):
+            size = value_bytes(self.graph, (node, bound.leaf[1]))
             priced.costs[mine] = np.where(
-                (each.lower_bytes < size) & (size <= each.upper_bytes), priced.costs[mine], np.inf
+                (bound.lower_bytes < size) & (size <= bound.upper_bytes), priced.costs[mine], np.inf
             )
 
     def _add_use_terms(
         self, priced: Problem, position: Mapping[Variable, int], index: int, number: int, same: Sequence[int]
     ) -> None:
-        """Add what a node takes of what it reads: made anew for it, copied, turned, brought to another layout, or
-        gathered for the loop that it is in."""
+        """Add the priced bytes of a node's operand: recomputed, copied, transposed, resharded, or gathered for the loop
+        around it."""
         assert self.multipliers is not None
         node, mine, graph = self.graph.flow.nodes[index], position[index, -1], self.graph
         use, operand = node.uses[number], (index, node.uses[number].position)
@@ -173,53 +177,52 @@ class Chain:
             )
 
     def _repeat_multiplier(self, price: Mapping[tuple[int, int], float], alike: Sequence[tuple[int, int]]) -> float:
-        """Seconds per byte of what is alike in all repeats of a run."""
-        return self._mean_or_min([price.get(each, 0.0) for each in alike]) if price else 0.0
+        """Seconds per byte of corresponding items in all repeats of a run."""
+        return self._mean_or_min([price.get(item, 0.0) for item in alike]) if price else 0.0
 
     def _mean_or_min(self, prices: Sequence[float]) -> float:
         return min(prices) if self.is_for_bound else sum(prices) / len(prices)
 
     def _use_multiplier(self, price: Multipliers, index: int, number: int) -> float:
-        """Seconds per byte of what a node reads, if it decides what that takes."""
+        """Seconds per byte of an operand, when the node decides its bytes."""
         node = self.graph.flow.nodes[index]
         use = node.uses[number]
         return price.value_multiplier(use.source) if self.graph.variables.pays_for(node, use) else 0.0
 
     def with_multipliers(self, price: Multipliers | None) -> Chain:
-        """The same chain with another price of memory; itself at its own."""
+        """The same chain with other multipliers on memory; itself with its own."""
         if price is self.multipliers:
             return self
-        made = Chain(
+        chain = Chain(
             graph=self.graph,
             instances=self.instances,
             runs=self.runs,
             multipliers=price,
             is_for_bound=self.is_for_bound,
         )
-        made._problems = self._problems
-        return made
+        chain._problems = self._problems
+        return chain
 
     def forget_reductions(self) -> None:
-        """Let go of all that was reduced, which is made again if it is asked for: of all strategies on three axes that
-        is hundreds of megabytes."""
+        """Drop all reductions; they are redone on demand. All strategies on three axes take hundreds of megabytes."""
         self._kinds, self._cores, self._joins = {}, [], EdgeJoinCache()
 
     def untie(self) -> Chain:
-        """The same chain with no runs: its repeats decide each for itself, and pay what each takes of the memory."""
-        made = Chain(
+        """The same chain without runs: repeats decide separately, and each pays its own memory."""
+        chain = Chain(
             graph=self.graph,
             instances=self.instances,
             runs=(),
             multipliers=self.multipliers,
             is_for_bound=self.is_for_bound,
         )
-        made._problems, made._joins = self._problems, self._joins
+        chain._problems, chain._joins = self._problems, self._joins
         if self.multipliers is None:
-            made._kinds = self._kinds
-        return made
+            chain._kinds = self._kinds
+        return chain
 
     def key(self, segment: int, position: int) -> Key:
-        """What stands for a segment's variable in the rolled program."""
+        """The key of a segment's variable in the tied program."""
         instance = self.instances[segment]
         if position >= instance.own_count:
             segment, position = self._owner[instance.variables[position]]
@@ -229,15 +232,15 @@ class Chain:
         return run.first, (segment - run.first) % run.period, position
 
     def build_tied_problem(self) -> tuple[Problem, dict[Key, int], dict[Key, IntArray]]:
-        """The whole program with runs rolled up: problem, variable per key, and the states left to each key.
+        """The whole program with tied runs: problem, variable per key, and the states left to each key.
 
         The constants of the kinds' reductions are left out of its value: see `constant`.
         """
         states = self.states()
         variables = {key: i for i, key in enumerate(states)}
-        problem = Problem(costs=[np.zeros(len(left)) for left in states.values()])
-        alike = Counter(self.cores())
-        for (kind, keys), times in alike.items():
+        problem = Problem(costs=[np.zeros(len(state_numbers)) for state_numbers in states.values()])
+        core_counts = Counter(self.cores())
+        for (kind, keys), times in core_counts.items():
             costs, edges = align_core(kind, keys, states)
             for key, cost in zip(keys, costs, strict=True):
                 problem.costs[variables[key]] = problem.costs[variables[key]] + times * cost
@@ -252,7 +255,7 @@ class Chain:
         return self._cores
 
     def core(self, segment: int) -> tuple[SegmentKind, tuple[Key, ...]]:
-        """A segment's kind, and what its core's variables are in the rolled program."""
+        """A segment's kind, and the keys of its core's variables in the tied program."""
         kind = self.kind(segment)
         return kind, tuple(self.key(segment, v) for v in kind.reduction.variables)
 
@@ -263,9 +266,11 @@ class Chain:
     def solve(
         self, time_limit_s: float, close: float = 0.0, known: Mapping[Variable, Strategy] | None = None
     ) -> ChainSolution:
-        """The best states of all variables with runs rolled up, within a relative gap of `close`.
+        """The best states of all variables with tied runs, within a relative gap of `close`.
 
-        known: a plan, which what is found is no worse than. Raises PlanError where no plan satisfies the pins.
+        known: a plan; the solution is no worse.
+
+        Raises PlanError when no plan satisfies the pins.
         """
         try:
             problem, variables, states = self.build_tied_problem()
@@ -293,20 +298,20 @@ class Chain:
         states: Mapping[Key, IntArray],
         known: Mapping[Variable, Strategy] | None = None,
     ) -> WarmStart[int] | None:
-        """The start, by variables of the rolled program and the states that are left to them; with the states of a
-        known plan, as far as they are left."""
-        begun: WarmStart[int] | None = None
+        """The warm start by variables of the tied program and the states left to them; with the remaining states of a
+        known plan."""
+        start: WarmStart[int] | None = None
         if self.warm_start is not None:
-            begun = translate(self.warm_start, {key: [VariableImage(i, states[key])] for key, i in variables.items()})
+            start = translate(self.warm_start, {key: [VariableImage(i, states[key])] for key, i in variables.items()})
         if known is None:
-            return begun
+            return start
         at = {i: np.flatnonzero(states[key] == self._state(key, known)) for key, i in variables.items()}
-        return replace(begun or WarmStart(), states={i: int(place[0]) for i, place in at.items() if len(place)})
+        return replace(start or WarmStart(), states={i: int(place[0]) for i, place in at.items() if len(place)})
 
     def save_messages(
         self, end: WarmStart[int] | None, variables: Mapping[Key, int], states: Mapping[Key, IntArray]
     ) -> None:
-        """Keep where message passing over the rolled program ended, if another one is to learn from it."""
+        """Save the last messages over the tied program, if another search is to start from them."""
         if end is not None:
             places = {
                 i: [VariableImage(key, positions_in(states[key], self.state_count(key)))]
@@ -315,79 +320,83 @@ class Chain:
             self.warm_start = translate(end, places)
 
     def _state(self, key: Key, known: Mapping[Variable, Strategy]) -> int:
-        """The state of a key's variable in a plan; -1 where it has none."""
+        """The state of a key's variable in a plan; -1 without one."""
         variable = self.variable(key)
         choices, strategy = self.graph.set_of(variable).strategies, known[variable]
         return choices.index(strategy) if strategy in choices else -1
 
     def variable(self, key: Key) -> Variable:
-        """The variable that a key stands for; the one of the first repeat."""
+        """The variable of a key; that of the first repeat."""
         segment, offset, position = key
         return self.instances[segment + offset].variables[position]
 
     def state_count(self, key: Key) -> int:
-        """How many states a key's variable has, before any are dropped."""
+        """The number of states of a key's variable, dropped ones included."""
         return len(self.graph.set_of(self.variable(key)))
 
     def repeats(self, key: Key) -> int:
-        """How many variables a key stands for."""
+        """The number of variables of a key."""
         run = self._run_of.get(key[0])
         return 1 if run is None else run.repeats
 
     def strategies(self, states: Mapping[Variable, int]) -> dict[Variable, Strategy]:
-        """What states of variables stand for."""
+        """The strategies of variables' states."""
         return {variable: self.graph.set_of(variable).strategies[state] for variable, state in states.items()}
 
     def states_of(self, strategies: Mapping[Variable, Strategy]) -> dict[Variable, int] | None:
-        """The states that stand for strategies of all variables; None where one of them has none."""
-        found: dict[Variable, int] = {}
+        """The states of all variables' strategies; None when one is missing."""
+        states: dict[Variable, int] = {}
         for variable, strategy in strategies.items():
             choices = self.graph.set_of(variable).strategies
             if strategy not in choices:
                 return None
-            found[variable] = choices.index(strategy)
-        return found
+            states[variable] = choices.index(strategy)
+        return states
 
     def owner(self, variable: Variable) -> tuple[int, int]:
-        """The segment that a variable belongs to, and its position there."""
+        """The segment of a variable, and its position there."""
         return self._owner[variable]
 
     def key_of(self, variable: Variable) -> Key:
-        """What stands for a variable in the rolled program."""
+        """The key of a variable in the tied program."""
         return self.key(*self._owner[variable])
 
     @property
     def constant(self) -> float:
-        """Seconds that are decided inside the segments, whatever their boundaries."""
+        """Seconds decided inside the segments, at any boundary."""
         return sum(self.kind(segment).reduction.constant for segment in range(len(self.instances)))
 
     def states(self) -> dict[Key, IntArray]:
-        """Per key, the states that every segment which has it leaves to it."""
+        """Per key, the states left by all its segments."""
         states: dict[Key, IntArray] = {}
         for kind, keys in dict.fromkeys(self.cores()):
-            for key, left in zip(keys, kind.reduction.states, strict=True):
-                states[key] = np.intersect1d(states[key], left) if key in states else left
+            for key, kind_states in zip(keys, kind.reduction.states, strict=True):
+                states[key] = np.intersect1d(states[key], kind_states) if key in states else kind_states
         return states
 
     def expand_tied(self, chosen: dict[Key, int]) -> dict[Variable, int]:
-        """The state of every variable of the program, from those chosen per key."""
-        found: dict[Variable, int] = {}
-        known: dict[tuple[SegmentKind, tuple[Key, ...]], list[int]] = {}
+        """The state of every variable of the program, from the chosen ones per key."""
+        expanded: dict[Variable, int] = {}
+        completed: dict[tuple[SegmentKind, tuple[Key, ...]], list[int]] = {}
         for core, instance in zip(self.cores(), self.instances, strict=True):
-            states = known.get(core)
+            states = completed.get(core)
             if states is None:
                 reduction = core[0].reduction
                 submatrix = [
-                    np.searchsorted(left, chosen[key]) for left, key in zip(reduction.states, core[1], strict=True)
+                    np.searchsorted(kind_states, chosen[key])
+                    for kind_states, key in zip(reduction.states, core[1], strict=True)
                 ]
-                states = known[core] = reduction.complete(np.array(submatrix, np.int64)).tolist()
-            found.update(zip(instance.variables[: instance.own_count], states, strict=False))
-        return found
+                states = completed[core] = reduction.complete(np.array(submatrix, np.int64)).tolist()
+            expanded.update(zip(instance.variables[: instance.own_count], states, strict=False))
+        return expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainSolution:
-    """states: of every variable. value: what they cost. rolled_bound: no plan that treats repeats alike costs less."""
+    """states: of every variable.
+    value: their cost, seconds.
+    tied_bound: lower bound on plans with tied repeats.
+    """
 
     states: dict[Variable, int]
     value: float
@@ -397,11 +406,11 @@ class ChainSolution:
 def align_core(
     kind: SegmentKind, keys: Sequence[Key], states: Mapping[Key, IntArray]
 ) -> tuple[list[FloatArray], dict[tuple[int, int], FloatArray]]:
-    """Costs and edges of a kind's core, with the states that are left to its variables' keys and no others.
+    """Costs and edges of a kind's core, restricted to the states left to its variables' keys.
 
-    A matrix that loses none is the kind's own: it may be that of many edges.
+    An unrestricted matrix is the kind's own object, possibly shared by many edges.
     """
     reduction = kind.reduction
-    picks = [np.searchsorted(left, states[key]) for left, key in zip(reduction.states, keys, strict=True)]
+    picks = [np.searchsorted(kind_states, states[key]) for kind_states, key in zip(reduction.states, keys, strict=True)]
     costs = [cost[pick] for cost, pick in zip(reduction.core.costs, picks, strict=True)]
     return costs, {(v, w): submatrix(m, picks[v], picks[w]) for (v, w), m in reduction.core.edges.items()}

@@ -1,13 +1,13 @@
-"""What of the graph of decisions does not depend on the mesh: its variables, and which of them are hubs.
+"""The mesh-independent part of the cost graph: its variables, among them the shared layouts.
 
-A variable is a node that chooses its strategy, or a *hub*: how a value lies for its readers. A value with several
-readers that would have it moved has one, so that a move which several share (a gradient reduced once,
-weights gathered for forward and backward) is paid once; so has every value that crosses from one segment to another.
-What a loop carries and others read behind it has a hub for those alone: a gradient that a loop adds up stays a
-partial sum inside, and is reduced once for all who read it.
+A variable is a node with strategies, or a *shared layout*: the sharding of a value for its readers. A value gets one
+when several readers want it resharded: a common reshard (a gradient reduced once, weights gathered for forward and
+backward) is paid once. Every value crossing from one segment to another gets one too. A loop-carried value with readers
+after the loop has a shared layout for those alone: a gradient accumulated in a loop stays a partial sum inside, and is
+reduced once for all its readers.
 
-What is made from constants, iota and scalars alone is left out: any device can make any part of it, so it takes
-the sharding its readers want (`ProgramVariables.is_free`).
+Values made of constants, iota and scalars alone are left out: any device can compute any part of them. They take the
+sharding wanted by each reader (`ProgramVariables.is_cheap_to_recompute`).
 """
 
 from __future__ import annotations
@@ -25,41 +25,44 @@ from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
 from shardwright.planner.strategies.expansion import ways_through
 from shardwright.planner.strategies.rule_cache import RuleCache
 
-#: Instructions that cost next to nothing to make anew in any sharding, when all they read is free too.
+#: Instructions with almost free recomputation in any sharding, when all their operands are cheap too.
 _CHEAP_OPCODES = frozenset({
     "constant", "iota", "broadcast", "convert", "compare", "select", "add", "subtract", "multiply", "divide", "negate",
     "and", "or", "not", "xor", "maximum", "minimum", "reshape", "transpose", "sign", "abs", "clamp", "rsqrt", "sqrt",
     "exponential", "power", "copy", "floor", "shift-left", "shift-right-logical",
 })  # fmt: skip
 
-#: Instructions that fill memory with little.
+#: Instructions that write much memory at little computation.
 FILL_OPCODES = frozenset({"broadcast", "iota"})
 
 _VIEW_OPCODES = frozenset({"convert", "copy", "transpose", "reshape", "bitcast"})
 
-#: A variable: (node, -1) its strategy, (node, leaf) the hub of one of its array leaves.
+#: A variable: (node, -1) is its strategy, (node, leaf) the shared layout of one of its array leaves.
 Variable = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramVariables:
-    """What of the graph does not depend on the mesh.
+    """The mesh-independent part of the cost graph.
 
-    signatures: per node, a number that is equal for instructions with equal strategies (`RuleCache.number`); -1 for
-    what only hands on.
-    is_free: nodes made anew for each reader. can_be_partial: per node, whether its value may be a partial sum.
-    ways: per node, which operands may be partial together.
-    hubs: values with a hub, and the largest weight of a use of it. crossing: variables that other segments depend on,
-    and which: hubs that they read, and makers of what they take as it is made.
-    hub_ends: of a hub, what makes its value, and what the pickiest of its readers does. gradients: sums that no product
-    waits for.
-    apart: hubs of what a loop carries, for readers behind it: the loop. direct: readers inside it, and what they read.
-    handed_on: values that all their readers take as they are made, partial sums too. only_use: of values without a hub
-    that one node reads, which, and at which of its operand leaves.
-    whole: hubs that lie reduced, because what is made anew for each reader reads them.
-    last_read: of values made anew, the last node that chooses freely and reads one, and at which of its operand leaves.
-    kernels: what fusion makes of the nodes; what is made anew is part of its readers' kernels, besides.
-    keys: nodes unlike others of their kind (pinned, confined, sent with every step), equal keys where they are alike.
+    signatures: per node, a number, equal for instructions with equal strategies (`RuleCache.number`); -1 for nodes that
+        only forward a value.
+    is_cheap_to_recompute: per node, whether it is recomputed for each reader.
+    can_be_partial: per node, whether its value may be a partial sum.
+    partial_operand_sets: per node, the sets of operands that may be partial together.
+    shared_layouts: values with a shared layout, and the largest weight of a use of it.
+    layout_ends: per shared layout, its producer's kind and its strictest reader's.
+    gradients: sums read by no later product.
+    cross_segment: variable → other segments that depend on it: shared layouts they read, and producers of values they
+        take without a reshard.
+    after_loops: shared layouts of loop-carried values, for readers after the loop → the loop.
+    in_loop_readers: readers inside it, and the values they read.
+    forwarded_values: values taken by all readers in their producers' shardings, partial sums too.
+    single_use: value without a shared layout and with one reader → that node, and the operand leaf.
+    always_reduced: shared layouts that exclude partial sums: a cheap value recomputed for each reader reads them.
+    last_consumer: cheap value → its last reader with strategies of its own, and the operand leaf.
+    kernels: the nodes' fusion; recomputed values are part of their readers' kernels in addition.
+    keys: nodes with special conditions (pinned, confined, sent with every step) → a key, equal for equal conditions.
     """
 
     flow: Dataflow
@@ -82,7 +85,7 @@ class ProgramVariables:
     keys: Mapping[int, Hashable]
 
     def describe(self, variable: Variable) -> Hashable:
-        """What decides the states and costs of a variable on any mesh, besides what it is connected to."""
+        """The key of a variable's states and costs on any mesh, without its neighbours."""
         index, leaf = variable
         node = self.flow.nodes[index]
         crosses = variable in self.cross_segment
@@ -91,7 +94,7 @@ class ProgramVariables:
             is_apart, is_fused = variable in self.after_loops, self.kernels.is_fused[index]
             ends = self.layout_ends[variable]
             return (node.shapes[leaf], may_be_partial, self.shared_layouts[variable], crosses, is_apart, is_fused, ends)
-        uses = [  # of values made anew: whether they are zero
+        uses = [  # of cheap values: whether they are zero
             (use.position, self.can_be_partial[use.source[0]])
             for use in node.uses
             if self.is_cheap_to_recompute[use.source[0]]
@@ -119,24 +122,25 @@ class ProgramVariables:
         )
 
     def pays_for(self, node: Node, use: Use) -> bool:
-        """Whether a node decides what something takes that it reads: that is made anew, and nothing reads it later.
-        What is made anew for others too is no smaller, or stored besides."""
+        """Whether a node decides the bytes of a cheap value it reads: it is the last reader. Copies recomputed for
+        other readers are no smaller, or stored in addition."""
         return self.last_consumer.get(use.source) == (node.index, use.position)
 
     def ends_kernel(self, index: int) -> bool:
-        """Whether a node takes a launch of its own."""
+        """Whether a node needs a kernel launch of its own."""
         return self.kernels.ends[index] and not self.is_cheap_to_recompute[index]
 
     def ends(self, node: Node, use: Use) -> MoveEnds:
-        """What makes a value, and what a node that reads it does about the order of its elements."""
+        """The kinds of a value's producer and of one reader, with respect to the order of its elements."""
         return self.ends_of(use.source, _reader_kind(node, use))
 
     def ends_of(self, leaf: Leaf, reader: int) -> MoveEnds:
-        """What makes a value, and a reader's way with the order of its elements."""
+        """The kinds of a value's producer and of its reader, with respect to the order of its elements."""
         return _ends(self.flow, self.kernels, self.gradients, leaf, reader)
 
     def source(self, node: Node, use: Use) -> Variable:
-        """The variable that decides how a node finds what it reads: a hub, or the strategy that makes it."""
+        """The variable that decides the sharding of a node's operand before its reshard: a shared layout, or the
+        producer's strategy."""
         is_hub = use.source in self.shared_layouts and (node.index, use.source) not in self.in_loop_readers
         return use.source if is_hub else (use.source[0], -1)
 
@@ -151,11 +155,14 @@ def build_variables(
     rules: RuleCache,
     gradients: frozenset[Leaf],
 ) -> ProgramVariables:
-    """Decide what may be partial and which values get hubs.
+    """Decide the partial sums and the shared layouts.
 
-    pinned: nodes that may not choose freely, each with a key that is equal where what is left to it is.
-    keys: the same of nodes that differ in anything else. kernels: see `find_kernels`. rules: of the instructions.
-    gradients: see `exposed.gradients`.
+    free: per node, whether it is recomputed for each reader.
+    pinned: nodes with restricted strategies, each with a key, equal for equal restrictions.
+    keys: the same for nodes with other differences.
+    kernels: see `find_kernels`.
+    rules: of the instructions.
+    gradients: see `overlap.gradients`.
     """
     signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
     partial, ways = _partial_sums(flow, free, frozenset(pinned), signatures, rules)
@@ -179,9 +186,9 @@ def build_variables(
         in_loop_readers=direct,
         forwarded_values=frozenset([leaf for leaf in readers.hard if all(use.hard for _, use in readers.uses[leaf])]),
         single_use={
-            leaf: (found[0][0].index, found[0][1].position)
-            for leaf, found in readers.uses.items()
-            if len(found) == 1 and leaf not in hubs
+            leaf: (uses[0][0].index, uses[0][1].position)
+            for leaf, uses in readers.uses.items()
+            if len(uses) == 1 and leaf not in hubs
         },
         always_reduced=frozenset(readers.always_reduced),
         last_consumer=readers.last_consumer,
@@ -193,22 +200,22 @@ def build_variables(
 def _partial_sums(
     flow: Dataflow, free: Sequence[bool], pinned: frozenset[int], signatures: Sequence[int], rules: RuleCache
 ) -> tuple[Sequence[bool], tuple[tuple[frozenset[int], ...], ...]]:
-    """Which nodes may be partial sums, and for each node the sets of operands that it may hand on as such."""
+    """The nodes that may be partial sums, and for each node the sets of operands it may forward unreduced."""
     instructions = {number: node.instruction for number, node in zip(signatures, flow.nodes, strict=True)}
-    through = {number: ways_through(each) for number, each in instructions.items() if number >= 0}
+    through = {number: ways_through(instruction) for number, instruction in instructions.items() if number >= 0}
     ways = [() if free[n.index] or n.is_value else through[signatures[n.index]] for n in flow.nodes]
     sums = {
         number: any(factor.reduction == "add" for factor in rules.of_number(number).factors)
-        and not why_not_partial(each)
-        for number, each in instructions.items()
+        and not why_not_partial(instruction)
+        for number, instruction in instructions.items()
         if number >= 0
     }
-    made = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
-    partial = _can_be_partial(flow, free, made, ways, pinned)
+    is_sum = [not free[n.index] and not n.is_value and sums[signatures[n.index]] for n in flow.nodes]
+    partial = _can_be_partial(flow, free, is_sum, ways, pinned)
     allowed = tuple(
         [
-            tuple([way for way in found if _is_partial(node, way, partial)]) if found else ()
-            for node, found in zip(flow.nodes, ways, strict=True)
+            tuple([way for way in sets if _is_partial(node, way, partial)]) if sets else ()
+            for node, sets in zip(flow.nodes, ways, strict=True)
         ]
     )
     return partial, allowed
@@ -216,10 +223,12 @@ def _partial_sums(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Readers:
-    """Who reads what of all that is not made anew for each reader.
+    """The readers of all values, cheap ones recomputed per reader aside.
 
-    uses: the readers of each value, in program order. hard: values that somebody takes as they lie. whole: what may be
-    partial and is read by something made anew. last: of what is made anew, its last reader and the operand there.
+    uses: the readers of each value, in program order.
+    hard: values with a reader that allows no reshard.
+    always_reduced: possible partial sums read by a cheap value.
+    last_consumer: cheap value → its last reader, and the operand there.
     """
 
     uses: Mapping[Leaf, Sequence[tuple[Node, Use]]]
@@ -245,7 +254,7 @@ def _readers(flow: Dataflow, free: Sequence[bool], partial: Sequence[bool]) -> _
                 if use.hard:
                     hard.add(leaf)
             elif partial[leaf[0]]:
-                whole.add(leaf)  # a scalar that something made anew reads
+                whole.add(leaf)  # a scalar read by a cheap value
     return _Readers(uses=uses, hard=hard, always_reduced=whole, last_consumer=last)
 
 
@@ -257,36 +266,37 @@ def _find_shared_layouts(
     apart: Container[Leaf],
     direct: Container[tuple[int, Leaf]],
 ) -> tuple[dict[Leaf, float], dict[Variable, tuple[int, ...]]]:
-    """The values that get a hub, with how often they are moved a step; and what crosses to which other segments."""
-    hubs: dict[Leaf, float] = {}
+    """Values with a shared layout, with their reshards a step; variables crossing to other segments, with those
+    segments."""
+    layouts: dict[Leaf, float] = {}
     crossing: dict[Variable, tuple[int, ...]] = {}
     arguments = frozenset(flow.parameters)
     for leaf in sorted({*readers.always_reduced, *readers.uses}):
-        found = readers.uses.get(leaf, [])
+        uses = readers.uses.get(leaf, [])
         is_special = leaf in readers.always_reduced or leaf in apart
-        if len(found) == 1 and segments.of[found[0][0].index] == segments.of[leaf[0]] and not is_special:
-            continue  # most: one reader beside it
+        if len(uses) == 1 and segments.of[uses[0][0].index] == segments.of[leaf[0]] and not is_special:
+            continue  # most: one reader in the same segment
         if leaf in apart:
-            found = [(node, use) for node, use in found if (node.index, leaf) not in direct]
-        away = {segments.of[node.index] for node, _ in found}
+            uses = [(node, use) for node, use in uses if (node.index, leaf) not in direct]
+        away = {segments.of[node.index] for node, _ in uses}
         away.discard(segments.of[leaf[0]])
         if leaf in readers.hard:
             if away:
                 maker = leaf[0], -1
                 crossing[maker] = tuple(sorted({*crossing.get(maker, ()), *away}))
             continue
-        is_shared = len(found) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _count_choosers(found) > 1)
+        is_shared = len(uses) > 1 and (partial[leaf[0]] or leaf[0] in arguments or _count_choosers(uses) > 1)
         if away or is_shared or is_special:
-            hubs[leaf] = max((use.weight for _, use in found), default=flow.nodes[leaf[0]].weight)
+            layouts[leaf] = max((use.weight for _, use in uses), default=flow.nodes[leaf[0]].weight)
         if away:
             crossing[leaf] = tuple(sorted(away))
-    return hubs, crossing
+    return layouts, crossing
 
 
 def _strictest_reader(leaf: Leaf, readers: _Readers, direct: Container[tuple[int, Leaf]]) -> int:
-    """What of a hub's readers cares most about the order of elements does."""
-    found = readers.uses.get(leaf, ())
-    return max((_reader_kind(node, use) for node, use in found if (node.index, leaf) not in direct), default=LOOP)
+    """The kind of the shared layout's reader with the strictest order of elements."""
+    uses = readers.uses.get(leaf, ())
+    return max((_reader_kind(node, use) for node, use in uses if (node.index, leaf) not in direct), default=LOOP)
 
 
 def _ends(flow: Dataflow, kernels: Kernels, late: Container[Leaf], leaf: Leaf, reader: int) -> MoveEnds:
@@ -303,21 +313,22 @@ def _reader_kind(node: Node, use: Use) -> int:
 
 
 def _count_choosers(found: Sequence[tuple[Node, Use]]) -> int:
-    """How many readers choose how they take what they read."""
+    """The number of readers with a free choice of operand shardings."""
     return sum([node.instruction.opcode in CHOICE_OPCODES and not node.is_value for node, _ in found])
 
 
 def _is_partial(node: Node, way: frozenset[int], can: Sequence[bool]) -> bool:
-    """Whether all operands of a way may be partial sums."""
+    """Whether all operands of a set may be partial sums."""
     return all(can[node.uses[leaf].source[0]] for leaf in way)
 
 
 def _find_after_loops(
     flow: Dataflow, segments: Segments, uses: Mapping[Leaf, Sequence[tuple[Node, Use]]], whole: Container[Leaf]
 ) -> tuple[Mapping[Leaf, Instruction], frozenset[tuple[int, Leaf]]]:
-    """What loops carry and several nodes read behind them, with the loop, and every reader inside of such a value.
+    """Loop-carried values with several readers after the loop, each with the loop; and every reader of such a value
+    inside it.
 
-    Not where a reader inside is of another segment, or takes the value as it lies.
+    A value is excluded by an inner reader in another segment, or by a reader that allows no reshard.
     """
     apart: dict[Leaf, Instruction] = {}
     direct: set[tuple[int, Leaf]] = set()
@@ -326,9 +337,9 @@ def _find_after_loops(
             continue
         inside = computations_of(loop)
         for leaf in carried:
-            found = uses.get(leaf, ())
-            within = [node for node, _ in found if node.computation in inside]
-            if leaf in whole or len(found) - len(within) < 2 or any(use.hard for _, use in found):
+            readers = uses.get(leaf, ())
+            within = [node for node, _ in readers if node.computation in inside]
+            if leaf in whole or len(readers) - len(within) < 2 or any(use.hard for _, use in readers):
                 continue
             if all(segments.of[node.index] == segments.of[leaf[0]] for node in within):
                 apart[leaf] = loop
@@ -343,10 +354,12 @@ def _can_be_partial(
     ways: Sequence[tuple[frozenset[int], ...]],
     pinned: frozenset[int],
 ) -> list[bool]:
-    """Per node, whether its value may be a partial sum: made by a contracted factor, or linear in what may be one.
+    """Per node, whether its value may be a partial sum: computed with a contracted factor, or linear in a partial sum.
 
-    made: nodes with such a factor. What loops carry may be if anything that flows into it may, for a whole value can
-    become a partial sum: assumed first, dropped until nothing changes.
+    made: nodes with such a factor.
+
+    A loop-carried value may be one when any of its inputs may: a whole value can become a partial sum. Assumed at
+    first, then dropped until a fixed point.
     """
     fixed = pinned | set(flow.parameters) | set(flow.outputs)
     fixed |= {node.index for node in flow.nodes if node.is_value and node.instruction.opcode in BARRIERS}
@@ -361,7 +374,7 @@ def _can_be_partial(
         and node.shapes[0].element_type.startswith(("f", "bf"))
         for node in flow.nodes
     ]
-    # In order, so that again is only to be looked where something is fed from behind: what a loop carries.
+    # In program order: only values fed from later nodes (loop-carried ones) need another pass.
     has_loops = any(use.source[0] > node.index for node in flow.nodes if can[node.index] for use in node.uses)
     changed = True
     while changed:
@@ -371,19 +384,22 @@ def _can_be_partial(
             if i in fixed:
                 continue
             if free[i]:
-                found = zero[i]
+                may_be_partial = zero[i]
             elif node.is_value:
-                found = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
+                may_be_partial = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
             else:
-                found = made[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
-            if found != can[i]:
-                can[i] = found
+                may_be_partial = (
+                    made[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
+                )
+            if may_be_partial != can[i]:
+                can[i] = may_be_partial
                 changed = has_loops
     return can
 
 
 def variables_of(layout: ProgramVariables, nodes: Sequence[int]) -> tuple[list[Variable], int]:
-    """The variables of `nodes`, each followed by its hubs, then the hubs they read from elsewhere; how many are own."""
+    """The variables of `nodes`, each followed by its shared layouts, then the shared layouts read from elsewhere; the
+    number of own ones."""
     own: list[Variable] = []
     elsewhere: dict[Variable, None] = {}
     inside = set(nodes)
@@ -401,20 +417,20 @@ def variables_of(layout: ProgramVariables, nodes: Sequence[int]) -> tuple[list[V
 
 
 def with_views(flow: Dataflow, nodes: frozenset[int]) -> frozenset[int]:
-    """`nodes`, and what only rearranges or converts their values."""
-    found = set(nodes)
+    """`nodes`, and all nodes that only rearrange or convert their values."""
+    members = set(nodes)
     if nodes:
         for node in flow.nodes:
-            if node.instruction.opcode in _VIEW_OPCODES and not node.is_value and node.uses[0].source[0] in found:
-                found.add(node.index)
-    return frozenset(found)
+            if node.instruction.opcode in _VIEW_OPCODES and not node.is_value and node.uses[0].source[0] in members:
+                members.add(node.index)
+    return frozenset(members)
 
 
 def cheap_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = False) -> list[bool]:
-    """Per node, whether each reader gets it made anew, in the sharding that it wants.
+    """Per node, whether it is recomputed for each reader, in the sharding wanted there.
 
-    Not what a loop carries or the program returns: that is stored once. with_stored: that too, as it is made of
-    nothing that is split.
+    Loop-carried values and results of the program are excluded: they are stored once. with_stored: include them, when
+    made of nothing sharded.
     """
     stored = {use.source[0] for node in flow.nodes if node.is_value and node.shapes[0].dimensions for use in node.uses}
     free: list[bool] = []
@@ -427,7 +443,7 @@ def cheap_nodes(flow: Dataflow, pinned: Container[int], *, with_stored: bool = F
             and node.index not in pinned
         )
         if is_free:
-            for use in node.uses:  # most are left at the first
+            for use in node.uses:  # most end at the first
                 source, leaf = use.source
                 if source >= node.index or not (free[source] or not flow.nodes[source].shapes[leaf].dimensions):
                     is_free = False

@@ -1,9 +1,9 @@
-"""The dual of the linear relaxation: a certified bound, and states that cannot be optimal.
+"""The dual of the linear relaxation: a certified lower bound, and elimination of suboptimal states.
 
-Message passing (`passing`) raises a lower bound. A state that raises it above a known assignment's value is in no
-better assignment: it can go. Those that go early make what is left smaller, and the rounds cheaper. Where
-the relaxation is tight, which it mostly is on training steps, this leaves the integer program next to nothing. Begun
-where the passing over a problem much like this one ended (`starts`), it takes few rounds.
+Message passing (`message_passing`) raises a lower bound. A state that raises it above the incumbent's value is in no
+better assignment and is dropped. Early drops shrink the rest and make rounds cheaper. On training steps the relaxation
+is mostly tight; next to nothing is left to the integer program. Warm-started from the final messages of a similar
+problem (`warm_start`), it takes few rounds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 from shardwright.planner.solver.warm_start import WarmStart
 
-#: Rounds, of a sweep there and back, at most; and the relative gain over the last `_PATIENCE` of them below which they
-#: end. After the first and every `_DECODED`-th an assignment is read off.
+#: Maximum of rounds (sweeps forward and back), and the relative gain over the last `_PATIENCE` of them below which they
+#: end. After the first and every `_DECODED`-th an assignment is decoded.
 _ROUNDS = 150
 _PATIENCE = 5
 _MIN_GAIN = 1e-5
 _DECODED = 3
 
-#: Part of the states that must be left at most for the others to be dropped.
+#: States are dropped only if at most this fraction remains.
 _WORTH_DROPPING = 0.8
 
-#: What of a state's costs may be moved to begin with, as a multiple of an assignment's value: beside large numbers the
+#: Limit of a warm-start message, as a multiple of an assignment's value: beside large numbers the
 #: last digits are lost.
 MAX_MESSAGE = 1e3
 
@@ -39,11 +39,13 @@ TIGHT = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualBound:
-    """What message passing found.
+    """Result of message passing.
 
-    states / value: the best assignment so far. lower_bound: no assignment is under it.
-    raised: per variable, how far each of its states raises the bound; infinite where it is in no assignment that is
-    better than the best one. end: what another search may begin with, if this one was given something to begin with.
+    states / value: the incumbent and its value.
+    lower_bound: of every assignment's value.
+    min_marginals: per variable, the rise of the bound by each state; infinite at states in no assignment better than
+        the incumbent.
+    warm_start: final messages, reusable by another search; None unless this one was warm-started.
     """
 
     states: IntArray
@@ -53,7 +55,7 @@ class DualBound:
     warm_start: WarmStart[int] | None
 
     def surviving_states(self, value: float) -> tuple[IntArray, ...]:
-        """Per variable, the states that may be part of a better assignment than one of `value`."""
+        """Per variable, the states that may be in an assignment of value below `value`."""
         return tuple(_surviving_states(self.min_marginals, value, self.lower_bound))
 
 
@@ -66,9 +68,10 @@ def tighten(
 ) -> DualBound:
     """Bound `problem` and drop states. Every row and column of an edge must have a finite entry.
 
-    close: relative gap at which to stop. clock: when it is late, no further round begins. start: where to begin; edges
-    that the problem has not are passed over. enough: where an assignment of at most that value is known, no round
-    begins.
+    close: relative gap at which to stop.
+    clock: once it has expired, no further round starts.
+    start: warm start; edges unknown to the problem are skipped.
+    enough: a value; with an assignment at most this expensive, no round starts.
     """
     work = _Work(problem)
     if start is not None:
@@ -88,10 +91,11 @@ def tighten(
 
 
 class _Work:
-    """A problem with the states that are left, and the best assignment known of it.
+    """A problem restricted to its remaining states, with the incumbent.
 
-    left: per variable, the original numbers of its states. states / value: that assignment, by what is left.
-    moved: per edge, by all states of its ends, what was moved onto it when last looked at: of states that went, then.
+    left: per variable, the original numbers of its states.
+    states / value: the incumbent, in remaining states.
+    moved: per edge, the last noted messages over all states of its ends; at dropped states, those before the drop.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -104,38 +108,38 @@ class _Work:
         self.moved: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
 
     def take_warm_start(self, start: WarmStart[int]) -> None:
-        """Take the assignment that is known, if it is better, and move costs to where they lay."""
-        known = find_incumbent(self.problem, start.states)
-        if self.problem.value(known) < self.value:
-            self.states, self.value = known, self.problem.value(known)
+        """Adopt the warm start's assignment if it is better, then apply its messages."""
+        incumbent = find_incumbent(self.problem, start.states)
+        if self.problem.value(incumbent) < self.value:
+            self.states, self.value = incumbent, self.problem.value(incumbent)
         self.passing.move(start.moved, MAX_MESSAGE * abs(self.value))
 
     def decode_and_drop(self, bound: float) -> None:
-        """Read an assignment off, and drop what is in none that is better than the best one."""
-        found = improve(self.problem, self.passing.decode())
-        value = self.problem.value(found)
+        """Decode an assignment, and drop states in none better than the incumbent."""
+        states = improve(self.problem, self.passing.decode())
+        value = self.problem.value(states)
         if value < self.value:
-            self.states, self.value = found, value
-        kept = _surviving_states(self.passing.min_marginals(), self.value, bound)
-        if sum(map(len, kept)) <= _WORTH_DROPPING * sum(map(len, self.left)) and self._has_only_finite(kept):
-            self._restrict(kept)
+            self.states, self.value = states, value
+        surviving = _surviving_states(self.passing.min_marginals(), self.value, bound)
+        if sum(map(len, surviving)) <= _WORTH_DROPPING * sum(map(len, self.left)) and self._has_only_finite(surviving):
+            self._restrict(surviving)
 
     def _has_only_finite(self, kept: Sequence[IntArray]) -> bool:
-        """Whether every state that is kept can be with some that are kept of each neighbour."""
+        """Whether every surviving state is compatible with some of each neighbour's."""
         edges = (matrix[np.ix_(kept[v], kept[w])] for v, w, matrix in self.passing.edges)
         return all(np.isfinite(edge.min(axis=0)).all() and np.isfinite(edge.min(axis=1)).all() for edge in edges)
 
     def _restrict(self, kept: Sequence[IntArray]) -> None:
         self._note_messages()
-        self.left = [left[states] for left, states in zip(self.left, kept, strict=True)]
+        self.left = [numbers[states] for numbers, states in zip(self.left, kept, strict=True)]
         self.problem, self.passing = self.problem.restrict(kept), self.passing.restrict(kept)
         self.states = np.array([np.searchsorted(k, s) for k, s in zip(kept, self.states, strict=True)], np.int64)
 
     def to_bound(self, bound: float, *, has_end: bool) -> DualBound:
         raised = [np.full(size, np.inf) for size in self.sizes]
-        for whole, left, found in zip(raised, self.left, self.passing.min_marginals(), strict=True):
-            whole[left] = found
-        states = np.array([left[state] for left, state in zip(self.left, self.states, strict=True)], np.int64)
+        for whole, numbers, marginals in zip(raised, self.left, self.passing.min_marginals(), strict=True):
+            whole[numbers] = marginals
+        states = np.array([numbers[state] for numbers, state in zip(self.left, self.states, strict=True)], np.int64)
         return DualBound(
             states=states,
             value=self.value,
@@ -145,9 +149,9 @@ class _Work:
         )
 
     def _note_messages(self) -> None:
-        for (v, w, _), told in zip(self.passing.edges, self.passing.messages, strict=True):
+        for (v, w, _), messages in zip(self.passing.edges, self.passing.messages, strict=True):
             of_v, of_w = self.moved.setdefault((v, w), (np.zeros(self.sizes[v]), np.zeros(self.sizes[w])))
-            of_v[self.left[v]], of_w[self.left[w]] = -told[0], -told[1]
+            of_v[self.left[v]], of_w[self.left[w]] = -messages[0], -messages[1]
 
     def _save_messages(self) -> WarmStart[int]:
         self._note_messages()
@@ -155,6 +159,6 @@ class _Work:
 
 
 def _surviving_states(raised: Sequence[FloatArray], value: float, bound: float) -> list[IntArray]:
-    """Per variable, the states that raise a bound no further than to a value."""
+    """Per variable, the states raising the bound to at most `value`."""
     slack = value - bound + TIGHT * abs(value)
-    return [np.flatnonzero(each <= slack) for each in raised]
+    return [np.flatnonzero(marginals <= slack) for marginals in raised]

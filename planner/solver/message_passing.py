@@ -1,18 +1,18 @@
-"""Message passing between variables and the edges that join them (SRMP).
+"""Sequential reweighted message passing (SRMP) between variables and the edges joining them.
 
-Costs are moved between variables and edges so that the value of every assignment stays what it was (a
-reparametrization). The sum of all minima, of variables and of edges, is then a lower bound of every assignment's value.
+Messages move costs between variables and edges; every assignment keeps its value (a reparametrization). The sum of all
+minima, of variables and of edges, is then a lower bound on every assignment's value.
 
-A sweep visits the variables in order. Each takes from the edges to those before it all that they hold against its
-states, and gives what it has to the edges to those after it, in equal parts; the next sweep comes back (Kolmogorov,
-"A New Look at Reweighted Message Passing", 2015). On graphs as sparse as these it needs fewer sweeps than passing
-messages edge by edge (MPLP++), and each costs half.
+A sweep visits the variables in order. Each collects from its edges to earlier variables all their cost against its
+states, then distributes its own cost in equal parts over its edges to later variables; the next sweep runs backward
+(Kolmogorov, "A New Look at Reweighted Message Passing", 2015). On graphs this sparse it needs fewer sweeps than
+messages edge by edge (MPLP++), each at half the cost.
 
-Alone, such sweeps come near their end ever more slowly where costs have far to go: through hundreds of variables with
-hundreds of states. But a bound holds wherever the messages are. So a round begins beyond where the last one ended, in
-the direction in which it went (the momentum of Nesterov, "A method of solving a convex programming problem with
-convergence rate O(1/k²)", 1983). Where that went too far, the round is taken from where the last one ended, and the
-momentum starts anew (O'Donoghue and Candès, "Adaptive restart for accelerated gradient schemes", 2015).
+Sweeps alone converge ever more slowly when costs have far to travel: through hundreds of variables with hundreds of
+states. But the bound holds at any messages. A round therefore starts beyond the end of the last one, in its direction
+(Nesterov's momentum, "A method of solving a convex programming problem with convergence rate O(1/k²)", 1983). After an
+overshoot the round is repeated from the end of the last one, and the momentum restarts (O'Donoghue and Candès,
+"Adaptive restart for accelerated gradient schemes", 2015).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import numpy as np
 from shardwright.planner.solver.pbqp import MINIMUM, FloatArray, IntArray
 from shardwright.planner.solver.warm_start import fill_unknown
 
-#: What is said of either end of an edge, state by state.
+#: Messages to both ends of an edge, one number per state.
 _Ends = tuple[FloatArray, FloatArray]
 
-#: By what part of the best bound another one must be lower to be more than rounding.
+#: Relative drop of the bound above which it is more than rounding.
 _LOWER = 1e-12
 
 #: An edge: the variables at its ends, and the costs of their states.
@@ -36,11 +36,13 @@ Edge = tuple[int, int, FloatArray]
 
 
 class _End(NamedTuple):
-    """An edge as the variable at one of its ends sees it.
+    """An edge seen from the variable at one of its ends.
 
-    matrix: its costs. told: what the variable was told of each of its states, besides what it asks itself. of_other:
-    what the other one was told, against `matrix`. axis: that the other one's states lie along. left: room for what the
-    edge has left.
+    matrix: the edge's costs.
+    messages: to this variable, per state.
+    of_other: messages to the other variable, broadcast against `matrix`.
+    axis: axis of `matrix` along the other variable's states.
+    left: scratch array: the edge's residual costs.
     """
 
     matrix: FloatArray
@@ -51,29 +53,32 @@ class _End(NamedTuple):
 
 
 class MessagePassing:
-    """Costs on their way.
+    """A reparametrized problem and its messages.
 
-    unary: of variables, now. edges: as they were given. told: per edge, for both ends, what was moved from the edge to
-    the variable so far, state by state; the edge has left what it was given less both. Every row and column of an edge
-    must have a finite entry. Several edges may join the same two variables, and both ends may be at one variable:
-    where it stands for as many as there are repeats, of which the edge joins each to the next.
+    unary: current costs per variable.
+    edges: the given edges.
+    messages: per edge and end, the cost moved from the edge to that variable so far, per state. An edge's residual is
+        its given matrix less both.
+
+    Every row and column of an edge must have a finite entry. Parallel edges are allowed. An edge may join a variable to
+    itself: the variable then stands in place of a chain of equal ones, and the edge joins each to the next.
     """
 
     def __init__(self, costs: Sequence[FloatArray], edges: Sequence[Edge], told: Sequence[_Ends] | None = None) -> None:
         self.edges: list[Edge] = [(v, w, np.ascontiguousarray(matrix)) for v, w, matrix in edges]
-        known = told or [(np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges]
-        self._momentum = _Momentum([*costs, *(said for pair in known for said in pair)])
+        messages = told or [(np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges]
+        self._momentum = _Momentum([*costs, *(said for pair in messages for said in pair)])
         self.unary = self._momentum.parts[: len(costs)]
         sides = iter(self._momentum.parts[len(costs) :])
         self.messages: list[_Ends] = list(zip(sides, sides, strict=True))
         self._before: list[list[_End]] = [[] for _ in self.unary]
         self._after: list[list[_End]] = [[] for _ in self.unary]
         self._bound = -np.inf  # after the last round
-        self._is_swept = False  # whether each edge's first variable took last from it, so that no state has any left
+        self._is_swept = False  # each edge's first variable collected last: no state of it has residual cost
         room = self._room = np.empty(max((matrix.size for *_, matrix in self.edges), default=0))
-        for (v, w, matrix), (left, right) in zip(self.edges, self.messages, strict=True):
+        for (v, w, matrix), (to_v, to_w) in zip(self.edges, self.messages, strict=True):
             rest = room[: matrix.size].reshape(matrix.shape)
-            ends = _End(matrix, left, right, 1, rest), _End(matrix, right, left[:, None], 0, rest)
+            ends = _End(matrix, to_v, to_w, 1, rest), _End(matrix, to_w, to_v[:, None], 0, rest)
             if v == w:
                 self._before[v] += ends
                 self._after[v] += ends
@@ -83,8 +88,8 @@ class MessagePassing:
                 self._before[max(v, w)].append(second)
 
     def round(self) -> float:
-        """Visit all variables, there and back, from beyond where the last round ended; the bound then, which is no
-        lower than before."""
+        """One sweep forward and back, starting beyond the end of the last round. Returns the new bound, never lower
+        than before."""
         before, is_beyond = self._bound, self._momentum.carry_on()
         self._bound = self._sweep()
         if is_beyond and self._bound < before - _LOWER * abs(before):
@@ -101,54 +106,54 @@ class MessagePassing:
         return self.bound()
 
     def move(self, moved: Mapping[tuple[int, int], _Ends], most: float) -> None:
-        """Move costs from variables onto edges: of states of which nothing is known (NaN) as much as of the others, and
-        of none more than `most`. Edges that there are none of are passed over."""
-        for (v, w, _), told in zip(self.edges, self.messages, strict=True):
+        """Move costs from variables onto edges: at unknown states (NaN) the mean of the known ones; `most` at most per
+        state. Unknown edges are skipped."""
+        for (v, w, _), messages in zip(self.edges, self.messages, strict=True):
             if (v, w) in moved:
                 of_v, of_w = (np.clip(fill_unknown(costs), -most, most) for costs in moved[v, w])
                 self._is_swept = False
                 np.subtract(self.unary[v], of_v, out=self.unary[v])
                 np.subtract(self.unary[w], of_w, out=self.unary[w])
-                np.subtract(told[0], of_v, out=told[0])
-                np.subtract(told[1], of_w, out=told[1])
+                np.subtract(messages[0], of_v, out=messages[0])
+                np.subtract(messages[1], of_w, out=messages[1])
 
     def bound(self) -> float:
-        """What no assignment costs less than."""
+        """Lower bound on every assignment's value."""
         least = sum(MINIMUM(cost) for cost in self.unary)
         edges = [edge for edge, (v, w, _) in enumerate(self.edges) if v == w or not self._is_swept]
         return float(least + sum(MINIMUM(self._edge_residual(edge), None) for edge in edges))
 
     def _edge_residual(self, edge: int) -> FloatArray:
-        """What an edge has left, in room that is used again."""
-        left, right = self.messages[edge]
+        """An edge's residual costs, in a shared scratch array."""
+        to_v, to_w = self.messages[edge]
         room = self._room[: self.edges[edge][2].size].reshape(self.edges[edge][2].shape)
-        found: FloatArray = np.subtract(self.edges[edge][2], right, out=room)
-        found -= left[:, None]
-        return found
+        residual: FloatArray = np.subtract(self.edges[edge][2], to_w, out=room)
+        residual -= to_v[:, None]
+        return residual
 
     def decode(self) -> IntArray:
-        """States in order of the variables, each the cheapest with those before it. After a round each variable
-        knows of those after it."""
+        """States chosen in variable order, each the cheapest given the earlier ones. After a round each variable's
+        costs include those of later variables."""
         states = np.zeros(len(self.unary), np.int64)
         totals = [cost.copy() for cost in self.unary]
         later: list[list[tuple[int, FloatArray, FloatArray]]] = [[] for _ in self.unary]
-        for (v, w, matrix), (_, right) in zip(self.edges, self.messages, strict=True):
-            later[v].append((w, matrix, right))
+        for (v, w, matrix), (_, to_w) in zip(self.edges, self.messages, strict=True):
+            later[v].append((w, matrix, to_w))
         for v, others in enumerate(later):
             states[v] = int(np.argmin(totals[v]))
-            for w, matrix, right in others:
-                totals[w] += matrix[states[v]] - right
+            for w, matrix, to_w in others:
+                totals[w] += matrix[states[v]] - to_w
         return states
 
     def min_marginals(self) -> list[FloatArray]:
-        """How far each state raises the bound, counting its variable and its edges."""
+        """Rise of the bound per variable and state, counting the variable and its edges."""
         raised = [cost - cost.min() for cost in self.unary]
         for edge, (v, w, _) in enumerate(self.edges):
-            left = self._edge_residual(edge)
+            residual = self._edge_residual(edge)
             if self._is_swept and v != w:
-                raised[max(v, w)] = raised[max(v, w)] + MINIMUM(left, 0 if v < w else 1)
+                raised[max(v, w)] = raised[max(v, w)] + MINIMUM(residual, 0 if v < w else 1)
                 continue
-            of_v, of_w = MINIMUM(left, 1), MINIMUM(left, 0)
+            of_v, of_w = MINIMUM(residual, 1), MINIMUM(residual, 0)
             least = MINIMUM(of_v)
             raised[v] = raised[v] + (of_v - least)
             raised[w] = raised[w] + (of_w - least)
@@ -159,11 +164,11 @@ class MessagePassing:
         costs = [cost[states] for cost, states in zip(self.unary, kept, strict=True)]
         edges = [(v, w, matrix[np.ix_(kept[v], kept[w])]) for v, w, matrix in self.edges]
         pairs = zip(self.edges, self.messages, strict=True)
-        return MessagePassing(costs, edges, [(left[kept[v]], right[kept[w]]) for (v, w, _), (left, right) in pairs])
+        return MessagePassing(costs, edges, [(to_v[kept[v]], to_w[kept[w]]) for (v, w, _), (to_v, to_w) in pairs])
 
 
 class _Momentum:
-    """Numbers that move round by round, and where they were a round ago.
+    """Numbers updated once a round, with their values one round ago.
 
     parts: views of them.
     """
@@ -175,9 +180,9 @@ class _Momentum:
         self._rounds = 0  # since the momentum started
 
     def carry_on(self) -> bool:
-        """Go on in the direction of the last round, the further the more rounds went well; whether that is any way."""
+        """Extrapolate along the last round, further after each successful round. Returns whether the numbers moved."""
         now = self._now.copy()
-        with np.errstate(invalid="ignore"):  # differences of what is both impossible
+        with np.errstate(invalid="ignore"):  # inf - inf
             step = now - self._last
         is_beyond = self._rounds > 1 and bool(np.isfinite(step).all())
         if is_beyond:
@@ -187,18 +192,18 @@ class _Momentum:
         return is_beyond
 
     def start_anew(self) -> None:
-        """Back to where the last round ended."""
+        """Return to the end of the last round."""
         self._now[:] = self._last
         self._rounds = 1
 
 
 def _visit(cost: FloatArray, taken: Sequence[_End], given: Sequence[_End]) -> None:
-    """Have a variable take its costs from some edges and give them to others, in place."""
-    for matrix, told, of_other, axis, left in taken:
-        np.subtract(matrix, of_other, out=left)
-        least = MINIMUM(left, axis)
-        cost += least - told
-        told[:] = least
+    """Collect a variable's costs from the edges `taken` and distribute them over the edges `given`, in place."""
+    for matrix, messages, of_other, axis, residual in taken:
+        np.subtract(matrix, of_other, out=residual)
+        least = MINIMUM(residual, axis)
+        cost += least - messages
+        messages[:] = least
     if not given:
         return
     share = cost / max(len(taken), len(given))

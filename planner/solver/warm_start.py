@@ -1,7 +1,7 @@
-"""Where message passing begins: what another problem much like this one ended with, said in other names.
+"""Warm start of message passing: the final messages of a similar problem, translated to other names.
 
-Whatever was moved from variables onto the edges of one problem may be moved in another: no assignment's sum changes. So
-a start can save rounds of `dual`, and is never wrong.
+Any costs may be moved from variables onto edges: no assignment's sum changes. A warm start saves rounds of `dual` and
+is always valid.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ Other = TypeVar("Other", bound=Any)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WarmStart(Generic[Name]):
-    """moved: per edge (the smaller name first), what of the costs of either end's states was moved onto it, NaN for
-    states of which nothing is known. states: of a good assignment, as far as one is known."""
+    """Messages and an assignment.
+
+    moved: per edge (smaller name first), the cost moved onto it from either end, per state; NaN at unknown states.
+    states: of a good assignment; may be partial.
+    """
 
     moved: Mapping[tuple[Name, Name], tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     states: Mapping[Name, int] = field(default_factory=dict)
@@ -30,10 +33,10 @@ class WarmStart(Generic[Name]):
 
 @dataclass(frozen=True, slots=True)
 class VariableImage(Generic[Other]):
-    """A variable in another problem, which stands for the same one as a variable in this problem.
+    """The counterpart in another problem of a variable of this one.
 
-    states: what each of its states is in this problem, -1 for none of them. count: of how many equal variables that
-    is so.
+    states: per state of the counterpart, its number in this problem, -1 without one.
+    count: number of equal variables it stands in place of.
     """
 
     name: Other
@@ -46,9 +49,9 @@ def translate(
     places: Mapping[Name, Sequence[VariableImage[Other]]],
     counts: Mapping[Name, int] | None = None,
 ) -> WarmStart[Other]:
-    """A start in the names of another problem; what has no place there is left out, what falls together is added.
+    """A warm start in another problem's names. Variables without an image are dropped; coinciding edges are added.
 
-    counts: how many equal variables each stands for in this problem; None for one.
+    counts: multiplicity of each variable in this problem; None: one each.
     """
     counts = counts or {}
     moved: dict[tuple[Other, Other], tuple[FloatArray, FloatArray]] = {}
@@ -60,19 +63,19 @@ def translate(
             edge = one.name, other.name
             if edge[0] > edge[1]:
                 edge, ends = edge[::-1], ends[::-1]
-            known = moved.get(edge)
-            moved[edge] = ends if known is None else (known[0] + ends[0], known[1] + ends[1])
+            previous = moved.get(edge)
+            moved[edge] = ends if previous is None else (previous[0] + ends[0], previous[1] + ends[1])
     states: dict[Other, int] = {}
     for name, state in start.states.items():
         for place in places.get(name, ()):
-            found = np.flatnonzero(place.states == state)
-            if len(found):
-                states[place.name] = int(found[0])
+            positions = np.flatnonzero(place.states == state)
+            if len(positions):
+                states[place.name] = int(positions[0])
     return WarmStart(moved=moved, states=states)
 
 
 def positions_in(states: IntArray, count: int) -> IntArray:
-    """Of `count` states the place of each in `states`; -1 where it has none."""
+    """Position in `states` of each of `count` states; -1 without one."""
     places = np.full(count, -1, np.int64)
     places[states] = np.arange(len(states))
     return places
@@ -83,8 +86,8 @@ def _take_known(costs: FloatArray, states: IntArray) -> FloatArray:
 
 
 def fill_unknown(costs: FloatArray) -> FloatArray:
-    """`costs`; their mean where nothing is known."""
-    known = np.isfinite(costs)
-    if known.all():
+    """`costs`, with the mean of the known ones in place of unknown ones."""
+    is_known = np.isfinite(costs)
+    if is_known.all():
         return costs
-    return np.where(known, costs, costs[known].mean() if known.any() else 0.0)
+    return np.where(is_known, costs, costs[is_known].mean() if is_known.any() else 0.0)

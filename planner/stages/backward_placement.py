@@ -1,15 +1,15 @@
-"""Where the backward pass, the variables and their update belong: with the forward that they differentiate.
+"""Assigns the backward pass, the variables and their update to parts: each follows the forward code it differentiates.
 
-- What the forward pass reads besides its own values (parameters, masks) lies with its first reader; what is made of
-  parameters alone by moving and converting them is made anew for each.
-- What computes a forward value once more (rematerialisation) lies with that.
-- A backward instruction takes gradients from parts c, c', … and forward values. One that reads forward value x
-  differentiates an instruction that read x, or made it: the last such part that is not behind the gradients.
-  One that reads forward values alone, of which a later part has need too, lies with the last part that reads it.
-- What is made of arguments and constants alone, for the backward pass alone, lies with the last part that reads it.
-- What only sums a gradient that another part takes anyway, for a variable of that part (a bias), lies there.
-- Updates lie with the gradients that they take, not with scalars made of all of them (a global norm).
-- Where values that are computed again would go to a later part, the parts between are joined into one.
+- Other inputs of the forward pass (parameters, masks) go with their first reader. Views and conversions of parameters
+  alone are rematerialized per reader.
+- A value recomputed from the forward pass (rematerialization) goes with its original.
+- A backward instruction reads gradients from parts c, c', … and forward values. If it reads forward value x, it
+  differentiates the producer or a reader of x: the last such part not after the gradients.
+  If it reads forward values alone, some with a later reading part, it goes with the last part that reads it.
+- Values of arguments and constants alone, used only in the backward pass, go with the last part that reads them.
+- A gradient sum for a variable (a bias) goes to the variable's part if that part reads the gradient anyway.
+- Updates go with the gradients they read, not with scalars of all gradients (a global norm).
+- If recomputed values would cross to a later part, the parts between are joined into one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow
 from shardwright.planner.graph.value_numbering import number_values
 
-#: What moves or converts a parameter for its readers: cheap, made anew by each of them.
+#: Moves and conversions of a parameter for its readers: cheap, rematerialized by each of them.
 _CHEAP = frozenset({"convert", "reshape", "transpose", "copy", "bitcast", "broadcast", "slice", "reverse"})
 
 _NOWHERE = -1
@@ -31,9 +31,12 @@ _NOWHERE = -1
 class BackwardPlacement:
     """One step to be placed.
 
-    free: nodes made anew for each reader. state: nodes of arguments that do not carry the batch.
-    of_forward: part of each forward node. settled: parts of nodes that are known (loops that belong together).
-    once: nodes that run once a step, in order. count: of parts.
+    free: per node, whether it is rematerialized per reader.
+    state: nodes of arguments without the batch.
+    of_forward: part of each forward node.
+    settled: parts of nodes known beforehand (loops of one group).
+    once: nodes run once a step, in order.
+    count: number of parts.
     """
 
     flow: Dataflow
@@ -49,7 +52,7 @@ class BackwardPlacement:
     _twin_of: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> tuple[list[int], int]:
-        """The part of every node, -1 for what is made anew for each reader; and how many parts there are."""
+        """The part of every node (-1: rematerialized per reader), and the number of parts."""
         flow, unknown = self.flow, self.count
         self._of = [unknown] * len(flow.nodes)
         for i, part in {**self.settled, **self.of_forward}.items():
@@ -67,30 +70,32 @@ class BackwardPlacement:
 
     @property
     def fed(self) -> frozenset[int]:
-        """Nodes that forward instructions read and that are neither arguments nor made anew; after `run`."""
+        """Nodes read by forward instructions, neither arguments nor rematerialized; valid after `run`."""
         arguments = set(self.flow.parameters)
-        read = (i for i, parts in enumerate(self._ahead) if parts and not self._is_anywhere(i))
-        return frozenset(i for i in read if i not in arguments and i not in self.of_forward and i not in self.settled)
+        fed_nodes = (i for i, parts in enumerate(self._ahead) if parts and not self._is_anywhere(i))
+        return frozenset(
+            i for i in fed_nodes if i not in arguments and i not in self.of_forward and i not in self.settled
+        )
 
     def _is_anywhere(self, i: int) -> bool:
         return self.free[i] or i in self._cheap_views
 
-    # ---- what the forward pass reads --------------------------------------------
+    # ---- inputs of the forward pass ---------------------------------------------
     def _views_of_parameters(self) -> set[int]:
-        """Nodes that only move or convert parameters, and run in every micro-batch."""
-        found: set[int] = set()
+        """Nodes of every micro-batch that only move or convert parameters."""
+        parameter_views: set[int] = set()
         once = set(self.once)
         for node in self.flow.nodes:
             i = node.index
             if node.is_value or node.instruction.opcode not in _CHEAP or i in once:
                 continue
             sources = [use.source[0] for use in node.uses]
-            if sources and all(s in self.state or s in found for s in sources):
-                found.add(i)
-        return found
+            if sources and all(s in self.state or s in parameter_views for s in sources):
+                parameter_views.add(i)
+        return parameter_views
 
     def _readers_ahead(self) -> list[set[int]]:
-        """Per node, the parts whose forward instructions read it, through what is made anew for them."""
+        """Per node, the parts of its forward readers, also through rematerialized values."""
         ahead: list[set[int]] = [set() for _ in self.flow.nodes]
         feeds = {i for i in range(len(self.flow.nodes)) if self._is_anywhere(i)}
         for node in reversed(self.flow.nodes):
@@ -102,7 +107,7 @@ class BackwardPlacement:
         return ahead
 
     def _place_feeds(self) -> None:
-        """What forward instructions read lies with the first of them, and so does what that is made of."""
+        """Places inputs of forward instructions, and their own inputs, with the first reader."""
         settled, arguments = {*self.of_forward, *self.settled}, set(self.flow.parameters)
         for node in reversed(self.flow.nodes):
             i = node.index
@@ -120,7 +125,7 @@ class BackwardPlacement:
         twins = self._twin_of = _twins(flow, set(self.of_forward))
         placed = {i for i in range(len(flow.nodes)) if of[i] != unknown and i not in self.settled}
         forward = placed | set(self.of_forward)
-        undecided: dict[int, set[int]] = {}  # nodes of saved values alone that several parts have: those values
+        undecided: dict[int, set[int]] = {}  # node of saved values alone, in several parts → those values
         for node in flow.nodes:
             i = node.index
             if of[i] != unknown or i in arguments or i in once or self._is_anywhere(i) or self._is_barrier(i):
@@ -130,36 +135,36 @@ class BackwardPlacement:
                 continue
             direct = [self._through(use.source[0]) for use in node.uses]
             if all(self._is_anywhere(s) or s in arguments or (of[s] == unknown and s not in undecided) for s in direct):
-                continue  # made of arguments alone: `_place_seeds` places it
-            read = {r for s in direct if not self.free[s] for r in undecided.get(s, {s})}
-            gradients = [of[s] for s in read if s not in forward and s not in arguments and not self._is_anywhere(s)]
+                continue  # of arguments alone: `_place_seeds` places it
+            sources = {r for s in direct if not self.free[s] for r in undecided.get(s, {s})}
+            gradients = [of[s] for s in sources if s not in forward and s not in arguments and not self._is_anywhere(s)]
             last = min((part for part in gradients if part != unknown), default=None)
-            if last is None and any(of[s] < max(self._ahead[s], default=0) for s in read & forward):
-                undecided[i] = read
+            if last is None and any(of[s] < max(self._ahead[s], default=0) for s in sources & forward):
+                undecided[i] = sources
                 continue
-            saved = [part for s in read if (part := self._part_differentiated(s, forward, last)) is not None]
+            saved = [part for s in sources if (part := self._part_differentiated(s, forward, last)) is not None]
             if last is not None:
                 of[i] = min([last, *saved])
             else:
                 of[i] = max(saved, default=unknown)
 
     def _place_seeds(self) -> None:
-        """What the backward pass makes of nothing that is placed lies with the last part that reads it."""
+        """Places backward values without placed inputs with the last part reading them."""
         of, unknown = self._of, self.count
-        kept = {*self.flow.parameters, *self.once}
+        excluded = {*self.flow.parameters, *self.once}
         last = [-1] * len(of)
         for node in reversed(self.flow.nodes):
             i = node.index
-            if i not in kept and of[i] == unknown and last[i] >= 0 and not self._is_barrier(i):
+            if i not in excluded and of[i] == unknown and last[i] >= 0 and not self._is_barrier(i):
                 of[i] = last[i]
-            if i in kept or (of[i] == unknown and not self._is_anywhere(i)):
+            if i in excluded or (of[i] == unknown and not self._is_anywhere(i)):
                 continue
             reader = last[i] if self._is_anywhere(i) else of[i]
             for use in node.uses:
                 last[use.source[0]] = max(last[use.source[0]], reader)
 
     def _part_differentiated(self, source: int, forward: set[int], last: int | None) -> int | None:
-        """The part of the instruction that a reader of this forward value or parameter differentiates."""
+        """The part differentiated by a reader of this forward value or parameter."""
         parts = set(self._ahead[source])
         if source in forward:
             parts.add(self._of[source])
@@ -173,13 +178,13 @@ class BackwardPlacement:
         return node.is_value and node.instruction.opcode in BARRIERS
 
     def _through(self, i: int) -> int:
-        """What goes through a barrier, or the node itself."""
+        """The operand of a barrier, or the node itself."""
         while self._is_barrier(i):
             i = self.flow.nodes[i].uses[0].source[0]
         return i
 
     def _place_barriers(self) -> None:
-        """A barrier lies with the first of what reads it."""
+        """Places a barrier with the first of its readers."""
         of, first = self._of, dict[Instruction, int]()
         for node in reversed(self.flow.nodes):
             for use in node.uses:
@@ -193,24 +198,24 @@ class BackwardPlacement:
                 of[node.index] = first.get(node.instruction, self.count)
 
     def _pull_gradient_sums(self) -> None:
-        """Sums of gradients go to the part whose variable they are for, where that takes these gradients anyway."""
+        """Moves gradient sums to the part of their variable, given it reads these gradients anyway."""
         flow, of, unknown = self.flow, self._of, self.count
-        kept = {*self.of_forward, *self.settled, *flow.parameters, *self.once}
+        fixed = {*self.of_forward, *self.settled, *flow.parameters, *self.once}
         leads = self._parts_of_parameters()
-        taken: list[set[int]] = [set() for _ in flow.nodes]
+        successors: list[set[int]] = [set() for _ in flow.nodes]
         for node in flow.nodes:
             for use in node.uses:
-                taken[use.source[0]].add(of[node.index])
+                successors[use.source[0]].add(of[node.index])
         for node in flow.nodes:
             i, target = node.index, leads[node.index]
-            if i in kept or self._is_anywhere(i) or not 0 <= target < of[i]:
+            if i in fixed or self._is_anywhere(i) or not 0 <= target < of[i]:
                 continue
-            read = [s for use in node.uses if not self._is_anywhere(s := use.source[0])]
-            if all(of[s] <= target or of[s] == unknown or target in taken[s] for s in read):
+            sources = [s for use in node.uses if not self._is_anywhere(s := use.source[0])]
+            if all(of[s] <= target or of[s] == unknown or target in successors[s] for s in sources):
                 of[i] = target
 
     def _parts_of_parameters(self) -> list[int]:
-        """Per node the part of the parameter that it updates: -1 if none is known, -2 if there are several."""
+        """Per node the part of the parameter it updates: -1 for none known, -2 for several."""
         flow = self.flow
         arguments = set(flow.parameters)
         leads = [-1] * len(flow.nodes)
@@ -236,19 +241,23 @@ class BackwardPlacement:
             if self.free[i]:
                 continue
             sources = [use.source[0] for use in node.uses]
-            read = {of[s] for s in sources if s not in common and s not in arguments and not self._is_anywhere(s)}
-            read |= {min(self._ahead[s]) for s in sources if s in arguments and self._ahead[s]}
-            read.discard(unknown)
-            if all(shape.rank == 0 for shape in node.shapes) and (len(read) > 1 or not common.isdisjoint(sources)):
+            source_parts = {
+                of[s] for s in sources if s not in common and s not in arguments and not self._is_anywhere(s)
+            }
+            source_parts |= {min(self._ahead[s]) for s in sources if s in arguments and self._ahead[s]}
+            source_parts.discard(unknown)
+            if all(shape.rank == 0 for shape in node.shapes) and (
+                len(source_parts) > 1 or not common.isdisjoint(sources)
+            ):
                 common.add(i)
-            of[i] = min(read, default=unknown)
+            of[i] = min(source_parts, default=unknown)
         for i in reversed(self.once):
             for use in flow.nodes[i].uses:
                 if of[use.source[0]] == unknown:
                     of[use.source[0]] = of[i]
 
     def _place_variables(self) -> None:
-        """Arguments lie where they are first read; what nothing tells apart, in the first part."""
+        """Places arguments with their first reader; undetermined nodes go to the first part."""
         flow, of, unknown = self.flow, self._of, self.count
         for i in flow.parameters:
             if self._ahead[i]:
@@ -270,10 +279,12 @@ class BackwardPlacement:
             elif part == unknown:
                 of[i] = 0
 
-    # ---- parts that cannot be apart ----------------------------------------------------
+    # ---- inseparable parts -------------------------------------------------------------
     def _join_parts(self) -> tuple[list[int], int]:
-        """Parts numbered anew, those joined that one value is computed again from part to part in; what would take a
-        gradient from an earlier part moves there."""
+        """Parts renumbered, those linked by a rematerialized value joined.
+
+        Nodes reading a gradient of an earlier part move there.
+        """
         of, behind = self._of, self._backward_sources()
         is_joined = [False] * self.count  # with the part before
         for i, sources in behind:
@@ -284,36 +295,35 @@ class BackwardPlacement:
         for joined in is_joined:
             number += not joined
             numbers.append(number)
-        made = [numbers[part] if part >= 0 else part for part in of]
+        new_parts = [numbers[part] if part >= 0 else part for part in of]
         for i, sources in behind:
             if i not in self.settled:
-                made[i] = min([made[i], *(made[source] for source in sources)])
-        return made, number + 1
+                new_parts[i] = min([new_parts[i], *(new_parts[source] for source in sources)])
+        return new_parts, number + 1
 
     def _backward_sources(self) -> list[tuple[int, set[int]]]:
-        """Placed nodes of the backward pass in order, and of what each reads those that are too: directly, or through
-        what is made anew for it."""
-        kept = {*self.flow.parameters, *self.once, *self.of_forward}
-        kept.update(i for i, parts in enumerate(self._ahead) if parts and self._of[i] >= 0)
+        """Placed backward nodes in order, with their sources among them (direct, or through rematerialized values)."""
+        excluded = {*self.flow.parameters, *self.once, *self.of_forward}
+        excluded.update(i for i, parts in enumerate(self._ahead) if parts and self._of[i] >= 0)
         through: dict[int, set[int]] = {}  # by node that is made anew
-        found = []
+        placed = []
         for node in self.flow.nodes:
-            if (i := node.index) in kept:
+            if (i := node.index) in excluded:
                 continue
             sources: set[int] = set()
             for use in node.uses:
                 source = use.source[0]
-                if source not in kept and source < i:
+                if source not in excluded and source < i:
                     sources |= through.get(source, {source})
             if self._of[i] < 0:
                 through[i] = sources
             else:
-                found.append((i, sources))
-        return found
+                placed.append((i, sources))
+        return placed
 
 
 def _twins(flow: Dataflow, forward: Collection[int]) -> dict[int, int]:
-    """Nodes outside the forward pass that compute what one of its nodes does, by that."""
+    """Nodes outside the forward pass equal to one of its nodes → this forward node."""
     meaning, arguments = number_values(flow), set(flow.parameters)
     ahead = {meaning[i][:1]: i for i in sorted(forward, reverse=True)}
     return {

@@ -1,9 +1,9 @@
-"""The coarse parts of a step: what stays together when it is cut into stages.
+"""The coarse parts of a step: the units of a cut into stages.
 
-The forward pass is divided at its products, convolutions, gathers and loops: each starts a part, and what follows it
-(activations, norms, residual sums) joins the last part that it reads, so that values only go from lower numbers to
-higher ones. A value that the backward pass computes again from (`jax.checkpoint`) ends a part. A loop over stacked
-layers becomes as many parts as it has rows. Where everything else belongs is found by `backward`.
+The forward pass is divided at its products, convolutions, gathers and loops: each starts a part. The instructions
+between (activations, norms, residual sums) join the last part they read: values only go from lower numbers to higher
+ones. A checkpoint (`jax.checkpoint`) ends a part. A loop over stacked layers becomes one part per row.
+`backward_placement` places everything else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwright.planner.stages.backward_placement import BackwardPlacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarsePart:
-    """A coarse part: some entry nodes, or row `row` of a loop over `rows` layers with what belongs to it."""
+    """A coarse part: some entry nodes, or row `row` of a loop over `rows` layers with its own nodes."""
 
     name: str
     row: int = 0
@@ -34,10 +34,15 @@ class CoarsePart:
 class Clustering:
     """A step's entry computation in coarse parts.
 
-    flow: the entry, loops being one node each. first: per node the number of its part (of row 0's, in a stack), -1 for
-    what is made anew for each reader. forward: nodes of the forward pass; fed: others that it reads. once: nodes that
-    run once a step. stacks: per node of a loop over layers, how it goes over them. state: nodes of arguments that do
-    not carry the batch.
+    flow: the entry; each loop is one node.
+    parts: the parts, by number.
+    first: per node the number of its part (of row 0's, in a stack), -1 if rematerialized per reader.
+    forward: nodes of the forward pass.
+    fed: other nodes read by it.
+    once: nodes run once a step.
+    stacks: loop over layers → its stacked arrays.
+    state: nodes of arguments without the batch.
+    ending: nodes placed with a stack's last row.
     """
 
     flow: Dataflow
@@ -51,12 +56,12 @@ class Clustering:
     ending: frozenset[int]
 
     def part(self, node: int) -> int:
-        """The part where a node is computed that is no loop over layers; -1 for what is made anew for each reader."""
+        """The part of a node other than a loop over layers; -1 if rematerialized per reader."""
         first = self.first[node]
         return first + self.parts[first].rows - 1 if node in self.ending else first
 
     def members(self, node: int) -> range:
-        """The parts that a node belongs to: one, or every row of its stack."""
+        """The parts of a node: one, or every row of its stack."""
         first = self.first[node]
         if first < 0:
             return range(0)
@@ -67,16 +72,16 @@ class Clustering:
 
 
 def cluster_step(module: Module, state: Collection[int], once: Collection[str]) -> Clustering:
-    """The parts of a module, calls written out.
+    """The parts of a module, calls inlined.
 
-    state: flat numbers of the arguments that do not carry the batch. once: names of entry instructions that run once a
-    step. Raises PlanError where there is no loss, a single number made of both, to divide what leads to it.
+    state: flat numbers of the arguments without the batch. once: names of entry instructions run once a step.
+    Raises PlanError without a loss (a scalar result of batch and state): its inputs are the forward pass to divide.
     """
     flow = build_dataflow(module, is_flat=True)
     free = cheap_nodes(flow, ())
-    kept = frozenset(flow.parameters[number] for number in state)
+    state_nodes = frozenset(flow.parameters[number] for number in state)
     updates = [node.index for node in flow.nodes if not node.is_value and node.instruction.name in once]
-    forward = canonical_order(flow, set(forward_nodes(flow, free, kept, frozenset(updates))).difference(updates))
+    forward = canonical_order(flow, set(forward_nodes(flow, free, state_nodes, frozenset(updates))).difference(updates))
     if not forward:
         raise PlanError(
             "no result is a single number made of the batch and of other arguments: there is no pass to cut",
@@ -87,10 +92,16 @@ def cluster_step(module: Module, state: Collection[int], once: Collection[str]) 
     of_forward, heads = _divide(flow, forward, {i for group in stacks for i in group})
     with_forward = {i: of_forward[ahead] for group in stacks for i in group for ahead in group if ahead in of_forward}
     placing = BackwardPlacement(
-        flow=flow, free=free, state=kept, of_forward=of_forward, settled=with_forward, once=updates, count=len(heads)
+        flow=flow,
+        free=free,
+        state=state_nodes,
+        of_forward=of_forward,
+        settled=with_forward,
+        once=updates,
+        count=len(heads),
     )
     of, count = placing.run()
-    parts, first, found = _expand_stacks(flow, of, count, forward, stacks)
+    parts, first, loops = _expand_stacks(flow, of, count, forward, stacks)
     return Clustering(
         flow=flow,
         parts=parts,
@@ -98,14 +109,14 @@ def cluster_step(module: Module, state: Collection[int], once: Collection[str]) 
         forward=frozenset(forward),
         fed=placing.fed,
         once=frozenset(updates),
-        stacks=found,
-        state=kept,
-        ending=_ending(flow, {i for i, part in enumerate(first) if part >= 0 and parts[part].rows > 1}, found),
+        stacks=loops,
+        state=state_nodes,
+        ending=_ending(flow, {i for i, part in enumerate(first) if part >= 0 and parts[part].rows > 1}, loops),
     )
 
 
 def _ending(flow: Dataflow, beside: Collection[int], stacks: Mapping[int, StackedLoop]) -> frozenset[int]:
-    """Of nodes that lie with loops over layers, those that read a forward one and no backward one."""
+    """Nodes placed with loops over layers: the readers of a forward loop and no backward one."""
     ahead = {i for i, stack in stacks.items() if not stack.is_descending}
     behind = set(stacks).difference(ahead)
     for node in flow.nodes:
@@ -125,31 +136,31 @@ def _expand_stacks(
     forward: Sequence[int],
     stacks: Mapping[tuple[int, ...], Mapping[int, StackedLoop]],
 ) -> tuple[tuple[CoarsePart, ...], tuple[int, ...], dict[int, StackedLoop]]:
-    """Parts that hold nothing of the forward pass but a loop over layers become one part a row."""
+    """Replaces each part consisting of one forward loop over layers by one part per row."""
     ahead: list[list[int]] = [[] for _ in range(count)]
     for i in forward:
         ahead[of[i]].append(i)
     loops = {ahead_i: group for group in stacks for ahead_i in group if ahead_i in forward}
     parts: list[CoarsePart] = []
     starts: list[int] = []
-    kept: dict[int, StackedLoop] = {}
+    expanded: dict[int, StackedLoop] = {}
     for members in ahead:
         starts.append(len(parts))
         head = flow.nodes[members[0]].instruction
         rows = 1
         if len(members) == 1 and members[0] in loops:
             group = loops[members[0]]
-            kept.update(stacks[group])
+            expanded.update(stacks[group])
             rows = stacks[group][members[0]].rows
         parts += [CoarsePart(name=head.op_name or head.name, row=row, rows=rows) for row in range(rows)]
-    return tuple(parts), tuple(-1 if part < 0 else starts[part] for part in of), kept
+    return tuple(parts), tuple(-1 if part < 0 else starts[part] for part in of), expanded
 
 
 # ---- the forward pass ---------------------------------------------------------
 
 
 def _divide(flow: Dataflow, forward: Sequence[int], stacked: Collection[int]) -> tuple[dict[int, int], list[int]]:
-    """The part of every forward node, and the node that each part starts with."""
+    """The part of every forward node, and the first node of each part."""
     checkpoints = _checkpoints(flow)
     of: dict[int, int] = {}
     heads: list[int] = []
@@ -165,29 +176,28 @@ def _divide(flow: Dataflow, forward: Sequence[int], stacked: Collection[int]) ->
 
 
 def _checkpoints(flow: Dataflow) -> set[int]:
-    """Nodes whose values go through a barrier to be computed from once more."""
+    """Operands of barriers: the inputs of a recomputation."""
     return {use.source[0] for node in flow.nodes if node.instruction.opcode in BARRIERS for use in node.uses}
 
 
 def _stacks(flow: Dataflow, forward: frozenset[int]) -> dict[tuple[int, ...], dict[int, StackedLoop]]:
-    """Loops over layers that can be cut between rows, in groups that go over the same arrays: one of them in the
-    forward pass, the others behind it."""
-    found = {
+    """Loops over layers that can be cut between rows, grouped by shared arrays: one forward loop, the rest after it."""
+    layer_loops = {
         node.index: loop
         for node in flow.nodes
         if node.instruction.opcode == "while" and not node.is_value and (loop := match_stacked_loop(node.instruction))
     }
     groups = {}
-    for group in _sharing(flow, found):
+    for group in _sharing(flow, layer_loops):
         ahead = [i for i in group if i in forward]
-        alike = len(ahead) == 1 and len({found[i].rows for i in group}) == 1
-        if alike and all(found[i].is_descending != (i in forward) for i in group):
-            groups[tuple(group)] = {i: found[i] for i in group}
+        is_uniform = len(ahead) == 1 and len({layer_loops[i].rows for i in group}) == 1
+        if is_uniform and all(layer_loops[i].is_descending != (i in forward) for i in group):
+            groups[tuple(group)] = {i: layer_loops[i] for i in group}
     return groups
 
 
 def _sharing(flow: Dataflow, stacks: Mapping[int, StackedLoop]) -> list[list[int]]:
-    """Loops in groups that go over the same arrays."""
+    """Loops grouped by shared arrays."""
     group_of = {i: i for i in stacks}
     owner: dict[tuple[int, int], int] = {}
     for i, stack in stacks.items():

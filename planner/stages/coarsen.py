@@ -1,7 +1,7 @@
-"""A stage graph made small: neighbouring parts far shorter than a stage become one.
+"""Coarsens a stage graph: neighbouring parts far shorter than a stage become one.
 
-Joined are parts with neighbouring numbers, so that values still only go from lower numbers to higher ones: first those
-between which most bytes would cross, as long as both together stay a small part of a stage.
+Only parts with neighbouring numbers are joined: values still go from lower numbers to higher ones. The border with the
+most crossing bytes is removed first, while both parts together stay a small fraction of a stage.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from collections.abc import Sequence
 
 from shardwright.planner.stages.stage_graph import NodeCost, SharedState, StageGraph, StageNode, StageValue, of_kind
 
-#: Nodes that are left for each chunk, if they all took the same time.
+#: Nodes to leave per chunk, at equal times.
 GRAIN = 8
 
 
 def coarsen_graph(graph: StageGraph, chunks: int, micro_batches: int) -> tuple[StageGraph, tuple[int, ...]]:
-    """The smaller graph, and the node of it that each node is part of now."""
+    """The coarse graph, and per node its number in it."""
     seconds = [node.costs[0].seconds(micro_batches) for node in graph.nodes]
     limit_s = sum(seconds) / (GRAIN * chunks)
     group = list(range(len(seconds)))  # by node: the first node of its group
     end = list(range(1, len(seconds) + 1))  # by first node: where its group ends
-    left = len(seconds)
+    remaining = len(seconds)
     for border in _by_crossing(graph):
         first, second = group[border - 1], group[border]
-        if left <= chunks or seconds[first] + seconds[second] > limit_s:
+        if remaining <= chunks or seconds[first] + seconds[second] > limit_s:
             continue
         seconds[first] += seconds[second]
         group[second : end[second]] = [first] * (end[second] - second)
         end[first] = end[second]
-        left -= 1
+        remaining -= 1
     numbers = {first: number for number, first in enumerate(dict.fromkeys(group))}
     of = tuple(numbers[first] for first in group)
     return _join_nodes(graph, of, len(numbers)), of
 
 
 def _by_crossing(graph: StageGraph) -> list[int]:
-    """Borders (between nodes b-1 and b), those that most bytes cross first."""
+    """Borders (between nodes b-1 and b), by bytes crossing, most first."""
     change = [0.0] * (len(graph.nodes) + 1)
     for value in graph.values:
         ends = (value.producer, *value.readers, *value.saved_by)
         change[min(ends) + 1] += value.bytes
         change[max(ends) + 1] -= value.bytes
     crossing, total = [], 0.0
-    for each in change:
-        total += each
+    for delta in change:
+        total += delta
         crossing.append(total)
     return sorted(range(1, len(graph.nodes)), key=lambda border: (-crossing[border], border))
 
@@ -53,7 +53,7 @@ def _join_nodes(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
     for node, number in zip(graph.nodes, of, strict=True):
         members[number].append(node)
     kinds = len(graph.nodes[0].costs)
-    kept = [[0.0] * count for _ in range(kinds)]
+    saved_bytes = [[0.0] * count for _ in range(kinds)]
     values = []
     for value in graph.values:
         producer = of[value.producer]
@@ -73,20 +73,20 @@ def _join_nodes(graph: StageGraph, of: Sequence[int], count: int) -> StageGraph:
             )
         elif saved_by:
             for kind in range(kinds):
-                kept[kind][producer] += of_kind(value.shard_bytes, kind)
+                saved_bytes[kind][producer] += of_kind(value.shard_bytes, kind)
     shared = []
-    for each in graph.shared:
-        reading = tuple(sorted({of[reader] for reader in each.readers}))
-        if set(reading) - {of[each.owner]}:
+    for state in graph.shared:
+        reading = tuple(sorted({of[reader] for reader in state.readers}))
+        if set(reading) - {of[state.owner]}:
             shared.append(
-                SharedState(bytes=each.bytes, owner=of[each.owner], readers=reading, shard_bytes=each.shard_bytes)
+                SharedState(bytes=state.bytes, owner=of[state.owner], readers=reading, shard_bytes=state.shard_bytes)
             )
     nodes = tuple(
         StageNode(
             name=nodes[0].name,
             costs=tuple(
                 _together(works, extra[number])
-                for works, extra in zip(zip(*(n.costs for n in nodes), strict=True), kept, strict=True)
+                for works, extra in zip(zip(*(n.costs for n in nodes), strict=True), saved_bytes, strict=True)
             ),
         )
         for number, nodes in enumerate(members)

@@ -1,7 +1,7 @@
 """The integer program of stages, in PuLP, solved by HiGHS. No order of the nodes is assumed.
 
 Variables
-    x[n,c] ∈ {0,1}   node n is in chunk c; chunk c lies on stage c mod S
+    x[n,c] ∈ {0,1}   node n is in chunk c; chunk c runs on stage c mod S
     r[v,s] ≥ 0       value (or shared variable) v is sent to stage s
     h[v,c] ≥ 0       chunk c keeps value v from the forward pass to the backward pass
     w[s] ≥ 0         workspace of stage s
@@ -11,16 +11,16 @@ Objective
     minimise t, or Σ_v Σ_s bytes[v] · r[v,s] with t fixed to a limit
 
 Constraints, with y[n,s] = Σ_(c mod S = s) x[n,c]
-    (1) Σ_c x[n,c] = 1                              for every node                                `_add_placement`
-    (2) Σ_n x[n,c] ≥ 1                              for every chunk: none is empty                `_add_placement`
-    (3) Σ_(d≤c) x[b,d] ≤ Σ_(d≤c) x[a,d]             for every c, where a must not come after b    `_add_order`
-    (4) Σ_n seconds[n,c] · x[n,c] ≤ t               for every chunk                               `_add_balance`
-    (5) r[v,s] ≥ y[reader,s] - y[maker,s]           for every reader of v and every stage         `_add_transfers`
-    (6) h[v,c] ≥ x[n,c]                             for every node n that saves v                 `_add_saved_values`
-    (7) w[s] ≥ workspace[n] · y[n,s]                for every node and stage                      `_add_memory`
+    (1) Σ_c x[n,c] = 1                              every node                                    `_add_placement`
+    (2) Σ_n x[n,c] ≥ 1                              every chunk: none is empty                    `_add_placement`
+    (3) Σ_(d≤c) x[b,d] ≤ Σ_(d≤c) x[a,d]             every c, every pair: a must not come after b  `_add_order`
+    (4) Σ_n seconds[n,c] · x[n,c] ≤ t               every chunk                                   `_add_balance`
+    (5) r[v,s] ≥ y[reader,s] - y[maker,s]           every reader of v and every stage             `_add_transfers`
+    (6) h[v,c] ≥ x[n,c]                             every node n saving v                         `_add_saved_values`
+    (7) w[s] ≥ workspace[n] · y[n,s]                every node and stage                          `_add_memory`
     (8) Σ_n stored[n,s] · y[n,s] + Σ_v copy[v] · r[v,s] + w[s]
         + Σ_c k[c] · (Σ_n saved[n] · x[n,c] + Σ_v shard[v] · h[v,c]) ≤ memory[s]
-                                                    for every stage and moment k of its schedule  `_add_memory`
+                                                    every stage and moment k of its schedule      `_add_memory`
 
 Seconds are scaled to an average chunk, bytes to the largest coefficient of their row.
 """
@@ -36,14 +36,14 @@ import pulp
 from shardwright.planner.solver.highs import highs
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut, of_kind, state_transfer_bytes
 
-#: Value that the most bytes which can cross are scaled to.
+#: Scale of the largest number of crossing bytes.
 _SCALE = 1e4
 
 _Terms = list[tuple[pulp.LpVariable, float]]
 
 
 def fastest(problem: CutProblem, *, most_cpu_s: float) -> StageCut | None:
-    """The cut whose slowest chunk takes least; None where nothing fits or none was found in time."""
+    """The cut with the fastest slowest chunk; None: infeasible, or no solution in time."""
     program = _Program(problem)
     program.lp.setObjective(pulp.LpAffineExpression([(program.slowest, 1.0)]))
     chunk_of = program.solve(most_cpu_s)
@@ -51,15 +51,15 @@ def fastest(problem: CutProblem, *, most_cpu_s: float) -> StageCut | None:
 
 
 def min_crossing(problem: CutProblem, most_s: float, *, most_cpu_s: float) -> StageCut | None:
-    """The cut that sends least among those whose chunks take at most `most_s`; None where there is none."""
+    """The cut with the least bytes sent among those with chunks of at most `most_s` seconds; None: there is none."""
     program = _Program(problem, sending=True)
     program.slowest.upBound = most_s / program.unit_s * (1 + 1e-9)
     program.lp.setObjective(pulp.LpAffineExpression(program.crossing()))
     chunk_of = program.solve(most_cpu_s)
     if chunk_of is None:
         return None
-    found = problem.to_cut(chunk_of, is_optimal=program.is_optimal)
-    return found if problem.fits(found) and max(found.chunk_s) <= most_s * (1 + 1e-6) else None
+    cut = problem.to_cut(chunk_of, is_optimal=program.is_optimal)
+    return cut if problem.fits(cut) and max(cut.chunk_s) <= most_s * (1 + 1e-6) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,12 +94,12 @@ class _Program:
             for stage in limited:
                 self._add_memory(stage)
 
-    # ---- what the formulas of the module's text name -------------------------
+    # ---- constraints of the module's docstring -------------------------------
     def _add(self, terms: _Terms, sense: int, limit: float) -> None:
         self.lp.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(terms), sense=sense, rhs=limit))
 
     def _on(self, node: int, stage: int) -> list[pulp.LpVariable]:
-        """y[n,s], as the variables it is the sum of."""
+        """The variables with sum y[n,s]."""
         return self.x[node][stage :: len(self.problem.stage_slots)]
 
     def _add_placement(self) -> None:
@@ -149,9 +149,9 @@ class _Program:
         for i, value in enumerate(self.problem.graph.values):
             if value.saved_by and any(value.shard_bytes):
                 for chunk in range(self.problem.chunk_count):
-                    kept = self._keeps[i, chunk] = self.lp.add_variable(f"h_{i}_{chunk}", lowBound=0)
+                    saved = self._keeps[i, chunk] = self.lp.add_variable(f"h_{i}_{chunk}", lowBound=0)
                     for node in sorted(set(value.saved_by)):
-                        self._add([(kept, 1), (self.x[node][chunk], -1)], pulp.LpConstraintGE, 0)
+                        self._add([(saved, 1), (self.x[node][chunk], -1)], pulp.LpConstraintGE, 0)
 
     def _add_memory(self, stage: int) -> None:
         problem, place, graph = self.problem, self.problem.stage_slots[stage], self.problem.graph
@@ -177,7 +177,7 @@ class _Program:
             )
 
     def _sum_saved_bytes(self, stage: int, moment: Sequence[int], unit: float) -> _Terms:
-        """What the stage's chunks keep at one moment of its schedule."""
+        """Bytes kept by the stage's chunks at one moment of its schedule."""
         problem, stages = self.problem, len(self.problem.stage_slots)
         terms: _Terms = []
         for i, count in enumerate(moment):
@@ -192,7 +192,7 @@ class _Program:
 
     # ---- solving ---------------------------------------------------------------
     def crossing(self) -> _Terms:
-        """The bytes that cross, scaled."""
+        """The bytes crossing stages, scaled."""
         graph, micro_batches = self.problem.graph, self.problem.micro_batches
         amounts = {("value", i): value.bytes for i, value in enumerate(graph.values)}
         amounts |= {("shared", i): state_transfer_bytes(shared, micro_batches) for i, shared in enumerate(graph.shared)}
@@ -200,7 +200,7 @@ class _Program:
         return [(sent, _SCALE * amounts[key[:2]] / most) for key, sent in self._sends.items()]
 
     def solve(self, most_cpu_s: float) -> tuple[int, ...] | None:
-        """The chunk of every node; None where there is no solution."""
+        """The chunk of every node; None: no solution."""
         status = self.lp.solve(highs(gap=1e-9, most_cpu_s=most_cpu_s))
         values = [[variable.value() for variable in row] for row in self.x]
         if status == pulp.LpStatusInfeasible or any(value is None for row in values for value in row):
@@ -212,8 +212,8 @@ class _Program:
 
 
 def _merge_terms(terms: _Terms) -> _Terms:
-    """Each variable once."""
-    found: dict[str, tuple[pulp.LpVariable, float]] = {}
+    """Sums the coefficients of each variable."""
+    merged: dict[str, tuple[pulp.LpVariable, float]] = {}
     for variable, amount in terms:
-        found[variable.name] = (variable, amount + found.get(variable.name, (variable, 0.0))[1])
-    return list(found.values())
+        merged[variable.name] = (variable, amount + merged.get(variable.name, (variable, 0.0))[1])
+    return list(merged.values())

@@ -1,5 +1,4 @@
-"""Groups of devices for the stages of a pipeline: whole nodes in a row, or equal parts of nodes; the nodes of one group
-are alike."""
+"""Groups of devices, one per stage: whole neighbouring nodes, or equal parts of nodes; a group's nodes are equal."""
 
 from __future__ import annotations
 
@@ -14,18 +13,18 @@ from shardwright.cluster import Cluster, ClusterNode
 from shardwright.cost import Topology, hardware_profile
 from shardwright.cost.profiles import Link
 
-#: Part of the devices that may be left over where their number does not suit the stages.
+#: Fraction of the devices that may stay idle if their number does not suit the stages.
 MAX_IDLE = 0.1
 
-#: Numbers of stages that are looked at.
+#: Numbers of stages to try.
 MAX_GROUPINGS = 8
 
-#: What devices are compared by: the products of large models.
+#: Measure of devices' speed: the products of large models.
 _PRODUCTS = "bf16"
 
 
 class GroupKind(NamedTuple):
-    """What groups have in common that a plan takes as long on: their devices, node by node."""
+    """The properties shared by groups with equal plan times: their devices, node by node."""
 
     hardware: str
     memory_bytes: int | None
@@ -40,7 +39,7 @@ class GroupKind(NamedTuple):
 class DeviceGroups:
     """One group a stage, in the order of the cluster's devices.
 
-    first_devices: where each begins. nodes: per group, devices that it has on each of its nodes.
+    first_devices: first device of each group. nodes: per group, its devices on each of its nodes.
     """
 
     cluster: Cluster
@@ -60,7 +59,7 @@ class DeviceGroups:
 
     @cached_property
     def kinds(self) -> tuple[GroupKind, ...]:
-        """The different groups; a stage's kind is its place here."""
+        """The different groups; a stage's kind is its index here."""
         return tuple(dict.fromkeys(self._kind_of))
 
     def kind(self, stage: int) -> int:
@@ -79,29 +78,28 @@ class DeviceGroups:
         return self.parts[self._kind_of.index(self.kinds[kind])]
 
     def link(self, stage: int, other: int) -> Link:
-        """What one device of a group has to those of another."""
+        """The link of one device of a group to those of another."""
         return link_between(self.parts[stage], self.parts[other])
 
 
 def link_between(one: Cluster, other: Cluster) -> Link:
-    """What one device of a part of a cluster has to those of another part: the slower of both where they differ."""
-    found = []
+    """The link of one device of a part of a cluster to those of another part: the slower of the two."""
+    links = []
     for part in (one, other):
         topology = Topology.of(part, hardware_profile(part.hardware))
         indices = {node.index for cluster in (one, other) for node in cluster.nodes}
-        found.append(topology.intra_node if len(indices) == 1 else topology.inter_node)
+        links.append(topology.intra_node if len(indices) == 1 else topology.inter_node)
     return Link(
-        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in found),
-        latency_s=max(link.latency_s for link in found),
+        bandwidth_bytes_per_s=min(link.bandwidth_bytes_per_s for link in links),
+        latency_s=max(link.latency_s for link in links),
     )
 
 
 def device_groups(cluster: Cluster, stages: int, *, nodes_each: int | None = None) -> DeviceGroups | None:
-    """The cluster's devices as `stages` groups, or None where they cannot be: nodes are neither divided evenly nor put
-    together in rows of one kind.
+    """The cluster's devices in `stages` groups; None: nodes divide neither evenly nor into rows of one kind.
 
-    nodes_each: nodes of every group, the last ones of the cluster being left alone. Without it, nodes in a row that are
-    alike get as many stages as their part of the cluster's speed asks for, so that stages are alike.
+    nodes_each: nodes of every group; the cluster's last ones stay unused. Without it, rows of equal nodes get stages in
+    proportion to their share of the cluster's speed: stages of similar speed.
     """
     nodes = cluster.workers
     if nodes_each:
@@ -124,43 +122,42 @@ def _node_kind(cluster: Cluster, node: ClusterNode) -> tuple[object, ...]:
 
 
 def _divide_row(row: Sequence[ClusterNode], stages: int) -> Iterator[tuple[int, ...]]:
-    """Nodes that are alike, as the groups of so many stages."""
-    each = row[0].device_count
+    """Equal nodes divided into the groups of `stages` stages."""
+    devices = row[0].device_count
     if stages > len(row):
         parts = stages // len(row)
-        yield from [(each // parts,)] * stages
+        yield from [(devices // parts,)] * stages
         return
     size, more = divmod(len(row), stages)
-    yield from ((each,) * (size + (stage < more)) for stage in range(stages))
+    yield from ((devices,) * (size + (stage < more)) for stage in range(stages))
 
 
 def _stages_of(cluster: Cluster, rows: Sequence[Sequence[ClusterNode]], stages: int) -> list[int] | None:
-    """How many stages each row of like nodes gets, so that their speeds differ least; None where it cannot be."""
+    """Stages per row of equal nodes, with the least differences in speed; None: impossible."""
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for row in rows:
-        each, node = row[0].device_count, row[0]
-        speed = len(row) * each * hardware_profile(node.hardware or cluster.hardware).matmul_flops_per_s(_PRODUCTS)
-        inside = [len(row) * parts for parts in range(2, each + 1) if each % parts == 0]
-        found: dict[int, tuple[float, list[int]]] = {}
-        for taken, (uneven, counts) in best.items():
+        devices, node = row[0].device_count, row[0]
+        speed = len(row) * devices * hardware_profile(node.hardware or cluster.hardware).matmul_flops_per_s(_PRODUCTS)
+        inside = [len(row) * parts for parts in range(2, devices + 1) if devices % parts == 0]
+        extended: dict[int, tuple[float, list[int]]] = {}
+        for used, (uneven, counts) in best.items():
             for count in (*range(1, len(row) + 1), *inside):
                 total = uneven + speed**2 / count  # the sum of squares is least where all are equal
-                if taken + count <= stages and total < found.get(taken + count, (float("inf"),))[0]:
-                    found[taken + count] = total, [*counts, count]
-        best = found
+                if used + count <= stages and total < extended.get(used + count, (float("inf"),))[0]:
+                    extended[used + count] = total, [*counts, count]
+        best = extended
     return best[stages][1] if stages in best else None
 
 
 def enumerate_groupings(cluster: Cluster, most: int, batch: int) -> tuple[DeviceGroups, ...]:
-    """Groups for 2 to `most` stages that are worth a look.
+    """Candidate groups for 2 to `most` stages.
 
-    Where all nodes are alike, all groups are: of so many nodes that no more than a part `MAX_IDLE` of the cluster is
-    left over and their number divides the batch, where anything is left of that. Of many numbers of stages a few are
-    taken, from few to many.
+    If all nodes are equal, all groups are: they leave at most a fraction `MAX_IDLE` of the cluster idle. Numbers of
+    nodes that divide the batch are preferred. Of many numbers of stages a few are selected, in increasing order.
     """
     counts = [node.device_count for node in cluster.workers]
     is_uniform = len({_node_kind(cluster, node) for node in cluster.workers}) == 1
-    found, dividing = [], []
+    groupings, dividing = [], []
     for stages in range(2, min(most, cluster.device_count) + 1):
         if not is_uniform or stages > len(counts):
             size, groups = 1, device_groups(cluster, stages)
@@ -169,13 +166,13 @@ def enumerate_groupings(cluster: Cluster, most: int, batch: int) -> tuple[Device
             size = max(fitting, key=lambda n: (batch % n == 0, n), default=0)
             groups = device_groups(cluster, stages, nodes_each=size) if size else None
         if groups is not None:
-            found.append(groups)
+            groupings.append(groups)
             dividing += [groups] if batch % size == 0 else []
-    return _select_few(dividing or found)
+    return _select_few(dividing or groupings)
 
 
 def _select_few(found: list[DeviceGroups]) -> tuple[DeviceGroups, ...]:
-    """At most `MAX_GROUPINGS`: in each range of numbers of stages the one that uses most devices, then most stages."""
+    """At most `MAX_GROUPINGS`: per range of numbers of stages the one with most devices, then most stages."""
     if len(found) <= MAX_GROUPINGS:
         return tuple(found)
     low, high = log(found[0].stages), log(found[-1].stages + 1)

@@ -1,7 +1,7 @@
-"""The stage graph of a step: its coarse parts, what each takes on every kind of device group, and what goes between.
+"""Builds the stage graph of a step: its coarse parts, their costs on every kind of device group, and values between.
 
-A loop over layers is written out here: each row hands on to the next what its loop threads through, reads its row of
-the stacks, and keeps its row of what the forward loop writes for the backward loop.
+A loop over layers is unrolled here. Each row hands the loop-carried values on to the next, reads its row of the stacks,
+and keeps its row of the forward loop's outputs, read by the backward loop.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def build_stage_graph(
     sums: Collection[Leaf] = (),
     margin: float = 0.0,
 ) -> StageGraph:
-    """The graph of a step. kinds: the plan on each kind of device group, all of as many micro-batches.
+    """The graph of a step.
 
-    accumulators: entry values that are summed over micro-batches and then read. sums: those of which each micro-batch
-    has one term, wherever they are read: what one part adds to another's is sent once a step. margin: part of what is
-    not stored between steps that a device must have beyond it.
+    kinds: the plan on each kind of device group, all with the same number of micro-batches.
+    accumulators: entry values summed over micro-batches, then read.
+    sums: values with one term per micro-batch, anywhere; a sum of terms of two parts is sent once a step.
+    margin: memory to reserve beyond the temporaries, relative to them.
     """
     builder = _Builder(coarse, tuple(kinds), frozenset(sums), 1 + margin)
     builder.run()
@@ -44,7 +45,7 @@ def build_stage_graph(
 
 
 def _ends(value: StageValue) -> tuple[object, ...]:
-    """An order of values that does not depend on where the text makes them."""
+    """A sort key of values independent of their order in the text."""
     return (value.producer, value.readers, value.saved_by, value.direction, value.bytes)
 
 
@@ -56,7 +57,7 @@ def _node_costs(
     scale: float,
 ) -> list[NodeCost]:
     count, flow = len(coarse.parts), coarse.flow
-    forward, backward, weight, update, arrival, state, kept, delayed = ([0.0] * count for _ in range(8))
+    forward, backward, weight, update, arrival, state, saved_bytes, delayed = ([0.0] * count for _ in range(8))
     later = find_weight_gradients(coarse)
     for node in flow.nodes:
         members = coarse.members(node.index)
@@ -73,7 +74,7 @@ def _node_costs(
         for part in members:
             state[part] += measured.arguments_bytes[number] / len(members)
             arrival[part] += measured.arrivals_s[number] / len(members)
-    # A loop makes its rows' terms of the sums all at once, beside the sums themselves.
+    # A loop holds its rows' terms of the sums all at once, in addition to the sums.
     terms = [(i, leaf) for i, stack in coarse.stacks.items() for leaf in stack.writes if (i, leaf) not in saved]
     for leaf in (*accumulators, *terms):
         members = coarse.members(leaf[0])
@@ -81,7 +82,7 @@ def _node_costs(
             state[part] += measured.shard_bytes(leaf) / len(members)
     for leaf, parts in saved.items():
         for part in parts:
-            kept[part] += measured.shard_bytes(leaf) / len(parts)
+            saved_bytes[part] += measured.shard_bytes(leaf) / len(parts)
     for leaf in later.read:
         delayed[coarse.part(leaf[0])] += measured.shard_bytes(leaf)
     workspace = workspaces(coarse, measured, {*saved, *accumulators, *terms})
@@ -94,7 +95,7 @@ def _node_costs(
             update_s=update[i] + elsewhere_s * state[i],
             arrival_s=arrival[i],
             state_bytes=state[i],
-            saved_bytes=scale * kept[i],
+            saved_bytes=scale * saved_bytes[i],
             delayed_bytes=scale * delayed[i],
             workspace_bytes=scale * workspace[i],
         )
@@ -104,7 +105,7 @@ def _node_costs(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Parts that read a value; share: of its bytes that each takes."""
+    """Parts reading a value; share: fraction of its bytes read by each."""
 
     parts: tuple[int, ...]
     is_ahead: bool
@@ -120,7 +121,7 @@ class _Sizes(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Builder:
-    """Values between parts; saved: forward values that only their own parts' backward passes read, by those parts."""
+    """Values between parts; saved: forward values read only by their own parts' backward passes → these parts."""
 
     clustering: Clustering
     kinds: tuple[StepCosts, ...]
@@ -147,14 +148,14 @@ class _Builder:
                 self._thread(i, stack)
 
     def _sizes(self, leaf: Leaf) -> _Sizes:
-        found = [measured.leaves.get(leaf, (0.0, 0.0)) for measured in self.kinds]
-        return _Sizes(found[0][0], tuple(shard for _, shard in found))
+        sizes = [measured.leaves.get(leaf, (0.0, 0.0)) for measured in self.kinds]
+        return _Sizes(sizes[0][0], tuple(shard for _, shard in sizes))
 
     def _is_ahead(self, node: int) -> bool:
         return node in self.clustering.forward or node in self.clustering.fed
 
     def _reads(self, i: int) -> None:
-        """Who reads what, with the parts of loops over layers told apart."""
+        """Records the readers of each value, loops over layers row by row."""
         coarse = self.clustering
         node, stack, parts = coarse.flow.nodes[i], coarse.stacks.get(i), tuple(coarse.members(i))
         for use in node.uses:
@@ -172,17 +173,17 @@ class _Builder:
                 self._readings.setdefault(source, []).append(reading)
 
     def _sources(self, leaf: Leaf) -> Iterator[Leaf]:
-        """The values that a reader of `leaf` needs where what is made anew for it is made by itself."""
+        """The values needed by a reader of `leaf`, rematerialized ones replaced by their own sources."""
         todo, seen = [leaf], set()
         while todo:
-            found = todo.pop()
-            if found in seen:
+            source = todo.pop()
+            if source in seen:
                 continue
-            seen.add(found)
-            if self.clustering.first[found[0]] >= 0:
-                yield found
+            seen.add(source)
+            if self.clustering.first[source[0]] >= 0:
+                yield source
             else:
-                todo += [use.source for use in self.clustering.flow.nodes[found[0]].uses]
+                todo += [use.source for use in self.clustering.flow.nodes[source[0]].uses]
 
     def _hand_on(self, i: int, leaf: int, stack: StackedLoop | None) -> None:
         readings = self._readings.get((i, leaf), ())
@@ -216,7 +217,7 @@ class _Builder:
         share: float,
         is_ahead: bool,
     ) -> None:
-        """A value of one part, for its readers. One read row by row goes to each row for itself."""
+        """Adds a value of one part with its readers. A value read row by row goes to each row separately."""
         split = [reading for reading in readings if reading.share < 1]
         for part in sorted({part for reading in split for part in reading.parts}):
             mine = [_Reading((part,), reading.is_ahead) for reading in split if part in reading.parts]
@@ -244,12 +245,12 @@ class _Builder:
         )
 
     def _thread(self, i: int, stack: StackedLoop) -> None:
-        """What a loop hands from trip to trip."""
+        """Adds a loop's carried values, from trip to trip."""
         rows = list(self.clustering.members(i))
         trips = rows[::-1] if stack.is_descending else rows
-        found = [self._sizes((i, leaf)) for leaf in stack.threaded]
-        whole = sum(sizes.whole for sizes in found)
-        shards = [sum(each) for each in zip(*(sizes.shards for sizes in found), strict=True)] or [0.0]
+        carried = [self._sizes((i, leaf)) for leaf in stack.threaded]
+        whole = sum(sizes.whole for sizes in carried)
+        shards = [sum(column) for column in zip(*(sizes.shards for sizes in carried), strict=True)] or [0.0]
         for row, following in pairwise(trips):
             self.values.append(
                 StageValue(
@@ -263,8 +264,8 @@ class _Builder:
             )
 
     def list_shared_state(self) -> tuple[SharedState, ...]:
-        """State that several parts read in every micro-batch."""
-        coarse, found = self.clustering, []
+        """State read by several parts in every micro-batch."""
+        coarse, shared = self.clustering, []
         for number, i in enumerate(coarse.flow.parameters):
             if i not in coarse.state:
                 continue
@@ -274,7 +275,7 @@ class _Builder:
             if readers - {owner}:
                 own = tuple(2 * measured.arguments_bytes[number] for measured in self.kinds)
                 size = float(coarse.flow.nodes[i].shapes[0].size_bytes)
-                found.append(
+                shared.append(
                     SharedState(bytes=size, owner=owner, readers=tuple(sorted(readers | {owner})), shard_bytes=own)
                 )
-        return tuple(found)
+        return tuple(shared)

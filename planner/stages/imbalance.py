@@ -1,4 +1,4 @@
-"""Why the stages of a pipeline take unequal time, in a sentence, read off the cut and what it could have been."""
+"""Explains, in a sentence, unequal times of a pipeline's stages, from the cut and its alternatives."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from shardwright.planner.stages.intervals import Intervals
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut
 from shardwright.report.units import format_bytes, format_percent
 
-#: Part of the slowest stage's time that every stage takes where nothing needs to be said.
+#: Fraction of the slowest stage's time above which stages count as even.
 EVEN = 0.8
 
-#: Parts whose times differ by no more are equal; a part that takes so much of a chunk's time is what decides it.
+#: Relative difference of times up to which parts are equal; fraction of a chunk's time at which a part decides it.
 _EQUAL, _MIN_SHARE = 0.02, 0.6
 
-#: How much shorter the slowest chunk would have to be without limits of memory, as a part of it.
+#: Relative gain of the slowest chunk without memory limits at which memory is the reason.
 _FASTER = 0.05
 
 
 def why_uneven(problem: CutProblem, cut: StageCut) -> str:
-    """The sentence; empty where the fastest stage takes 80 % of the slowest one's time or more."""
+    """The sentence; empty if the fastest stage takes at least 80 % of the slowest one's time."""
     stages = len(problem.stage_slots)
     stage_s = [sum(cut.chunk_s[stage::stages]) for stage in range(stages)]
     if min(stage_s) >= EVEN * max(stage_s):
@@ -41,38 +41,38 @@ def _longest(problem: CutProblem, cut: StageCut, chunk: int) -> int:
 
 
 def _indivisible(problem: CutProblem, cut: StageCut, slowest: int) -> str:
-    """One part is most of the slowest chunk, and more than a chunk's share."""
+    """One part is most of the slowest chunk, and exceeds a chunk's share."""
     node = _longest(problem, cut, slowest)
-    taken = _seconds(problem, node, slowest)
-    if taken < EVEN * cut.chunk_s[slowest] or taken <= problem.average_s:
+    part_s = _seconds(problem, node, slowest)
+    if part_s < EVEN * cut.chunk_s[slowest] or part_s <= problem.average_s:
         return ""
     name, stage = problem.graph.nodes[node].name, slowest % len(problem.stage_slots)
-    part = format_percent(taken / cut.chunk_s[slowest])
+    part = format_percent(part_s / cut.chunk_s[slowest])
     return (
         f"{name} is one part that cannot be cut, and takes {part} of the slowest stage, "
-        f"{stage}, {taken / problem.average_s:.1f} times what a stage would take if all took the same"
+        f"{stage}, {part_s / problem.average_s:.1f} times what a stage would take if all took the same"
     )
 
 
 def _layers(problem: CutProblem, cut: StageCut, slowest: int) -> str:
-    """Equal layers that the chunks do not divide are most of the slowest chunk, which has no more than it must."""
+    """Equal layers, not divisible by the chunks, are most of the slowest chunk; it has the minimum number of them."""
     chunks = problem.chunk_count
     one_s = _seconds(problem, _longest(problem, cut, slowest), slowest)
     nodes = range(len(problem.graph.nodes))
-    alike = [node for node in nodes if abs(_seconds(problem, node, slowest) - one_s) <= _EQUAL * one_s]
-    here = sum(1 for node in alike if cut.chunk_of[node] == slowest)
-    is_least = here == ceil(len(alike) / chunks) and len(alike) % chunks > 0
-    if not is_least or here * one_s < _MIN_SHARE * cut.chunk_s[slowest] or len(alike) < chunks:
+    equal = [node for node in nodes if abs(_seconds(problem, node, slowest) - one_s) <= _EQUAL * one_s]
+    here = sum(1 for node in equal if cut.chunk_of[node] == slowest)
+    is_least = here == ceil(len(equal) / chunks) and len(equal) % chunks > 0
+    if not is_least or here * one_s < _MIN_SHARE * cut.chunk_s[slowest] or len(equal) < chunks:
         return ""
     parts = f"{len(problem.stage_slots)} stages" + (f" of {problem.chunks} parts each" if problem.chunks > 1 else "")
     return (
-        f"{len(alike)} equal layers do not divide over {parts}; in any cut one has {here} of them, and the others wait "
+        f"{len(equal)} equal layers do not divide over {parts}; in any cut one has {here} of them, and the others wait "
         "for it, however they share the rest"
     )
 
 
 def _memory(problem: CutProblem, cut: StageCut) -> str:
-    """Without limits of memory the slowest chunk would be shorter."""
+    """Without memory limits the slowest chunk would be shorter."""
     free = replace(
         problem, stage_slots=tuple(replace(place, memory_bytes=float("inf")) for place in problem.stage_slots)
     )

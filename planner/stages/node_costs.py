@@ -1,8 +1,7 @@
-"""What each node of a step takes on one group of devices: read off the plan of the whole step, accumulated over its
-micro-batches, on that group.
+"""Costs of each node of a step on one group of devices, from the plan of the whole accumulated step on this group.
 
-A stage computes its part of the step as that plan does, so that its seconds, and the bytes of what it stores and hands
-on, are those of its instructions there.
+A stage computes its part of the step in the same way: its seconds, stored bytes and transferred bytes are those of its
+instructions in the plan.
 """
 
 from __future__ import annotations
@@ -18,19 +17,21 @@ from shardwright.planner.plans.collectives import list_collectives, node_times_s
 from shardwright.plans import InstructionPlan, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 
-#: How instructions that a rewrite adds are named: after what they serve.
+#: Suffix of instructions added by a rewrite, after the name of the instruction they serve.
 _LOCAL_SUFFIX = ".local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepCosts:
-    """One plan of the whole step. Seconds and bytes on one device, by entry node of the step as it was given.
+    """One plan of the whole step. Seconds and bytes on one device, by entry node of the given step.
 
-    step_s: of one step, by node; a node of the micro-batches' part takes it in all of them together.
-    elsewhere_s: what belongs to no node, such as reducing sums once they are complete.
-    leaves: whole and shard bytes per array leaf, of one micro-batch.
-    arguments_bytes, arrivals_s: per flat argument, what it takes and until it is there, where the client sends it with
-    the step. inside_bytes: per node that is a loop, most that is live inside it.
+    micro_batches: number of micro-batches of the plan.
+    step_s: seconds of one step, by node; nodes run per micro-batch: over all micro-batches.
+    elsewhere_s: seconds of no node, such as the reduction of complete sums.
+    leaves: array leaf → whole and shard bytes, of one micro-batch.
+    arguments_bytes: bytes per flat argument.
+    arrivals_s: seconds per flat argument until it arrives, if sent by the client with the step.
+    inside_bytes: loop node → peak bytes live inside it.
     """
 
     micro_batches: int
@@ -42,7 +43,7 @@ class StepCosts:
     inside_bytes: Mapping[int, float]
 
     def shard_bytes(self, leaf: tuple[int, int]) -> float:
-        """Of one device, of a value that the plan has; 0 for others."""
+        """Bytes of a planned value on one device; 0 if not in the plan."""
         return self.leaves.get(leaf, (0.0, 0.0))[1]
 
 
@@ -53,7 +54,7 @@ def measure_step(
     parameters: Sequence[VariablePlan],
     micro_batches: int,
 ) -> StepCosts:
-    """What the nodes of `flow` take in a plan of its step accumulated over `micro_batches`."""
+    """The costs of the nodes of `flow` in a plan of its step accumulated over `micro_batches`."""
     mesh = decisions.graph.prices.mesh
     owners = _owners(flow)
     step_s, elsewhere_s = [0.0] * len(flow.nodes), 0.0
@@ -86,7 +87,7 @@ def _arrivals_s(decisions: Decisions) -> Iterator[float]:
 
 
 def _inside(flow: Dataflow, decisions: Decisions, instructions: Sequence[InstructionPlan]) -> dict[int, float]:
-    """Most bytes that are live in the body of each loop of `flow`."""
+    """Peak live bytes in the body of each loop of `flow`."""
     planned = {i.name: i for computation in decisions.graph.flow.computations for i in computation}
     nodes = [n.index for n in flow.nodes if n.instruction.opcode == "while" and n.instruction.name in planned]
     bodies = [planned[flow.nodes[i].instruction.name].called["body"][0] for i in nodes]
@@ -97,7 +98,7 @@ def _inside(flow: Dataflow, decisions: Decisions, instructions: Sequence[Instruc
 
 
 def _owners(flow: Dataflow) -> dict[str, int]:
-    """The entry node that an instruction belongs to: itself, or the loop or branch that it is in, however deep."""
+    """The entry node of an instruction: itself, or its enclosing loop or branch, at any depth."""
     owners: dict[str, int] = {}
     for node in flow.nodes:
         if node.is_value:
@@ -116,26 +117,26 @@ def _owners(flow: Dataflow) -> dict[str, int]:
 
 
 def _owner(owners: Mapping[str, int], name: str) -> int | None:
-    found = owners.get(name)
-    if found is None and _LOCAL_SUFFIX in name:
-        found = owners.get(name[: name.index(_LOCAL_SUFFIX)])
-    return found
+    owner = owners.get(name)
+    if owner is None and _LOCAL_SUFFIX in name:
+        owner = owners.get(name[: name.index(_LOCAL_SUFFIX)])
+    return owner
 
 
 def _leaves(flow: Dataflow, decisions: Decisions) -> dict[tuple[int, int], tuple[float, float]]:
-    """Whole and shard bytes of every array leaf of `flow` that the plan has under the same name."""
+    """Whole and shard bytes of every array leaf of `flow` with the same name in the plan."""
     planned = decisions.graph.flow
     by_name = {instruction.name: leaves for instruction, leaves in planned.leaves.items()}
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    sizes: dict[tuple[int, int], tuple[float, float]] = {}
     for node in flow.nodes:
         leaves = by_name.get(node.instruction.name, ())
         for leaf in range(len(node.shapes)):
             position = node.leaf if node.is_value else leaf
             if position < len(leaves):
-                made = leaves[position]
-                shape = planned.nodes[made[0]].shapes[made[1]]
-                found[node.index, leaf] = _sizes(shape, decisions.result(made), decisions.graph.prices.mesh)
-    return found
+                planned_leaf = leaves[position]
+                shape = planned.nodes[planned_leaf[0]].shapes[planned_leaf[1]]
+                sizes[node.index, leaf] = _sizes(shape, decisions.result(planned_leaf), decisions.graph.prices.mesh)
+    return sizes
 
 
 def _sizes(shape: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> tuple[float, float]:

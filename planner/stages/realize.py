@@ -1,4 +1,4 @@
-"""From the best candidate to the choice: the program with its loops split where stages meet, and what is said of it."""
+"""From the best candidate to the choice: the program, its loops split at stage borders, and its notes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def realize_choice(
     why_not: str,
 ) -> PipelineChoice:
     """The choice. alike: the same stages under every schedule. whole_s, why_not: see `search_pipeline`."""
-    found, groups = best.cut, best.groups
-    made = split_loops(split.module, _rows(coarse, found.chunk_of))
+    cut, groups = best.cut, best.groups
+    split_module = split_loops(split.module, _rows(coarse, cut.chunk_of))
     assert best.pace is not None
     return PipelineChoice(
-        module=made.module,
-        arguments=made.arguments,
-        outputs=made.outputs,
+        module=split_module.module,
+        arguments=split_module.arguments,
+        outputs=split_module.outputs,
         groups=tuple(
             StageGroup(first_device=groups.first_devices[stage], mesh=best.meshes[groups.kind(stage)])
             for stage in range(groups.stages)
@@ -43,13 +43,13 @@ def realize_choice(
         chunks=best.problem.chunks,
         micro_batches=best.micro_batches,
         schedule=str(best.schedule),
-        chunk_of=_chunks(coarse, made.module, made.label_of, found.chunk_of),
+        chunk_of=_chunks(coarse, split_module.module, split_module.label_of, cut.chunk_of),
         step_s=best.step_s,
         bubble_fraction=best.pace.bubble_fraction,
         stage_s=best.pace.busy_s,
-        memory_bytes=tuple(int(size) for size in found.memory_bytes),
-        crossing_bytes=found.crossing_bytes,
-        imbalance=found.imbalance,
+        memory_bytes=tuple(int(size) for size in cut.memory_bytes),
+        crossing_bytes=cut.crossing_bytes,
+        imbalance=cut.imbalance,
         candidates=tuple(dict.fromkeys(candidates)),
         notes=(*_notes(best, whole_s, why_not), *_schedules(alike), *split.notes),
         whole=best.whole,
@@ -59,8 +59,8 @@ def realize_choice(
 
 
 def _rows(coarse: Clustering, chunk_of: Sequence[int]) -> dict[str, Parts]:
-    """Where each loop over layers is cut: at the rows where its chunk changes."""
-    found = {}
+    """The row ranges of each loop over layers, one per chunk."""
+    loop_parts = {}
     for node, stack in coarse.stacks.items():
         chunks = [chunk_of[part] for part in coarse.members(node)]
         parts, start = [], 0
@@ -68,38 +68,38 @@ def _rows(coarse: Clustering, chunk_of: Sequence[int]) -> dict[str, Parts]:
             stop = start + len(list(rows))
             parts.append(Rows(start, stop, chunk))
             start = stop
-        found[stack.loop.name] = tuple(parts)
-    return found
+        loop_parts[stack.loop.name] = tuple(parts)
+    return loop_parts
 
 
 def _chunks(coarse: Clustering, module: Module, label_of: Mapping[str, int], chunk_of: Sequence[int]) -> dict[str, int]:
-    """The chunk of every entry instruction that has one."""
+    """The chunk of every entry instruction in one."""
     parts: dict[str, int] = {}
     for node in coarse.flow.nodes:
         if coarse.first[node.index] >= 0 and node.instruction.opcode != "parameter":
             parts.setdefault(node.instruction.name, coarse.part(node.index))
-    found = {}
+    chunks = {}
     for instruction in module.entry:
         name = instruction.name
         if name in label_of:
-            found[name] = label_of[name]
+            chunks[name] = label_of[name]
         elif name in parts:
-            found[name] = chunk_of[parts[name]]
-    return found
+            chunks[name] = chunk_of[parts[name]]
+    return chunks
 
 
 def _schedules(alike: Sequence[Pipeline]) -> list[str]:
-    """What the schedules make of the same stages."""
-    told = [
-        f"{each.schedule} {1e3 * each.step_s:.3g} ms ({100 * each.pace.bubble_fraction:.0f} % idle)"
-        for each in sorted(alike, key=lambda each: each.step_s)
-        if each.pace is not None
+    """A note: times of the same stages under each schedule."""
+    times = [
+        f"{pipeline.schedule} {1e3 * pipeline.step_s:.3g} ms ({100 * pipeline.pace.bubble_fraction:.0f} % idle)"
+        for pipeline in sorted(alike, key=lambda each: each.step_s)
+        if pipeline.pace is not None
     ]
-    return [f"schedules of this cut into stages: {', '.join(told)}"] if len(told) > 1 else []
+    return [f"schedules of this cut into stages: {', '.join(times)}"] if len(times) > 1 else []
 
 
 def _notes(best: Pipeline, whole_s: float | None, why_not: str) -> list[str]:
-    """Why a pipeline, or why not; and what holds it up."""
+    """Notes: reasons to use or not to use a pipeline, and its limits."""
     assert best.pace is not None
     bubble = f"{100 * best.pace.bubble_fraction:.1f} % of the time stages wait"
     notes = []

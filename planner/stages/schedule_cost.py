@@ -1,4 +1,4 @@
-"""What a cut costs: its seconds from the pace of its schedule, with what is sent between its chunks."""
+"""Cost of a cut: seconds from the pace of its schedule, transfers between its chunks included."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ FULL = 3
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LinkTraffic:
-    """Bytes that one device puts on the link, of the stage where each has more: a micro-batch, per pair of chunks, the
-    lower one first."""
+    """Bytes sent by one device per micro-batch, the larger of the two stages' values.
+
+    ahead, back: pair of chunks, the lower one first → bytes in the forward and in the backward direction.
+    """
 
     ahead: dict[tuple[int, int], float] = field(default_factory=dict)
     back: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: CutProblem, chunk_of: tuple[int, ...]) -> LinkTraffic:
-        found, stages = cls(), len(problem.stage_slots)
+        traffic, stages = cls(), len(problem.stage_slots)
         for value in problem.graph.values:
-            made = chunk_of[value.producer]
+            source = chunk_of[value.producer]
             reached: dict[int, int] = {}  # stage → the first of its chunks that reads the value
             for reader in (*value.readers, *value.saved_by):
                 chunk = chunk_of[reader]
-                if chunk % stages != made % stages:
+                if chunk % stages != source % stages:
                     reached[chunk % stages] = min(chunk, reached.get(chunk % stages, chunk))
             for chunk in reached.values():
-                way = found.ahead if chunk > made else found.back
-                pair = (min(made, chunk), max(made, chunk))
-                kinds = (problem.stage_slot(made).kind, problem.stage_slot(chunk).kind)
+                way = traffic.ahead if chunk > source else traffic.back
+                pair = (min(source, chunk), max(source, chunk))
+                kinds = (problem.stage_slot(source).kind, problem.stage_slot(chunk).kind)
                 way[pair] = way.get(pair, 0.0) + max(of_kind(value.sent_bytes, kind) for kind in kinds)
-        return found
+        return traffic
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -46,7 +48,7 @@ class LinkTraffic:
 def micro_batches_in_flight(
     schedule: Schedule, stages: int, chunks: int, micro_batches: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """What `in_flight` says; all but GPipe hold no more once the pipeline is full."""
+    """The result of `in_flight`; all schedules but GPipe hold no more once the pipeline is full."""
     enough = micro_batches if schedule.kind == "gpipe" else min(micro_batches, FULL * stages * chunks)
     return in_flight(schedule, stages=stages, chunks=chunks, micro_batches=enough)
 
@@ -99,8 +101,11 @@ def _pace(
 
 
 def chunk_times(problem: CutProblem, cut: StageCut, schedule: Schedule) -> list[ChunkTime]:
-    """Of each chunk; forward and backward of the last one are one program. Gradients of variables are programs of their
-    own where the schedule asks for it, but for the first chunk, which nobody waits for."""
+    """Seconds of each chunk; forward and backward of the last one are one program.
+
+    If the schedule has weight tasks, gradients of variables are separate programs, except in the first chunk: no other
+    chunk waits on it.
+    """
     forward, backward, weight = ([0.0] * problem.chunk_count for _ in range(3))
     for node, chunk in enumerate(cut.chunk_of):
         work = problem.node_cost(node, chunk)
@@ -125,20 +130,20 @@ def update_s(problem: CutProblem, cut: StageCut) -> list[float]:
 
 
 def _once_s(problem: CutProblem, cut: StageCut, seconds: Callable[[NodeCost], float]) -> list[float]:
-    found = [0.0] * len(problem.stage_slots)
+    stage_s = [0.0] * len(problem.stage_slots)
     for node, chunk in enumerate(cut.chunk_of):
-        found[chunk % len(found)] += seconds(problem.node_cost(node, chunk))
-    return found
+        stage_s[chunk % len(stage_s)] += seconds(problem.node_cost(node, chunk))
+    return stage_s
 
 
 def state_transfer_s(problem: CutProblem, cut: StageCut, groups: DeviceGroups) -> tuple[list[float], list[float]]:
-    """Seconds that each stage waits for shared variables before a step, and for their gradients after it."""
+    """Seconds each stage waits to receive shared variables before a step, and their gradients after it."""
     stages = len(problem.stage_slots)
     before, after = [0.0] * stages, [0.0] * stages
     for shared in problem.graph.shared:
         owner = cut.chunk_of[shared.owner] % stages
         for stage in sorted({cut.chunk_of[reader] % stages for reader in shared.readers} - {owner}):
-            size = max(of_kind(shared.shard_bytes, problem.stage_slots[each].kind) for each in (stage, owner))
+            size = max(of_kind(shared.shard_bytes, problem.stage_slots[end].kind) for end in (stage, owner))
             seconds = link_s(size / 2, stage, owner, groups)
             before[stage] += seconds
             after[owner] += seconds
@@ -152,13 +157,13 @@ def _transfer_s(way: Mapping[tuple[int, int], float], pair: tuple[int, int], gro
 
 
 def link_s(size_bytes: float, stage: int, other: int, groups: DeviceGroups) -> float:
-    """Seconds until each device of one stage has sent so many bytes to another one's."""
+    """Seconds until each device of one stage has sent `size_bytes` to another stage's."""
     link = groups.link(stage, other)
     return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
 
 
 def estimate_step_s(problem: CutProblem, cut: StageCut) -> float:
-    """A quick estimate of `step_pace`: the slowest stage all the time, the others while it fills and drains."""
+    """A quick estimate of `step_pace`: the slowest stage all the time, the others during fill and drain."""
     stages = len(problem.stage_slots)
     busy = [0.0] * stages
     for node, chunk in enumerate(cut.chunk_of):

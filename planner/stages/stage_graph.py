@@ -1,10 +1,10 @@
-"""The stage graph: coarse parts of a training step, what each takes, and the values between them.
+"""The stage graph: coarse parts of a training step, their costs, and the values between them.
 
 A node is a part of the forward pass with its backward pass, its variables and their update: these stay together.
-Nodes are numbered so that forward values only go to higher numbers; no other order among them is assumed.
+Forward values only go to higher node numbers; no other order is assumed.
 
-Units: seconds and bytes on one device, for one micro-batch; state and updates once a step. Bytes of a value are those
-of the whole value, as they cross from one group of devices to another.
+Units: seconds and bytes on one device, one micro-batch; state and updates once a step. Bytes of a value are those
+of the whole value, sent from one group of devices to another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCost:
-    """What one node takes on one kind of device group.
+    """The cost of one node on one kind of device group.
 
-    forward_s, backward_s: a micro-batch. weight_s: of backward_s, what no other node waits for: gradients of variables.
-    update_s: once a step (optimizer, reducing gradients). arrival_s: once a step, until what the client sends is there.
-    state_bytes: variables, optimizer state and gradient accumulators. saved_bytes: what the forward pass keeps for
-    the backward pass, inside the node. delayed_bytes: what that keeps for the part of `weight_s`, where it runs later.
-    workspace_bytes: most that is live beside that while the node runs.
+    forward_s, backward_s: seconds a micro-batch.
+    weight_s: the part of backward_s awaited by no other node: gradients of variables.
+    update_s: seconds once a step (optimizer, reduction of gradients).
+    arrival_s: seconds once a step, until the client's data arrive.
+    state_bytes: variables, optimizer state and gradient accumulators.
+    saved_bytes: bytes kept from the forward to the backward pass, inside the node.
+    delayed_bytes: bytes kept until the `weight_s` part, if deferred.
+    workspace_bytes: peak of other live bytes during the node.
     """
 
     forward_s: float
@@ -45,13 +48,13 @@ class NodeCost:
     workspace_bytes: float = 0.0
 
     def seconds(self, micro_batches: int) -> float:
-        """Of one micro-batch, with its part of the update."""
+        """Seconds of one micro-batch, with its share of the update."""
         return self.forward_s + self.backward_s + self.update_s / micro_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageNode:
-    """works: one per kind of device group, by `StageSlot.kind`."""
+    """costs: one per kind of device group, by `StageSlot.kind`."""
 
     name: str
     costs: tuple[NodeCost, ...]
@@ -59,11 +62,15 @@ class StageNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageValue:
-    """A value that one node makes and others read: sent once to each other stage that has one of its readers.
+    """A value of one node, read by others: sent once to each other stage with a reader.
 
-    readers: nodes whose pass of the same direction reads it. saved_by: nodes whose backward pass reads what the
-    forward pass made; their stages keep it in between. shard_bytes: on one device, where it is kept, with
-    what predictions of memory may miss. sent_bytes: on one device, as it crosses.
+    bytes: of the whole value.
+    producer: its node.
+    readers: nodes with a reader in the pass of the same direction.
+    saved_by: nodes with a backward reader of this forward value; their stages keep it in between.
+    shard_bytes: bytes kept on one device, margin of memory predictions included.
+    sent_bytes: bytes sent by one device.
+    direction: forward or backward.
     """
 
     bytes: float
@@ -77,9 +84,9 @@ class StageValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedState:
-    """A variable of several nodes: stored where `owner` is; other stages get it, and send its gradient, once a step.
+    """A variable of several nodes, stored at `owner`; other stages receive it, and send its gradient, once a step.
 
-    shard_bytes: of the copy and its gradient on one device of a stage that is not the owner's.
+    shard_bytes: of the copy and its gradient on one device of another stage, not the owner's.
     """
 
     bytes: float
@@ -110,9 +117,10 @@ class StageGraph:
 class StageSlot:
     """One stage of the pipeline to be filled.
 
-    kind: of its device group. memory_bytes: what a device has. in_flight: micro-batches whose saved values each of the
-    stage's chunks holds, at every moment that may decide (one row a moment, one column a chunk). delayed: micro-batches
-    whose gradients of variables wait at once.
+    kind: of its device group.
+    memory_bytes: memory of a device.
+    in_flight: micro-batches with saved values, per moment to check (rows) and chunk of the stage (columns).
+    delayed: micro-batches with deferred gradients of variables at once.
     """
 
     kind: int = 0
@@ -123,10 +131,13 @@ class StageSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCut:
-    """chunk_of: per node; chunk c lies on stage c % stages.
+    """A cut of a stage graph.
 
-    crossing_bytes: sent between stages, a micro-batch. chunk_s: seconds of each chunk, a micro-batch.
-    memory_bytes: of one device of each stage. is_optimal: whether no cut within the limits sends less.
+    chunk_of: chunk per node; chunk c runs on stage c % stages.
+    crossing_bytes: sent between stages, a micro-batch.
+    chunk_s: seconds of each chunk, a micro-batch.
+    memory_bytes: of one device of each stage.
+    is_optimal: whether no cut within the limits sends less.
     """
 
     chunk_of: tuple[int, ...]
@@ -137,13 +148,13 @@ class StageCut:
 
     @property
     def imbalance(self) -> float:
-        """How much longer the slowest chunk takes than the average one, as a part of that."""
+        """Excess of the slowest chunk's time over the average, relative to the average."""
         return max(self.chunk_s) / (sum(self.chunk_s) / len(self.chunk_s)) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutProblem:
-    """A stage graph, the stages it is cut into, `chunks` of the model on each, and micro-batches a step."""
+    """A stage graph, its stage slots, `chunks` of the model on each, and micro-batches a step."""
 
     graph: StageGraph
     stage_slots: tuple[StageSlot, ...]
@@ -158,18 +169,18 @@ class CutProblem:
         return self.stage_slots[chunk % len(self.stage_slots)]
 
     def node_cost(self, node: int, chunk: int) -> NodeCost:
-        """What a node takes in a chunk."""
+        """The cost of a node in a chunk."""
         return self.graph.nodes[node].costs[self.stage_slot(chunk).kind]
 
     def resident_bytes(self, node: int, stage: int) -> float:
-        """What a node takes on one device of a stage all the time."""
+        """Bytes of a node resident on one device of a stage."""
         place = self.stage_slots[stage]
         work = self.graph.nodes[node].costs[place.kind]
         return work.state_bytes + place.delayed * work.delayed_bytes
 
     @property
     def average_s(self) -> float:
-        """Seconds of a chunk, if all took the same, on the average kind of group."""
+        """Seconds of a chunk under perfect balance, on the average kind of group."""
         chunks = range(self.chunk_count)
         total = sum(
             self.node_cost(n, c).seconds(self.micro_batches) for n in range(len(self.graph.nodes)) for c in chunks
@@ -177,7 +188,7 @@ class CutProblem:
         return total / self.chunk_count**2
 
     def to_cut(self, chunk_of: Sequence[int], *, is_optimal: bool = True) -> StageCut:
-        """What a cut takes."""
+        """The cut with its costs."""
         chunk_s = [0.0] * self.chunk_count
         for node, chunk in enumerate(chunk_of):
             chunk_s[chunk] += self.node_cost(node, chunk).seconds(self.micro_batches)
@@ -214,14 +225,14 @@ class CutProblem:
                 saved[chunk // stages] += of_kind(value.shard_bytes, kind)
         elsewhere = [s for s in graph.shared if s.owner not in works and any(reader in works for reader in s.readers)]
         copies = sum(of_kind(s.shard_bytes, kind) for s in elsewhere)
-        kept = max(
+        saved_bytes = max(
             sum(count * size for count, size in zip(moment, saved, strict=True))
             for moment in self.stage_slots[stage].in_flight
         )
         state = sum(self.resident_bytes(node, stage) for node in mine)
-        return state + copies + kept + max((work.workspace_bytes for work in works.values()), default=0.0)
+        return state + copies + saved_bytes + max((work.workspace_bytes for work in works.values()), default=0.0)
 
 
 def state_transfer_bytes(shared: SharedState, micro_batches: int) -> float:
-    """Bytes that one more stage reading a shared variable sends, there and back, a micro-batch."""
+    """Bytes sent by one more stage reading a shared variable, both ways, a micro-batch."""
     return 2 * shared.bytes / micro_batches

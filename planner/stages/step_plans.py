@@ -1,4 +1,4 @@
-"""Plans of a whole step, accumulated over its micro-batches, on the groups of devices that stages may have."""
+"""Plans of a whole step, accumulated over its micro-batches, on the device groups of stages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.node_costs import StepCosts, measure_step
 from shardwright.shardings import Mesh
 
-#: Plans of one step on one mesh that are looked at: the fastest one, then with prices of a byte, each so many times the
-#: one before, the first a part of what the fastest plan's bytes cost at its own time.
+#: Plans of one step on one mesh: the fastest one, then with memory multipliers in geometric progression, the first a
+#: fraction of the fastest plan's seconds per peak byte.
 MAX_PLANS, FIRST_PRICE, PRICE_RATIO = 4, 1e-2, 16.0
 
-#: Relative gap within which a plan on a mesh is solved: what stages take is read off it, a pipeline's other
-#: choices make far more of a difference.
+#: Relative gap of a plan on a mesh: it only gives costs of stages; a pipeline's other choices matter far more.
 GAP_TOLERANCE = 0.02
 
 
 @dataclass(slots=True, eq=False)
 class _Plans:
-    """Plans of one program on one mesh that take less and less memory."""
+    """Plans of one program on one mesh with decreasing memory."""
 
     search: Search
     mesh: Mesh
@@ -39,7 +38,7 @@ class _Plans:
     _refusal: PlanError | AnnotationError | None = None
 
     def at(self, thrift: int) -> CandidatePlan:
-        """The fastest plan, or the one at the thrift-th price of a byte. Raises where the mesh cannot be planned on."""
+        """The fastest plan, or the one at the thrift-th memory multiplier. Raises the planner's refusal of the mesh."""
         if self._refusal is not None:
             raise self._refusal
         try:
@@ -53,12 +52,12 @@ class _Plans:
     def _next(self) -> CandidatePlan:
         search = self.search
         if not self._found:
-            tried = search.solve_mesh(self.mesh, GAP_TOLERANCE)
-            return search.evaluate(tried.chain, tried.solution, tried.notes)
+            mesh_solution = search.solve_mesh(self.mesh, GAP_TOLERANCE)
+            return search.evaluate(mesh_solution.chain, mesh_solution.solution, mesh_solution.notes)
         first = self._found[0]
         memory = search.memory_model(first.chain.graph.variables.shared_layouts)
         price = FIRST_PRICE * PRICE_RATIO ** (len(self._found) - 1) * first.cost.step_s / first.memory.peak_bytes
-        peaks = [memory.constraint_at_peak(each.decisions) for each in self._found[-2:]]
+        peaks = [memory.constraint_at_peak(plan.decisions) for plan in self._found[-2:]]
         peaks = peaks[:1] if peaks[0] == peaks[-1] else peaks
         chain = first.chain.with_multipliers(Multipliers.split_equally(peaks, price))
         return search.evaluate(first.chain, chain.solve(search.time_limit_s(), GAP_TOLERANCE), first.notes)
@@ -66,8 +65,11 @@ class _Plans:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepPlans:
-    """Plans by kind of group, number of micro-batches and mesh, each made once. mesh: of each stage, as the user wants
-    it. clock: ends the making of them. Raises OptionError where arrays are said to lie as no pipeline stores them."""
+    """Plans by kind of group, number of micro-batches and mesh, each computed once.
+
+    mesh: of each stage, at the user's request. clock: ends planning.
+    Raises OptionError if requested layouts of arrays are impossible in a pipeline.
+    """
 
     program: Program
     split: StepSplit
@@ -80,20 +82,20 @@ class StepPlans:
     _measured: dict[int, StepCosts] = field(default_factory=dict)
 
     def at(self, groups: DeviceGroups, kind: int, mesh: Mesh, micro_batches: int, thrift: int) -> CandidatePlan:
-        """The fastest plan of the accumulated step on one kind of group; with thrift, where bytes have a price."""
+        """The fastest plan of the accumulated step on one kind of group; with thrift, under a memory multiplier."""
         key = (groups.kinds[kind], micro_batches, mesh)
         if key not in self._plans:
             self._plans[key] = _Plans(self._search(groups, kind, micro_batches), mesh)
         return self._plans[key].at(thrift)
 
     def module(self, micro_batches: int) -> Module:
-        """The accumulated step that the plans are of."""
+        """The accumulated step of the plans."""
         if micro_batches not in self._modules:
             self._modules[micro_batches] = accumulate_step(self.split, micro_batches)
         return self._modules[micro_batches]
 
     def step_costs(self, plan: CandidatePlan, micro_batches: int) -> StepCosts:
-        """What the parts of the step take in one of the plans."""
+        """The costs of the step's nodes in one of the plans."""
         if id(plan) not in self._measured:  # plans are kept in `_plans`
             self._measured[id(plan)] = measure_step(
                 self.clustering.flow, plan.decisions, plan.instructions, plan.parameters, micro_batches
@@ -113,7 +115,7 @@ class StepPlans:
         return self._searches[key]
 
     def __post_init__(self) -> None:
-        """What the user says of arrays must be possible in a pipeline."""
+        """Checks the user's requests on arrays: a pipeline must allow them."""
         options, names = self.program.options, self.program.arguments
         if (options.argument_axes or options.output_axes) and self.mesh is None:
             raise OptionError("argument_axes needs mesh", where="argument_axes", remedy="pass the mesh of one stage")
@@ -135,13 +137,13 @@ class StepPlans:
             )
 
     def _find_stacked_arguments(self) -> frozenset[int]:
-        """Arguments that are stored in rows, layer by layer."""
+        """Arguments stored in rows, layer by layer."""
         rows = [len(self.clustering.members(node)) for node in self.clustering.flow.parameters]
         shapes = [self.clustering.flow.nodes[node].shapes[0] for node in self.clustering.flow.parameters]
         return frozenset(n for n, shape in enumerate(shapes) if rows[n] > 1 and shape.dimensions[:1] == (rows[n],))
 
     def _keep_rows_whole(self, search: Search) -> None:
-        """Pins on what is stored in rows, layer by layer: a stage has too few of them to split them over an axis."""
+        """Pins arrays stored in rows: a stage has too few layers to split them over an axis."""
         flow, whole = search.flow, Requirement(asked_by="stages", dims={0: DimPin(axes=())})
         replaced = {alias.parameter_number: alias.output_index for alias in search.program.module.aliases}
         for number in sorted(self._find_stacked_arguments()):

@@ -1,4 +1,4 @@
-"""What the search for a pipeline answers: stages, where each lies, micro-batches, schedule, and why."""
+"""Result of the pipeline search: stages, their devices, micro-batches, schedule, and reasons."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRequest:
-    """What the user decides of a pipeline; None: the search does.
+    """The user's decisions about a pipeline; None: left to the search.
 
-    stages: 1 is no pipeline. mesh: of each stage. micro_batches, schedule: see `shardwright.tasks`.
-    imbalance: how much longer than the average stage the slowest one may take, as a part of that.
+    stages: 1 is no pipeline.
+    mesh: of each stage.
+    micro_batches, schedule: see `shardwright.tasks`.
+    imbalance: allowed excess of the slowest stage's time over the average, relative to the average.
     """
 
     stages: int | None = None
@@ -43,14 +45,18 @@ class StageGroup:
 class PipelineChoice:
     """A step as a pipeline.
 
-    module: the program, its loops over layers split at the stages' borders; what is split into micro-batches and
-        stages. arguments / outputs: rows of which array leaf of the planned program each of its leaves is.
-    groups: the devices of each stage. chunk_of: of every entry instruction of `module` that belongs to one, by name;
-        others are made anew where they are read. Chunk c lies on stage c % stages.
-    stage_s: seconds a step that each stage computes. memory_bytes: of one device of each stage.
-    crossing_bytes: sent between stages for one micro-batch. notes: why this one, and why a pipeline.
-    whole: the step accumulated over its micro-batches, its loops not split, of the step that is cut in `whole_split`;
-        measured: the plan of it that each stage's part is taken from (the same object for stages that are alike).
+    module: the program to split into micro-batches and stages, its loops over layers split at the stages' borders.
+    arguments, outputs: per leaf, its rows and array leaf of the planned program.
+    groups: the devices of each stage.
+    chunk_of: entry instruction of `module` → chunk; others are rematerialized per reader. Chunk c runs on
+        stage c % stages.
+    stage_s: compute seconds of each stage, a step.
+    memory_bytes: of one device of each stage.
+    crossing_bytes: sent between stages for one micro-batch.
+    notes: why this pipeline, and why a pipeline.
+    whole: the step accumulated over its micro-batches, its loops not split.
+    whole_split: the split of this step.
+    stage_plans: per stage, the plan of `whole` its part comes from (the same object for equal stages).
     """
 
     module: Module

@@ -1,5 +1,8 @@
-"""What of the backward pass no other part of the model waits for: gradients of variables, which a zero-bubble schedule
-computes later (Qi et al., 2023). `planner/pipeline/weight_programs.py` puts it into programs of its own."""
+"""The part of the backward pass awaited by no other part of the model: gradients of variables.
+
+A zero-bubble schedule computes them later (Qi et al., 2023), in separate programs:
+`planner/pipeline/weight_programs.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ from shardwright.planner.stages.clustering import Clustering
 
 
 class WeightGradients(NamedTuple):
-    """nodes: of the backward pass that lead to no other part. read: values of the rest of the backward pass that these
-    read: kept until they run."""
+    """nodes: backward nodes that lead to no other part.
+    read: values of the rest of the backward pass that these nodes read; kept until they run.
+    """
 
     nodes: frozenset[int]
     read: frozenset[Leaf]
 
 
 def find_weight_gradients(coarse: Clustering) -> WeightGradients:
-    """A loop over layers is one node that hands its gradient on: nothing of it can wait."""
+    """Finds the deferrable nodes. A loop over layers is one node handing its gradient on: never deferred."""
     flow, ahead = coarse.flow, coarse.forward | coarse.fed
     backward = {
         node.index
@@ -34,5 +38,5 @@ def find_weight_gradients(coarse: Clustering) -> WeightGradients:
             if i in awaited or coarse.part(source) != coarse.part(i):
                 awaited.add(source)
     nodes = frozenset(backward - awaited)
-    read = (use.source for i in nodes for use in flow.nodes[i].uses)
-    return WeightGradients(nodes, frozenset(leaf for leaf in read if leaf[0] in awaited))
+    sources = (use.source for i in nodes for use in flow.nodes[i].uses)
+    return WeightGradients(nodes, frozenset(leaf for leaf in sources if leaf[0] in awaited))

@@ -1,7 +1,7 @@
-"""Judging an entry once for all instructions that are alike: deep models repeat their layers.
+"""Checks an entry once for all equal instructions: deep models repeat their layers.
 
-Two instructions are alike if the rules and tables cannot tell them apart: opcode, shapes, attributes, regions by
-what they compute, and of the operands their shapes and what is known of them as constants.
+Two instructions are equal if the rules and tables cannot distinguish them: opcode, shapes, attributes, regions by their
+computation, shapes of the operands, and known constants among them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shardwright.planner.strategies.legality import form_problems, rule_problems
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh
 
-#: Attributes that say nothing of what is computed.
+#: Attributes without influence on the computation.
 _SILENT = frozenset({"metadata", "sharding", "frontend_attributes"})
 
 
 class LegalityCache:
-    """Judges entries over one mesh. Modules and plans that it has seen must outlive it: it knows them by identity."""
+    """Checks entries over one mesh. Modules and plans passed to it must outlive it: they are keyed by identity."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -29,21 +29,21 @@ class LegalityCache:
         self._constants: dict[Instruction, Hashable] = {}
 
     def problems(self, instruction: Instruction, entry: InstructionPlan, *, hands_on: bool) -> tuple[str, ...]:
-        """What is wrong with the entry's form, or else, unless the instruction only hands values on, by its rule."""
+        """Problems of the entry's form; else, unless the instruction only hands values on, of its rule."""
         key = (self._signature(instruction, hands_on), self._layout(entry), entry.opcode)
-        found = self._verdicts.get(key)
-        if found is None:
-            found = form_problems(instruction, entry, self._mesh)
-            if not found and not hands_on:
-                found = rule_problems(instruction, entry, self._mesh)
-            self._verdicts[key] = found
-        return found
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = form_problems(instruction, entry, self._mesh)
+            if not verdict and not hands_on:
+                verdict = rule_problems(instruction, entry, self._mesh)
+            self._verdicts[key] = verdict
+        return verdict
 
     def _layout(self, entry: InstructionPlan) -> Hashable:
         number = self._numbers.of
         operands = tuple([tuple([number(sharding) for sharding in value]) for value in entry.operands])
-        made = tuple([tuple([number(sharding) for sharding in value]) for value in (entry.result, entry.shared)])
-        return operands, made, entry.partial
+        results = tuple([tuple([number(sharding) for sharding in value]) for value in (entry.result, entry.shared)])
+        return operands, results, entry.partial
 
     def _signature(self, instruction: Instruction, hands_on: bool) -> Hashable:
         number = self._numbers.of
@@ -65,7 +65,7 @@ class LegalityCache:
         return tuple([id(a) for n, a in instruction.attributes.items() if n not in _SILENT and n not in called])
 
     def _constant(self, operand: Instruction) -> Hashable:
-        """What is known of an operand's elements: all zero, or one number."""
+        """The known content of an operand: all zero, or one number."""
         if operand not in self._constants:
             is_number = operand.opcode == "constant" and len(operand.payload) < _NUMBER_LENGTH
             self._constants[operand] = operand.payload if is_number else is_zero(operand)
@@ -86,17 +86,17 @@ _NUMBER_LENGTH = 40
 
 
 class _Numbers:
-    """A number per distinct value. An object met before is found by its identity, much cheaper than by its value."""
+    """A number per distinct value. Known objects are found by identity, much cheaper than by value."""
 
     def __init__(self) -> None:
         self._by_identity: dict[int, int] = {}
         self._by_value: dict[Hashable, int] = {}
 
     def of(self, thing: Hashable) -> int:
-        found = self._by_identity.get(id(thing))
-        if found is None:
-            found = self._by_identity[id(thing)] = self.of_value(thing)
-        return found
+        number = self._by_identity.get(id(thing))
+        if number is None:
+            number = self._by_identity[id(thing)] = self.of_value(thing)
+        return number
 
     def of_value(self, value: Hashable) -> int:
         return self._by_value.setdefault(value, len(self._by_value))

@@ -1,8 +1,8 @@
-"""Splits over axes that do not divide a dimension: XLA pads the last shards, so that every device computes, keeps and
-moves as much as the first one.
+"""Splits over axes that do not divide a dimension.
 
-Rules say where that is right (`Factor.may_pad`); here is where it can pay. Few elements over many devices leave most of
-a shard to padding, and each split that may be chosen makes the search slower.
+XLA pads the last shards: every device computes, keeps and moves as much as the first one. Rules decide legality
+(`Factor.may_pad`); this module decides profitability. With few elements over many devices most of a shard is padding,
+and each additional split makes the search slower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 #: Whether a dimension of so many elements may be split over axes of these sizes.
 MaySplit = Callable[[int, Sequence[int]], bool]
 
-#: What is padding of all shards together may be this part of the elements: 12 over 8 devices are 16.
+#: Maximum padding of all shards together, relative to the elements: 12 over 8 devices are 16.
 MAX_PADDING = 1 / 3
 
 #: Dimensions of fewer elements are not padded: the three projections of a fused attention.
@@ -26,12 +26,15 @@ def divides(size: int, axes: Sequence[int]) -> bool:
 
 
 def divides_or_pays(size: int, axes: Sequence[int]) -> bool:
-    """Even shards, and padded ones of which most is elements."""
+    """Even shards, and padded ones with mostly real elements."""
     padding = -size % prod(axes)
     return padding == 0 or (size >= MIN_SIZE and padding <= MAX_PADDING * size)
 
 
 def divides_or_pays_along_one(size: int, axes: Sequence[int]) -> bool:
-    """The same, padded over one axis only. Several axes are as good as one of another mesh that is searched, and
-    problems with all of them take twice as long to solve."""
+    """The same, padded over one axis only.
+
+    Several axes are no better than one axis of another mesh in the search, and problems with all of them take twice the
+    time to solve.
+    """
     return divides(size, axes) or (sum(axis > 1 for axis in axes) == 1 and divides_or_pays(size, axes))

@@ -1,8 +1,8 @@
 """Strategy sets for bounds: all strategies of an instruction at once, as arrays.
 
-On three axes an instruction has hundreds of strategies, of which a bound needs no more than how each lies and how long
-it takes. What `strategies.enumerate_strategies` says one by one is worked out here for all of them; the tests hold one
-against the other. An array's sharding is a *code* (`_Layouts`), and seconds are asked for once for equal shards.
+On three axes an instruction has hundreds of strategies. A bound only needs their layouts and times. This module
+computes the result of `enumerate_strategies` for all of them at once; tests compare the two. An array's sharding is a
+*code* (`_Layouts`); seconds are computed once for equal shards.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from shardwright.shardings import TensorSharding
 BoolArray = NDArray[np.bool_]
 T = TypeVar("T")
 
-#: Numbers that rows of columns are numbered by: what is exact, with room for one more column.
+#: Maximum row number: exact, with room for one more column.
 _MAX_CODE = 1 << 62
 
-#: What an axis does for an array, as a digit of its code; it splits dimension d for `_FIRST` + d.
+#: The use of an axis by an array, a digit of its code; `_FIRST` + d: it splits dimension d.
 _IDLE, _SUM, _FIRST = 0, 1, 2
 
 
 class RelaxedStrategyBuilder(StrategyBuilder):
-    """Strategy sets on one mesh, for bounds: dimensions are padded over any axes, as in plans descended to."""
+    """Strategy sets on one mesh, for bounds: dimensions may be padded over any axes, as in refined plans."""
 
     def __init__(self, prices: Prices, *, pads: bool, rules: RuleCache | None = None) -> None:
         super().__init__(prices, pads=pads, pads_along_several=True, rules=rules)
@@ -53,7 +53,7 @@ class RelaxedStrategyBuilder(StrategyBuilder):
         linear: tuple[frozenset[int], ...],
         near: Restriction | None = None,
     ) -> StrategySet:
-        leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
+        leaves = [leaf for value in (*instruction.operands, instruction) for leaf in value.shape.leaves]
         if near is not None or not _is_plain(instruction, rule) or may_rotate_all(leaves, (), self.prices.mesh):
             return super()._build(instruction, rule, linear, near)
         choices = [
@@ -65,52 +65,55 @@ class RelaxedStrategyBuilder(StrategyBuilder):
             self._layouts_of(leaf.dimensions) for operand in instruction.operands for leaf in operand.shape.leaves
         ]
         outputs = [self._layouts_of(leaf.dimensions) for leaf in instruction.shape.leaves]
-        made = self._combine(choices, inputs, outputs)
+        combined = self._combine(choices, inputs, outputs)
         operands, results, local = (
-            [lies.ids(code) for lies, code in zip(leaves, codes, strict=True)]
-            for leaves, codes in ((inputs, made.operands), (outputs, made.results), (outputs, made.local))
+            [layouts.ids(code) for layouts, code in zip(leaves, codes, strict=True)]
+            for leaves, codes in ((inputs, combined.operands), (outputs, combined.results), (outputs, combined.local))
         )
-        compute_s = self._compute_s(instruction, inputs, outputs, made)
+        compute_s = self._compute_s(instruction, inputs, outputs, combined)
         return StrategySet(
-            strategies=self._strategies(operands, results, made),
-            operand_ids=_columns(operands, made.count),
-            result_ids=_columns(results, made.count),
+            strategies=self._strategies(operands, results, combined),
+            operand_ids=_columns(operands, combined.count),
+            result_ids=_columns(results, combined.count),
             time_s=compute_s + self._reduce_seconds(instruction, local, results),
             compute_s=compute_s,
-            reason=rule.reason if made.count == 1 else "",
+            reason=rule.reason if combined.count == 1 else "",
         )
 
     def _layouts_of(self, dims: tuple[int, ...]) -> _Layouts:
-        found = self._layouts.get(dims)
-        if found is None:
-            found = self._layouts[dims] = _Layouts(dims, self.prices)
-        return found
+        layouts = self._layouts.get(dims)
+        if layouts is None:
+            layouts = self._layouts[dims] = _Layouts(dims, self.prices)
+        return layouts
 
     def _combine(
         self, choices: Sequence[AxisChoice], inputs: Sequence[_Layouts], outputs: Sequence[_Layouts]
     ) -> _StrategyCodes:
-        """Every different strategy that comes of one choice per mesh axis, in the order of `enumerate_strategies`."""
+        """Every distinct strategy from one choice per mesh axis, in the order of `enumerate_strategies`."""
         axes = len(self._sizes)
-        taken = np.indices((len(choices),) * axes).reshape(axes, -1)
+        tuples = np.indices((len(choices),) * axes).reshape(axes, -1)
         factors = [choice.factor for choice in choices]
         through = np.array([choice.linear is not None for choice in choices])
         contracted = np.array([factor is not None and factor.contracted for factor in factors])
         adds = through | np.array([factor is not None and factor.reduction == "add" for factor in factors])
         used = [np.array([_operand_digit(choice, i) for choice in choices]) for i in range(len(inputs))]
         given = [np.array([_result_digit(choice, i) for choice in choices]) for i in range(len(outputs))]
-        legal = self._divides(factors, taken)
+        legal = self._divides(factors, tuples)
         for digits in (*used, *given):
-            legal &= ~_meet(digits, taken)
-        is_through = through[taken].any(axis=0)
-        legal &= ~(is_through & (contracted & ~adds)[taken].any(axis=0))  # a maximum over partial sums is none
-        operands = [lies.code(digits[taken]) for lies, digits in zip(inputs, used, strict=True)]
+            legal &= ~_meet(digits, tuples)
+        is_through = through[tuples].any(axis=0)
+        legal &= ~(is_through & (contracted & ~adds)[tuples].any(axis=0))  # a maximum over partial sums is none
+        operands = [layouts.code(digits[tuples]) for layouts, digits in zip(inputs, used, strict=True)]
         results, local = (
-            [lies.code(np.where(summed, _SUM, digits)[taken]) for lies, digits in zip(outputs, given, strict=True)]
+            [
+                layouts.code(np.where(summed, _SUM, digits)[tuples])
+                for layouts, digits in zip(outputs, given, strict=True)
+            ]
             for summed in (adds, adds | contracted)
         )
-        for lies, code in (*zip(inputs, operands, strict=True), *zip(outputs, results, strict=True)):
-            legal &= ~is_through | lies.may_be_partial[code]
-        over = _bits(contracted[taken])
+        for layouts, code in (*zip(inputs, operands, strict=True), *zip(outputs, results, strict=True)):
+            legal &= ~is_through | layouts.may_be_partial[code]
+        over = _bits(contracted[tuples])
         rows = np.flatnonzero(legal)
         numbers = _number_rows([code[rows] for code in (*operands, *results, over)], len(rows))
         rows = rows[np.sort(np.unique(numbers, return_index=True)[1])]
@@ -119,11 +122,11 @@ class RelaxedStrategyBuilder(StrategyBuilder):
             results=[code[rows] for code in results],
             local=[code[rows] for code in local],
             partial=over[rows],
-            choices=[tuple(choices[number] for number in row) for row in taken[:, rows].T.tolist()],
+            choices=[tuple(choices[number] for number in row) for row in tuples[:, rows].T.tolist()],
         )
 
     def _divides(self, factors: Sequence[Factor | None], taken: IntArray) -> BoolArray:
-        """Per combination, whether every factor may be split over the axes that take it."""
+        """Per combination, whether every factor may be split over its axes."""
         legal = np.ones(taken.shape[1], np.bool_)
         for number, factor in enumerate(factors):
             if factor is not None:
@@ -134,13 +137,13 @@ class RelaxedStrategyBuilder(StrategyBuilder):
     def _strategies(
         self, operands: Sequence[IntArray], results: Sequence[IntArray], made: _StrategyCodes
     ) -> tuple[Strategy, ...]:
-        lies = self.prices.shardings
+        interned = self.prices.shardings
         partial = _subsets([axis.name for axis in self.prices.mesh.axes])
         used, given = _columns(operands, made.count).tolist(), _columns(results, made.count).tolist()
         return tuple(
             Strategy(
-                operands=tuple(lies[i] for i in a),
-                results=tuple(lies[i] for i in b),
+                operands=tuple(interned[i] for i in a),
+                results=tuple(interned[i] for i in b),
                 partial=tuple(partial[bits]),
                 choices=choices,
             )
@@ -150,35 +153,40 @@ class RelaxedStrategyBuilder(StrategyBuilder):
     def _compute_s(
         self, instruction: Instruction, inputs: Sequence[_Layouts], outputs: Sequence[_Layouts], made: _StrategyCodes
     ) -> FloatArray:
-        """Seconds of computing, once for equal shards."""
+        """Seconds of compute, once for equal shards."""
         leaves = [*zip(inputs, made.operands, strict=True), *zip(outputs, made.local, strict=True)]
-        alike = _number_rows([lies.shard_number[code] for lies, code in leaves], made.count)
-        _, rows, number = np.unique(alike, return_index=True, return_inverse=True)
-        shards = [lies.shards[code[rows]].tolist() for lies, code in leaves]
+        shard_keys = _number_rows([layouts.shard_number[code] for layouts, code in leaves], made.count)
+        _, rows, number = np.unique(shard_keys, return_index=True, return_inverse=True)
+        shards = [layouts.shards[code[rows]].tolist() for layouts, code in leaves]
         count, profile = len(inputs), self.prices.profile
         seconds = [
-            compute_time_s(instruction, [tuple(s) for s in each[:count]], [tuple(s) for s in each[count:]], profile)
-            for each in zip(*shards, strict=True)
+            compute_time_s(instruction, [tuple(s) for s in shapes[:count]], [tuple(s) for s in shapes[count:]], profile)
+            for shapes in zip(*shards, strict=True)
         ]
-        found: FloatArray = np.array(seconds)[number]
-        return found
+        compute_s: FloatArray = np.array(seconds)[number]
+        return compute_s
 
     def _reduce_seconds(
         self, instruction: Instruction, local: Sequence[IntArray], results: Sequence[IntArray]
     ) -> FloatArray:
-        """Seconds of reducing what cannot stay partial."""
+        """Seconds of the reductions of results that cannot stay partial."""
         seconds = np.zeros(len(results[0]))
-        lies = self.prices.shardings
+        shardings = self.prices.shardings
         for leaf, before, after in zip(instruction.shape.leaves, local, results, strict=True):
             for row in np.flatnonzero(before != after):
-                seconds[row] += self.prices.reshard_s(leaf, lies[before[row]], lies[after[row]])
+                seconds[row] += self.prices.reshard_s(leaf, shardings[before[row]], shardings[after[row]])
         return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _StrategyCodes:
-    """Strategies as codes, per array leaf: operands and results as in `Strategy`, local: results before anything is
-    reduced. partial: axes whose partial results an all-reduce combines, as bits. choices: of each axis."""
+    """Strategies as codes, per array leaf.
+
+    operands, results: as in `Strategy`.
+    local: results before any reduction.
+    partial: axes with an all-reduce of partial results, as bits.
+    choices: of each axis.
+    """
 
     operands: list[IntArray]
     results: list[IntArray]
@@ -192,10 +200,10 @@ class _StrategyCodes:
 
 
 class _Layouts:
-    """The shardings of arrays of some dimensions, by code: a digit per mesh axis that says what the axis does.
+    """The shardings of arrays of given dimensions, by code: one digit per mesh axis, its use.
 
-    shards: [codes, dimensions], of one device. shard_number: [codes], equal for equal shards. may_be_partial: [codes],
-    whether nothing is partial or shards are even.
+    shards: [codes, dimensions], shape of one device's shard. shard_number: [codes], equal for equal shards.
+    may_be_partial: [codes], whether nothing is partial or shards are even.
     """
 
     def __init__(self, dims: tuple[int, ...], prices: Prices) -> None:
@@ -214,8 +222,8 @@ class _Layouts:
 
     def code(self, digits: IntArray) -> IntArray:
         """Codes of digits [axes, combinations]."""
-        found: IntArray = self._weights @ digits
-        return found
+        codes: IntArray = self._weights @ digits
+        return codes
 
     def ids(self, codes: IntArray) -> IntArray:
         """The interned shardings."""
@@ -231,8 +239,10 @@ class _Layouts:
 
 
 def _is_plain(instruction: Instruction, rule: OpRule) -> bool:
-    """Whether strategies are what this module knows: no borders, nothing gathered, nothing that XLA reduces at once or
-    does wrong, and what is summed splits no result."""
+    """Whether this module covers an instruction.
+
+    Not covered: borders, gathers, immediate reductions by XLA, XLA bugs, and summed factors that split a result.
+    """
     return not (
         rule.leafwise
         or rule.exchange_factors
@@ -255,35 +265,35 @@ def _result_digit(choice: AxisChoice, leaf: int) -> int:
 
 
 def _meet(digits: IntArray, taken: IntArray) -> BoolArray:
-    """Per combination, whether two factors meet on one dimension of a leaf for which each choice does its digit."""
+    """Per combination, whether two factors meet on one dimension of a leaf, given each choice's digit."""
     does = digits[taken]
-    found = np.zeros(taken.shape[1], np.bool_)
+    meets = np.zeros(taken.shape[1], np.bool_)
     for a, b in combinations(range(len(taken)), 2):
-        found |= (does[a] == does[b]) & (does[a] >= _FIRST) & (taken[a] != taken[b])
-    return found
+        meets |= (does[a] == does[b]) & (does[a] >= _FIRST) & (taken[a] != taken[b])
+    return meets
 
 
 def _number_rows(columns: Sequence[IntArray], count: int) -> IntArray:
     """A number per row of some columns, equal for equal rows."""
-    found, most = np.zeros(count, np.int64), 1
+    numbers, most = np.zeros(count, np.int64), 1
     for column in columns:
         size = int(column.max(initial=0)) + 1
         if most * size > _MAX_CODE:
-            found = np.unique(found, return_inverse=True)[1].ravel()
+            numbers = np.unique(numbers, return_inverse=True)[1].ravel()
             most = count
-        found, most = found * size + column, most * size
-    return found
+        numbers, most = numbers * size + column, most * size
+    return numbers
 
 
 def _bits(chosen: BoolArray) -> IntArray:
     """[axes, combinations] as sets of axes."""
-    found: IntArray = (1 << np.arange(len(chosen))) @ chosen
-    return found
+    sets: IntArray = (1 << np.arange(len(chosen))) @ chosen
+    return sets
 
 
 def _subsets(of_axes: Sequence[T]) -> list[list[T]]:
-    """What some axes have, for every set of them."""
-    return [[each for i, each in enumerate(of_axes) if bits >> i & 1] for bits in range(1 << len(of_axes))]
+    """The items of every set of axes."""
+    return [[item for i, item in enumerate(of_axes) if bits >> i & 1] for bits in range(1 << len(of_axes))]
 
 
 def _columns(leaves: Sequence[IntArray], count: int) -> IntArray:

@@ -32,10 +32,12 @@ from shardwright.shardings import TensorSharding
 class StrategySet:
     """All strategies of an instruction on a mesh, as arrays for the search.
 
-    operand_ids: [strategies, operand leaves], result_ids: [strategies, result leaves]: interned shardings.
-    time_s: [strategies], seconds of computing, and of reducing what cannot stay partial, once. compute_s: of these, of
-        computing as part of another instruction's kernel.
-    reason: why there is no more to choose from; else empty.
+    strategies: the strategies.
+    operand_ids: [strategies, operand leaves], interned shardings.
+    result_ids: [strategies, result leaves], interned shardings.
+    time_s: [strategies], seconds of compute and of the reductions of results that cannot stay partial, once.
+    compute_s: [strategies], the part of `time_s` for compute inside another instruction's kernel.
+    reason: why there are no more strategies; else empty.
     """
 
     strategies: tuple[Strategy, ...]
@@ -49,7 +51,7 @@ class StrategySet:
         return len(self.strategies)
 
     def subset(self, kept: Sequence[int] | IntArray) -> StrategySet:
-        """Those of the strategies whose places are given."""
+        """The strategies at the given indices."""
         return StrategySet(
             strategies=tuple(self.strategies[i] for i in kept),
             operand_ids=self.operand_ids[kept],
@@ -71,19 +73,19 @@ class StrategySet:
         )
 
     def with_compute_s(self, compute_s: FloatArray) -> StrategySet:
-        """The same with other seconds of computing."""
+        """The same with other compute seconds."""
         return replace(self, time_s=self.time_s - self.compute_s + compute_s, compute_s=compute_s)
 
     def with_launch_s(self, launch_s: float) -> StrategySet:
-        """The same of an instruction that ends a kernel, which takes `launch_s` at least."""
+        """The same for an instruction that ends a kernel: at least `launch_s`."""
         return replace(self, time_s=self.time_s + np.maximum(launch_s - self.compute_s, 0.0))
 
 
 class StrategyBuilder:
     """Strategy sets of instructions on one mesh; equal instructions share one set.
 
-    pads: dimensions may also be split over an axis that does not divide them; over several, near a chosen strategy.
-    pads_along_several: or always. rules: of the instructions, where some are known.
+    pads: dimensions may also be split over one axis that does not divide them; over several, near a chosen strategy.
+    pads_along_several: over several axes, always. rules: rule cache, if there is one.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class StrategyBuilder:
         self._giving: dict[tuple[int, TensorSharding], Strategy | None] = {}
 
     def may_split(self, *, is_near: bool = False) -> MaySplit:
-        """How many parts dimensions may have; is_near: of strategies near a chosen one."""
+        """The test for the number of parts of a dimension; is_near: of strategies near a chosen one."""
         if not self._pads:
             return divides
         return divides_or_pays if self._pads_along_several or is_near else divides_or_pays_along_one
@@ -112,38 +114,38 @@ class StrategyBuilder:
         ends_kernel: bool = False,
         traffic: Traffic | None = None,
     ) -> StrategySet:
-        """Strategies by the instruction's rule; the first one is replicated unless only those `near` one are asked for.
+        """Strategies by the instruction's rule; the first one is replicated, unless `near` restricts them.
 
-        linear: which operand leaves may be partial sums together. number: of the instruction's signature, by
+        linear: sets of operand leaves that may be partial sums together. number: of the instruction's signature, by
         `rules`. ends_kernel, traffic: see `cost.compute_time_s`.
         """
         number = self.rules.number(instruction) if number is None else number
         key = (number, linear, near, ends_kernel, traffic)
-        found = self._sets.get(key)
-        if found is None and ends_kernel:
-            found = self.of_instruction(instruction, linear, number, near, traffic=traffic)
-            found = found.with_launch_s(self.prices.profile.launch_s)
-        elif found is None and traffic is not None:
-            found = self.of_instruction(instruction, linear, number, near)
-            found = found.with_compute_s(self._compute_seconds(instruction, found, traffic))
-        elif found is None:
-            found = self._build(instruction, self.rules.of_number(number), linear, near)
-        self._sets[key] = found
-        return found
+        strategy_set = self._sets.get(key)
+        if strategy_set is None and ends_kernel:
+            strategy_set = self.of_instruction(instruction, linear, number, near, traffic=traffic)
+            strategy_set = strategy_set.with_launch_s(self.prices.profile.launch_s)
+        elif strategy_set is None and traffic is not None:
+            strategy_set = self.of_instruction(instruction, linear, number, near)
+            strategy_set = strategy_set.with_compute_s(self._compute_seconds(instruction, strategy_set, traffic))
+        elif strategy_set is None:
+            strategy_set = self._build(instruction, self.rules.of_number(number), linear, near)
+        self._sets[key] = strategy_set
+        return strategy_set
 
     def of_value(self, shape: ArrayShape, *, partial: bool = False, near: Restriction | None = None) -> StrategySet:
-        """Every sharding of an array that is only handed on; with `partial`, also as a partial sum."""
+        """Every sharding of a forwarded array; with `partial`, also as a partial sum."""
         key = ("value", shape.dimensions, partial, near)
-        found = self._sets.get(key)
-        if found is None:
-            found = self.of_shardings(
+        strategy_set = self._sets.get(key)
+        if strategy_set is None:
+            strategy_set = self.of_shardings(
                 tuple(shardings_of(shape, self.prices.mesh, partial, near, self.may_split(is_near=near is not None)))
             )
-            self._sets[key] = found
-        return found
+            self._sets[key] = strategy_set
+        return strategy_set
 
     def strategy_giving(self, instruction: Instruction, number: int, result: TensorSharding) -> Strategy | None:
-        """A strategy that makes the instruction's array as `result` and reduces nothing; None where there is none.
+        """A strategy with `result` as the instruction's layout and no reduction; None if there is none.
 
         number: of the instruction's signature, by `rules`.
         """
@@ -161,16 +163,18 @@ class StrategyBuilder:
             else [AxisChoice()]
             for axis in self.prices.mesh.axes
         ]
-        found = strategies_of(instruction, self.prices.mesh, choices, self.may_split())
-        return next((each for each in found if each.results == (result,) and not each.partial), None)
+        candidates = strategies_of(instruction, self.prices.mesh, choices, self.may_split())
+        return next(
+            (strategy for strategy in candidates if strategy.results == (result,) and not strategy.partial), None
+        )
 
     def of_shardings(self, shardings: tuple[TensorSharding, ...]) -> StrategySet:
-        """The given shardings of an array that is only handed on."""
+        """The given shardings of a forwarded array."""
         strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
         return self._set(strategies, np.zeros(len(strategies)), np.zeros(len(strategies)), "")
 
     def restrict_values(self, found: StrategySet, near: Restriction) -> StrategySet:
-        """Of strategies that come from no rule, those that are left."""
+        """The strategies, from no rule, that `near` admits."""
         return found.subset([i for i, strategy in enumerate(found.strategies) if near.admits(strategy)])
 
     def _build(
@@ -185,8 +189,8 @@ class StrategyBuilder:
         strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, may_split))
         compute_s = np.array(
             [
-                self.prices.compute_s(instruction, each.operands, local_results(each), ends_kernel=False)
-                for each in strategies
+                self.prices.compute_s(instruction, candidate.operands, local_results(candidate), ends_kernel=False)
+                for candidate in strategies
             ]
         )
         combined_s = np.array([self._combine_seconds(instruction, strategy) for strategy in strategies])
@@ -198,12 +202,16 @@ class StrategyBuilder:
         outputs = [leaf.dimensions for leaf in instruction.shape.leaves]
         mesh, profile = self.prices.mesh, self.prices.profile
         seconds = []
-        for each in found.strategies:
-            read = tuple([s.shard_shape(dims, mesh) for dims, s in zip(inputs, each.operands, strict=True)])
-            made = tuple([s.shard_shape(dims, mesh) for dims, s in zip(outputs, local_results(each), strict=True)])
-            if (read, made) not in once:
-                once[read, made] = compute_time_s(instruction, read, made, profile, traffic=traffic)
-            seconds.append(once[read, made])
+        for strategy in found.strategies:
+            input_shards = tuple([s.shard_shape(dims, mesh) for dims, s in zip(inputs, strategy.operands, strict=True)])
+            output_shards = tuple(
+                [s.shard_shape(dims, mesh) for dims, s in zip(outputs, local_results(strategy), strict=True)]
+            )
+            if (input_shards, output_shards) not in once:
+                once[input_shards, output_shards] = compute_time_s(
+                    instruction, input_shards, output_shards, profile, traffic=traffic
+                )
+            seconds.append(once[input_shards, output_shards])
         return np.array(seconds)
 
     def _set(
@@ -213,10 +221,10 @@ class StrategyBuilder:
         count = len(strategies)
         return StrategySet(
             strategies=strategies,
-            operand_ids=np.array([[identify(s) for s in each.operands] for each in strategies], np.int64).reshape(
-                count, -1
-            ),
-            result_ids=np.array([[identify(s) for s in each.results] for each in strategies], np.int64).reshape(
+            operand_ids=np.array(
+                [[identify(s) for s in strategy.operands] for strategy in strategies], np.int64
+            ).reshape(count, -1),
+            result_ids=np.array([[identify(s) for s in strategy.results] for strategy in strategies], np.int64).reshape(
                 count, -1
             ),
             time_s=compute_s + combined_s,
@@ -225,7 +233,7 @@ class StrategyBuilder:
         )
 
     def _combine_seconds(self, instruction: Instruction, strategy: Strategy) -> float:
-        """Seconds of combining what the devices compute: sums that cannot stay partial, exchanges within the rule."""
+        """Seconds to combine the devices' results: sums that cannot stay partial, exchanges within the rule."""
         if not strategy.partial and not strategy.exchanges:
             return 0.0
         reduced_s = sum(

@@ -1,9 +1,9 @@
-"""What to choose where costs are equal: the simpler layout.
+"""Breaks ties between strategies of equal cost: the simpler layout wins.
 
-Equal costs leave the search ties that it would break by chance. So every strategy costs a little more the less simple
-it is: far too little to outweigh a price that means anything, enough to decide between prices that are equal.
-What is added depends on the strategy only, so it is the same for all layers; a factor of its own for each kind of
-instruction keeps sums from being equal.
+The search would break ties by chance. Every strategy therefore costs slightly more, the less simple its layout: far too
+little to outweigh a real difference in price, but enough to decide between equal prices. The penalty depends on the
+strategy only, and is the same for all layers. A separate factor for each kind of instruction keeps sums from being
+equal.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from shardwright.planner.costs.prices import FloatArray
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategySet
 
-#: The most that preferences may add to a plan, as a part of the least that the program can cost.
+#: Maximum total penalty of a plan, relative to the program's lower bound.
 MAX_SHARE = 1e-5
 
 #: Points of a split axis, and of each dimension that it passes over (half as much again for the mesh's first axis,
 #: so that axes stand in mesh order).
 _SPLIT, _PER_DIM, _FIRST_AXIS = 1.0, 0.25, 1.5
 
-#: Points of a dimension whose axes are out of mesh order: where that is as cheap, they are not.
+#: Points of a dimension with axes out of mesh order: mesh order wins ties.
 _TURNED = 0.5
 
-#: Points of an axis over which a sum is kept partial: where it is as cheap, it is reduced.
+#: Points of an axis over which a sum stays partial: reduction wins ties.
 _PARTIAL = 1.5
 
 #: Spreads whole numbers evenly over [0, 1) (Weyl's sequence of the golden ratio).
@@ -35,9 +35,9 @@ _LARGEST = 100.0
 
 
 class TieBreak:
-    """What each strategy of each set costs more, in seconds.
+    """The penalty of each strategy of each set, in seconds.
 
-    least_s: the least that the program can cost a step. nodes: how many choose.
+    least_s: lower bound of the program's cost, a step. nodes: number of nodes with a choice.
     """
 
     def __init__(self, first_axis: str, least_s: float, nodes: int) -> None:

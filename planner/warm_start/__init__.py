@@ -1,1 +1,1 @@
-"""Planning nearly the same program again: what searches leave behind, and how later ones use it."""
+"""Warm start: records of earlier searches, and their use in later ones."""

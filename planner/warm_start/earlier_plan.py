@@ -1,10 +1,9 @@
-"""The plan of an earlier search on three axes, kept for searches of nearly the same program to begin at.
+"""An earlier search's three-axis plan, saved as a starting point of nearly equal programs.
 
-What a plan decides is mostly the same with another batch or on other devices: what each axis of the mesh does for each
-instruction, by the factors of its rule. Said so it means the same in all sizes, and a search that begins there needs no
-plan on two axes to descend from. An axis of another size than before, because a node is lost, does nothing for what it
-cannot split. Where some of the plan cannot be had otherwise, nothing is begun there. Decisions are told by the numbers
-of the program's nodes, as those of `messages` are.
+With another batch or other devices a plan's decisions mostly persist: the role of each mesh axis per instruction, by
+the factors of its rule. Roles are independent of sizes, and a search starting there needs no two-axis plan to descend
+from. A resized axis (e.g. after losing a node) has no role on values it cannot split. When part of the plan is
+untranslatable even so, it is not used. Decisions are identified by node numbers, like those of `saved_messages`.
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ from shardwright.planner.strategies.padding import divides
 from shardwright.planner.warm_start.saved_messages import number_nodes
 from shardwright.shardings import Mesh, TensorSharding, has_rotated_axes
 
-#: How it is said that an axis does nothing, and that arrays are turned (`axis_order`).
+#: Labels of an axis without a role, and of transposed arrays (`axis_order`).
 _NO_ROLE, _TRANSPOSED = "", "turned"
 
-#: What the axes do, in their order, for an instruction that is computed by a rule, and `_TRANSPOSED` at the end where
-#: it is; or how a value lies.
+#: Roles of the axes, in order, in an instruction with a rule, plus `_TRANSPOSED` at the end when transposed; or a
+#: value's sharding.
 AxisRoles = tuple[str, ...] | TensorSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EarlierPlan:
-    """What a plan decides.
+    """Decisions of a plan.
 
-    decisions: [decisions, 3]: number of the node, leaf (-1 for the node itself), and which of `ways` it takes.
+    mesh: its mesh.
+    roles: distinct axis roles, or shardings of values.
+    decisions: [decisions, 3]: node number, leaf (-1: the node itself), index into `roles`.
     """
 
     mesh: Mesh
@@ -45,47 +46,47 @@ class EarlierPlan:
 
     @classmethod
     def of(cls, graph: CostGraph, states: Mapping[Variable, int]) -> EarlierPlan:
-        """Of the states of all variables of a program on one mesh."""
-        numbers, ways, known = number_nodes(graph.flow), dict[AxisRoles, int](), dict[int, int]()
+        """From the states of all variables of a program on one mesh."""
+        numbers, ways, role_numbers = number_nodes(graph.flow), dict[AxisRoles, int](), dict[int, int]()
         rows = []
         for variable, state in states.items():
             strategy = graph.set_of(variable).strategies[state]
-            if id(strategy) not in known:
-                known[id(strategy)] = ways.setdefault(_roles_of(strategy, graph.prices.mesh), len(ways))
+            if id(strategy) not in role_numbers:
+                role_numbers[id(strategy)] = ways.setdefault(_roles_of(strategy, graph.prices.mesh), len(ways))
             if variable[0] in numbers:
-                rows.append((numbers[variable[0]], variable[1], known[id(strategy)]))
+                rows.append((numbers[variable[0]], variable[1], role_numbers[id(strategy)]))
         return cls(mesh=graph.prices.mesh, roles=tuple(ways), decisions=np.array(rows, np.int64).reshape(-1, 3))
 
     def translate_to(self, graph: CostGraph, variables: Sequence[Variable]) -> Mapping[Variable, Strategy] | None:
-        """The same for the variables of nearly the same program on a mesh of the same axes; axes of another size do
-        nothing for what else could not be had there. None where some of it cannot be had at all."""
+        """The strategies of a nearly equal program's variables on a mesh with the same axes; resized axes lose roles
+        impossible there. None when some variable has no strategy."""
         numbers = number_nodes(graph.flow)
         resized = self.axes_of_other_size(graph.prices.mesh)
-        known = {(node, leaf): way for node, leaf, way in self.decisions.tolist()}
-        made: dict[object, Strategy | None] = {}
-        found: dict[Variable, Strategy] = {}
+        roles_by_decision = {(node, leaf): way for node, leaf, way in self.decisions.tolist()}
+        strategy_cache: dict[object, Strategy | None] = {}
+        strategies: dict[Variable, Strategy] = {}
         for node, leaf in variables:
-            way = known.get((numbers.get(node, -1), leaf))
+            way = roles_by_decision.get((numbers.get(node, -1), leaf))
             if way is None:
                 return None
             key = (way, graph.variables.signatures[node], leaf, graph.variables.partial_operand_sets[node])
-            if key not in made:
+            if key not in strategy_cache:
                 known_way, at = self.roles[way], (node, leaf)
-                made[key] = _find_strategy(known_way, graph, at) or _find_strategy(
+                strategy_cache[key] = _find_strategy(known_way, graph, at) or _find_strategy(
                     self._without_axes(known_way, resized), graph, at
                 )
-            strategy = made[key]
+            strategy = strategy_cache[key]
             if strategy is None:
                 return None
-            found[node, leaf] = strategy
-        return found
+            strategies[node, leaf] = strategy
+        return strategies
 
     def axes_of_other_size(self, mesh: Mesh) -> frozenset[str]:
-        """The axes that have another size on a mesh of the same axes."""
+        """Axes with a different size on a mesh of the same axes."""
         return frozenset(axis.name for axis in self.mesh.axes if mesh.sizes[axis.name] != axis.size)
 
     def _without_axes(self, way: AxisRoles, axes: frozenset[str]) -> AxisRoles:
-        """The same with nothing that some axes do."""
+        """The same roles without some axes."""
         if not isinstance(way, TensorSharding):
             count = len(self.mesh.axes)
             pairs = zip(self.mesh.axes, way[:count], strict=True)
@@ -94,14 +95,14 @@ class EarlierPlan:
         return TensorSharding(dims, tuple(axis for axis in way.unreduced if axis not in axes))
 
     def encode(self) -> bytes:
-        """As bytes, which `decode` reads."""
+        """Serialized bytes, the input of `decode`."""
         ways = [[way.dims, way.unreduced] if isinstance(way, TensorSharding) else way for way in self.roles]
         said = {"mesh": list(self.mesh.sizes.items()), "ways": ways}
         return json.dumps(said).encode() + b"\n" + self.decisions.astype("<i4").tobytes()
 
     @classmethod
     def decode(cls, data: bytes) -> EarlierPlan:
-        """Raises ValueError, TypeError, KeyError or IndexError where `data` is nothing that `encode` wrote."""
+        """Raises ValueError, TypeError, KeyError or IndexError on data not written by `encode`."""
         header, body = data.split(b"\n", 1)
         said = json.loads(header)
         decisions = np.frombuffer(body, "<i4").astype(np.int64).reshape(-1, 3)
@@ -114,7 +115,7 @@ class EarlierPlan:
 def _roles_of(strategy: Strategy, mesh: Mesh) -> AxisRoles:
     if not strategy.choices:
         return strategy.results[0]
-    turns = any(has_rotated_axes(lies, mesh) for lies in (*strategy.operands, *strategy.results))
+    turns = any(has_rotated_axes(sharding, mesh) for sharding in (*strategy.operands, *strategy.results))
     return (*map(_role_name, strategy.choices), *((_TRANSPOSED,) if turns else ()))
 
 
@@ -126,15 +127,15 @@ def _role_name(choice: AxisChoice) -> str:
 
 
 def _roles_from_json(way: Sequence[Any]) -> AxisRoles:
-    """A way as JSON has it."""
-    if all(isinstance(each, str) for each in way):
+    """Roles from their JSON form."""
+    if all(isinstance(role, str) for role in way):
         return tuple(way)
     dims, unreduced = way
     return TensorSharding(tuple(map(tuple, dims)), tuple(unreduced))
 
 
 def _find_strategy(way: AxisRoles, graph: CostGraph, variable: Variable) -> Strategy | None:
-    """The strategy of a node, or how its hub lies, that a way is; None where there is none."""
+    """The strategy of a node, or the sharding of a shared layout, with these roles; None without one."""
     index, leaf = variable
     node, mesh, may_split = graph.flow.nodes[index], graph.prices.mesh, graph.builder.may_split(is_near=True)
     if not isinstance(way, TensorSharding):
@@ -146,8 +147,10 @@ def _find_strategy(way: AxisRoles, graph: CostGraph, variable: Variable) -> Stra
         }
         names = way[: len(mesh.axes)]
         along = [[choices[name]] for name in names if name in choices]
-        found = [*strategies_of(node.instruction, mesh, along, may_split)] if len(along) == len(mesh.axes) else []
-        return (found[-1] if len(way) > len(names) else found[0]) if found else None  # the turned one comes last
+        strategies = [*strategies_of(node.instruction, mesh, along, may_split)] if len(along) == len(mesh.axes) else []
+        return (
+            (strategies[-1] if len(way) > len(names) else strategies[0]) if strategies else None
+        )  # the transposed one comes last
     shape, fits = node.shapes[max(leaf, 0)], divides if way.unreduced else may_split
     if len(way.dims) != shape.rank:
         return None

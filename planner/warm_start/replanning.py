@@ -1,33 +1,33 @@
-"""Planning nearly the same program again: along the way that led to the plan of the earlier one.
+"""Warm start: replan a nearly equal program along the record of an earlier search.
 
-After one more annotation, with another batch or on other nodes the plan is mostly of the same kind as before: the same
-mesh, as much computed again, as many micro-batches. Most of a search goes into showing that everything else is
-slower. So each whole search leaves a *trail* (`trails`): the meshes that it tried with their times, and the mesh and
-the *entry* (what is computed again, in how many micro-batches) that won. A later search for a program of the same
-outline (`digests.outline`) takes that way first, with its own rules, prices and bounds: the earlier plan itself is a
-start at most, so that a trail can cost time and never make a plan wrong.
+One more annotation, another batch or other nodes mostly leave the plan's kind unchanged: same mesh, same
+rematerialization, same micro-batches. Most search time goes into excluding alternatives. Each whole search therefore
+leaves a record (`search_records`): its meshes with their step times, the winning mesh, and the winning remat choice
+(rematerialization, micro-batches). A later search of the same outline (`keys.build_outline`) follows the record first,
+with its own rules, costs and bounds. The earlier plan is a starting point at most: a record can cost time, never
+correctness.
 
-Where only more is asked of the same program on the same cluster, no plan becomes faster. So the meshes are searched in
-the order of their earlier times, and those whose earlier time is above that of a plan found now are left out. The plan
-is taken if it is the fastest one memory aside, or close to the earlier one, which had less to satisfy. That is as
-certain as the earlier plans were close to optimal: their times stand for bounds, which are not kept.
+Same program and cluster, more pins: no plan becomes faster. Meshes are searched in the order of their earlier times;
+those above the incumbent are skipped. The plan is accepted when it is the fastest memory aside, or close to the
+earlier, less constrained one. Certainty depends on the optimality of the earlier plans: their times stand in place of
+bounds, and bounds are not saved.
 
-With other sizes or devices the search begins at the earlier plan itself, if that has three axes (`earlier`), and tries
-no other mesh: that of the plan, or the one most like it. Where that leads to no plan as good, earlier times prove
-nothing: the mesh of the plan and those that came near it are searched again, and all where memory bound it. The plan is
-taken if it fits as it is and costs no more than the earlier one, grown as the work of a device has grown: compute by
-that ratio, communication by it where it is more than one (what moves weights does not grow, what moves activations does
-at most so much). That is a judgement, and the plan's notes say so.
+Other sizes or devices: the search starts from the earlier plan itself when that has three axes (`earlier_plan`), on the
+plan's mesh or the most similar one only. Failing that, earlier times prove nothing: the plan's mesh and the
+near-fastest ones are searched, or all meshes when memory was binding. The plan is accepted when it fits without a
+multiplier and costs no more than the earlier one scaled by the growth of work per device: compute by that ratio,
+communication by max(1, ratio) (weight traffic does not grow, activation traffic at most by the ratio). This is a
+judgment; the plan's notes say so.
 
-Where memory bound the earlier plan, its entry may now be more than is needed, or less. Where a device has as much work
-as before or more, whatever keeps more did not fit then and does not now: the plan of the entry is taken if it fits, as
-it is or at a price of memory; and that of twice as many parts of the batch, where there is twice the work. Else
-everything is searched but for what bounds show to be no faster than such a plan (`Search.followed`).
+Memory was binding: the earlier remat choice may now be excessive or insufficient. With no less work per device, any
+choice keeping more did not fit then and does not now. The choice's plan is accepted when it fits, with or without a
+multiplier; with twice the work, twice the micro-batches are tried too. Otherwise everything is searched, except entries
+bounded no faster (`restricted_results`).
 
-Else everything is searched; what was searched on the trail is not searched twice.
+In all other cases everything is searched, without repeating work done along the record.
 
-On the very meshes of the same cluster message passing begins where that of the earlier search ended (`messages`). Where
-only more is asked of a large program, a plan that costs as little as was proven before is taken at once.
+On the same meshes of the same cluster, message passing starts from the earlier search's messages (`saved_messages`).
+With only more pins on a large program, a plan meeting the earlier lower bound is accepted at once.
 """
 
 from __future__ import annotations
@@ -66,25 +66,26 @@ if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.segments.segment_chain import Chain
 
-#: Part by which a plan may take longer than the earlier one explains: as much as a certified gap may be.
+#: Tolerated relative excess over the expected step: as large as a certified gap.
 COST_TOLERANCE = 0.01
 
-#: Meshes on which the fastest plan, memory aside, took at most so much longer than on the best one are searched again
-#: where sizes or devices are others.
+#: With other sizes or devices: maximum ratio to the best mesh's fastest step, memory aside, of the meshes searched
+#: again.
 NEAR_FASTEST = 1.03
 
-#: Work of a part of the batch that counts as no less than before, as a part of that: what runs once does not grow with
-#: the batch.
+#: Minimum ratio of work per micro-batch to count as no less: fixed work does not grow with the batch.
 _MIN_WORK_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRestriction:
-    """The part of a search that is done again.
+    """The part of a search to repeat.
 
-    meshes: those searched outright, in this order, but for those where the earlier plan (`least_s`, where less was
-    asked) took as long as the fastest one now. entries: the programs that are planned until a plan fits. at_once:
-    whether it has to fit the memory as it is, without a price.
+    meshes: searched outright, in this order.
+    min_step_s: mesh → step time of the earlier, less constrained plan; a mesh is skipped when this reaches the
+        incumbent.
+    remat_choices: variants, planned until a plan fits.
+    without_multipliers: whether the plan must fit without a memory multiplier.
     """
 
     meshes: tuple[Mesh, ...]
@@ -93,13 +94,13 @@ class SearchRestriction:
     without_multipliers: bool
 
     def may_be_faster(self, mesh: Mesh, tried: Sequence[MeshSolution]) -> bool:
-        """Whether a plan on a mesh may take less than those that were found."""
-        return all(self.min_step_s.get(mesh, 0.0) < each.step_s for each in tried)
+        """Whether a plan on the mesh may beat the solutions so far."""
+        return all(self.min_step_s.get(mesh, 0.0) < solution.step_s for solution in tried)
 
 
 def replan(search: Search, trail: SearchRecord) -> SearchResult | None:
-    """The outcome of what is left to search if a trail is followed; None where it leads to no plan, or to one that
-    costs more than the trail explains, which the search then knows. Raises OutOfTimeError."""
+    """Result of the restricted search along a record. None when it yields no plan, or one costlier than the record
+    explains; the search then knows that plan. Raises OutOfTimeError."""
     for follow in (_descend_from_earlier_plan, _search_restricted):
         try:
             outcome = follow(search, trail)
@@ -114,54 +115,56 @@ def replan(search: Search, trail: SearchRecord) -> SearchResult | None:
 
 
 def _search_restricted(search: Search, trail: SearchRecord) -> SearchResult | None:
-    """What the meshes and entries give that are near those of the earlier plan."""
+    """Result of the meshes and remat choices near the earlier plan's."""
     route = _build_restriction(trail, search)
     if route is None:
         return None
-    made = copy(search)
-    made.restriction = route
-    return enforce_overlap_cap(fit_with_remat(made.search_meshes()))
+    restricted_search = copy(search)
+    restricted_search.restriction = route
+    return enforce_overlap_cap(fit_with_remat(restricted_search.search_meshes()))
 
 
 def _descend_from_earlier_plan(search: Search, trail: SearchRecord) -> SearchResult | None:
-    """What is descended to from the earlier plan itself, if it has three axes; None where it cannot be had any more, or
-    what is found does not fit as it is. The bound that it needs is begun meanwhile.
+    """Result of a descent from the earlier three-axis plan. None when the plan cannot be translated, or its successor
+    does not fit without a multiplier. Its bound is started meanwhile.
 
-    On another mesh the axes that are as long as before are set free first: the others go on with a part of what they
-    did, or more. Of a large program they do only that.
+    On another mesh the axes of unchanged size are freed first; the resized ones keep a part of their roles, or extend
+    them. A large program frees only those.
     """
-    known = _load_earlier_plan(search, trail)
-    mesh = most_similar_mesh(known.mesh, search.three_axis_meshes()) if known is not None else None
-    if known is None or mesh is None:
+    earlier_plan = _load_earlier_plan(search, trail)
+    mesh = most_similar_mesh(earlier_plan.mesh, search.three_axis_meshes()) if earlier_plan is not None else None
+    if earlier_plan is None or mesh is None:
         return None
-    search.start_bounding(mesh, search.max_rank if trail.missed_target_gap and mesh == known.mesh else EXACT_RANK)
+    search.start_bounding(
+        mesh, search.max_rank if trail.missed_target_gap and mesh == earlier_plan.mesh else EXACT_RANK
+    )
     chain = search.background_bound.chain_on(mesh, search.flow)
     assert chain is not None, "it was begun"
     fine = search.refine_graph(chain, mesh)
-    at = known.translate_to(
-        fine, [variable for each in chain.instances for variable in each.variables[: each.own_count]]
+    at = earlier_plan.translate_to(
+        fine, [variable for instance in chain.instances for variable in instance.variables[: instance.own_count]]
     )
     if at is None:
         return None
     search.report("search", str(mesh))
-    resized = known.axes_of_other_size(mesh)
+    resized = earlier_plan.axes_of_other_size(mesh)
     axes = sorted(mesh.sizes, key=lambda axis: axis in resized)
     rounds = len(axes) - len(resized) if resized and search.is_large else None
     near, solved = descend(chain, at, fine, axes, time_limit_s=search.time_limit_s(), most_rounds=rounds)
-    found = search.evaluate(near, solved, search.flow.notes)
-    if not search.fits(found) or found.overlap_excess_s > MIN_GAIN * found.cost.step_s:
+    plan = search.evaluate(near, solved, search.flow.notes)
+    if not search.fits(plan) or plan.overlap_excess_s > MIN_GAIN * plan.cost.step_s:
         return None
-    search.offer(found)
-    tried = MeshSolution(mesh=mesh, step_s=found.cost.step_s, chain=near, solution=solved, notes=found.notes)
-    made = SearchResult(
-        search=search, solutions=[tried], mesh_errors={}, best_plan=found, remat_choice=trail.remat_choice
+    search.offer(plan)
+    solution = MeshSolution(mesh=mesh, step_s=plan.cost.step_s, chain=near, solution=solved, notes=plan.notes)
+    result = SearchResult(
+        search=search, solutions=[solution], mesh_errors={}, best_plan=plan, remat_choice=trail.remat_choice
     )
-    made.base_result = made
-    return made
+    result.base_result = result
+    return result
 
 
 def _load_earlier_plan(search: Search, trail: SearchRecord) -> EarlierPlan | None:
-    """The plan of a trail, if it was descended to for the program as it is, and one would be now."""
+    """The record's plan, when it was refined to three axes on the unchanged program and would be now."""
     is_plain = trail.remat_choice.rung == NO_REMAT and trail.remat_choice.micro_batches == search.program.micro_batches
     may_begin = is_plain and search.refines_to_three_axes and search.is_base_variant
     return (
@@ -172,7 +175,7 @@ def _load_earlier_plan(search: Search, trail: SearchRecord) -> EarlierPlan | Non
 
 
 def _is_good_enough(trail: SearchRecord, search: Search, outcome: SearchResult) -> bool:
-    """Whether nothing else need be searched."""
+    """Whether no further search is needed."""
     assert outcome.best_plan is not None
     price = measure_cost(search, outcome.best_plan)
     is_explained = _is_cost_explained(trail, price, descends=search.refines_to_three_axes)
@@ -184,8 +187,8 @@ def _is_good_enough(trail: SearchRecord, search: Search, outcome: SearchResult) 
 
 
 def _is_memory_as_tight(trail: SearchRecord, search: Search, price: RecordedCost, outcome: SearchResult) -> bool:
-    """Whether what keeps more than the plan of an entry was too large before, and so is now: a device has no less work
-    in each part of the batch, and no more memory."""
+    """Whether choices keeping more memory did not fit before and do not now: no less work per device and micro-batch,
+    no more memory."""
     before, now = trail.remat_choice, outcome.remat_choice
     assert now is not None
     saves_as_before = (now.rung == NO_REMAT) == (before.rung == NO_REMAT) and now.saved <= before.saved + MIN_SAVING
@@ -195,14 +198,13 @@ def _is_memory_as_tight(trail: SearchRecord, search: Search, price: RecordedCost
 
 
 def _is_fastest(outcome: SearchResult) -> bool:
-    """Whether the plan is the fastest one of the program as it is, memory aside: no other entry is faster."""
+    """Whether the plan is the unchanged program's fastest, memory aside: no other remat choice is faster."""
     plain = outcome.base_result
     return plain is outcome and outcome.step_s <= plain.fastest.step_s * (1 + MIN_GAIN)
 
 
 def save_record(search: Search, outcome: SearchResult) -> None:
-    """Keep what a whole search leaves for later ones, once its plan is bounded: nothing where it found none of its
-    own."""
+    """Save a whole search's record once its plan is bounded; nothing without a plan of its own."""
     trail = _to_record(search, outcome)
     if search.history is None or search.query is None or trail is None or outcome.best_plan is None:
         return
@@ -214,29 +216,28 @@ def save_record(search: Search, outcome: SearchResult) -> None:
 
 
 def _to_record(search: Search, outcome: SearchResult) -> SearchRecord | None:
-    found, plain = outcome.best_plan, outcome.base_result
-    if search.query is None or found is None or plain is None or outcome.remat_choice is None:
+    plan, plain = outcome.best_plan, outcome.base_result
+    if search.query is None or plan is None or plain is None or outcome.remat_choice is None:
         return None
-    ways = sorted((MeshRecord.of(each) for each in plain.solutions), key=lambda way: way.step_s)
-    won = next(way for way in map(MeshRecord.of, outcome.solutions) if way.matches(found))
+    ways = sorted((MeshRecord.of(solution) for solution in plain.solutions), key=lambda way: way.step_s)
+    won = next(way for way in map(MeshRecord.of, outcome.solutions) if way.matches(plan))
     return SearchRecord(
         query=search.query,
         mesh_records=tuple(ways),
         winner=won,
         remat_choice=outcome.remat_choice,
-        cost=measure_cost(search, found),
+        cost=measure_cost(search, plan),
         limit_bytes=search.limit_bytes,
-        missed_target_gap=found.missed_target_gap,
+        missed_target_gap=plan.missed_target_gap,
     )
 
 
 def warm_start_chain(search: Search, chain: Chain) -> None:
-    """Have message passing over the program as it is begin where that of an earlier search on the same mesh of the same
-    cluster ended: on another one prices lie too far apart for that to save rounds. `search.warm_start_notes` says how
-    much was known. Where only more is asked of a large program, what costs as little as was proven then is taken at
-    once.
+    """Warm-start message passing on the unchanged program from the earlier search on the same mesh and cluster; on
+    another cluster costs differ too much to save rounds. `search.warm_start_notes` records the number of segments
+    covered. With only more pins on a large program, the earlier lower bound becomes the target.
 
-    Raises PlanError where the pins contradict each other.
+    Raises PlanError on contradicting pins.
     """
     trails, trail, mesh = search.history, search.record, chain.graph.prices.mesh
     if trails is None or not (search.is_unforced and search.is_base_variant):
@@ -244,38 +245,38 @@ def warm_start_chain(search: Search, chain: Chain) -> None:
     chain.warm_start = WarmStart()
     if trail is None or not _is_same_cluster(trail, search):
         return
-    known = trails.load_messages(trail, mesh, opcode_digest(search.flow))
-    if known is None:
+    messages = trails.load_messages(trail, mesh, opcode_digest(search.flow))
+    if messages is None:
         return
     try:
-        chain.warm_start = known.to_warm_start(chain)
+        chain.warm_start = messages.to_warm_start(chain)
     except ValueError as error:
         raise contradiction_error(error) from None
     alike = sum(chain.warm_start.states.keys() >= set(keys) for _, keys in chain.cores())
     search.warm_start_notes[mesh] = f"{alike} of {len(chain.instances)} segments"
     if _is_same_problem(trail, search) and search.is_large:
-        chain.target_s = known.lower_bound_s * (1 + MIN_GAIN)
+        chain.target_s = messages.lower_bound_s * (1 + MIN_GAIN)
 
 
 def _save_messages(trails: SearchHistory, question: SearchQuery, outcome: SearchResult) -> None:
-    """Keep where message passing over the program as it is ended on each mesh."""
-    for tried in outcome.base_result.solutions if outcome.base_result is not None else ():
-        chain = tried.chain
-        if tried.coarse_solution is None and chain.warm_start is not None:
-            messages = SavedMessages.of(chain, chain.warm_start, tried.solution.tied_bound)
-            trails.save_messages(question, tried.mesh, opcode_digest(chain.graph.flow), messages)
+    """Save the final messages of the unchanged program on each mesh."""
+    for solution in outcome.base_result.solutions if outcome.base_result is not None else ():
+        chain = solution.chain
+        if solution.coarse_solution is None and chain.warm_start is not None:
+            messages = SavedMessages.of(chain, chain.warm_start, solution.solution.tied_bound)
+            trails.save_messages(question, solution.mesh, opcode_digest(chain.graph.flow), messages)
 
 
 def measure_cost(search: Search, found: CandidatePlan) -> RecordedCost:
-    """What a plan costs, and the work of the program as it is."""
+    """Cost of a plan, and the unchanged program's work per device."""
     return RecordedCost(
         compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_per_device_s(search)
     )
 
 
 def work_per_device_s(search: Search) -> float:
-    """Seconds of all instructions of the program as it is, divided by the devices: what a step takes of each if nothing
-    is computed twice."""
+    """Seconds of all instructions of the unchanged program divided by the device count: the compute time of a step
+    without redundant work."""
     program, kernels = search.program, search.program.kernels
     total_s = sum(
         one_device_s(node, kernels, search.profile, ends_kernel=kernels.ends[node.index])
@@ -286,11 +287,11 @@ def work_per_device_s(search: Search) -> float:
 
 
 def _is_cost_explained(trail: SearchRecord, now: RecordedCost, *, descends: bool) -> bool:
-    """Whether a plan costs no more than that of the trail, grown as the least work has."""
+    """Whether a plan costs at most the record's plan scaled by the growth of work."""
     before = trail.cost
     growth = now.work_s / before.work_s
     expected_s = before.compute_s * growth + before.communication_s * max(1.0, growth)
-    if trail.winner.coarse_mesh is not None and not descends:  # no such plan is looked for any more
+    if trail.winner.coarse_mesh is not None and not descends:  # such plans are no longer searched
         expected_s *= max(
             1.0, min(way.step_s for way in trail.mesh_records if way.coarse_mesh is None) / trail.winner.step_s
         )
@@ -298,10 +299,11 @@ def _is_cost_explained(trail: SearchRecord, now: RecordedCost, *, descends: bool
 
 
 def _build_restriction(trail: SearchRecord, search: Search) -> SearchRestriction | None:
-    """What of a search follows a trail; None where none of its meshes can be had.
+    """Search restriction of a record; None when none of its meshes is available.
 
-    Where only more is asked, all meshes, that of the plan first, then the fastest. All, too, where memory bound the
-    plan, for what runs once weighs less in a larger batch. Else the plan's and those near it.
+    - Only more pins: all meshes, the plan's first, then by earlier time.
+    - Memory was binding: all meshes (fixed costs weigh less in a larger batch).
+    - Otherwise: the plan's mesh and the near-fastest ones.
     """
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
     if _is_same_problem(trail, search):
@@ -317,21 +319,21 @@ def _build_restriction(trail: SearchRecord, search: Search) -> SearchRestriction
             meshes=tuple(candidates), min_step_s={}, remat_choices=entries, without_multipliers=True
         )
     near = (way for way in trail.mesh_records if way.step_s <= NEAR_FASTEST * trail.mesh_records[0].step_s)
-    found: set[Mesh] = set()
+    found_meshes: set[Mesh] = set()
     for way in (trail.winner, *near):
         resized = _resize_mesh(way.searched_mesh, search.cluster.device_count)
-        found |= (
+        found_meshes |= (
             set(_matching_meshes(resized, len(way.searched_mesh.axes), candidates)) if resized is not None else set()
         )
-    if not found:
+    if not found_meshes:
         return None
-    meshes = tuple(mesh for mesh in candidates if mesh in found)
+    meshes = tuple(mesh for mesh in candidates if mesh in found_meshes)
     return SearchRestriction(meshes=meshes, min_step_s={}, remat_choices=entries, without_multipliers=True)
 
 
 def _list_remat_choices(trail: SearchRecord, search: Search) -> tuple[RematChoice, ...]:
-    """The entry of a trail and, where memory bound its plan and a device has twice the work now, that of twice the
-    parts."""
+    """The record's remat choice. When memory was binding and a device now has twice the work: also with twice the
+    micro-batches."""
     entry, parts = trail.remat_choice, 2 * trail.remat_choice.micro_batches
     is_plain = entry.rung == NO_REMAT and entry.micro_batches == search.program.micro_batches
     is_free = search.options.micro_batches is None and parts <= MAX_MICRO_BATCHES
@@ -341,8 +343,8 @@ def _list_remat_choices(trail: SearchRecord, search: Search) -> tuple[RematChoic
 
 
 def _earlier_step_s(mesh: Mesh, trail: SearchRecord) -> float:
-    """What the fastest plan on a mesh took, memory aside: of the mesh itself, or of those of its sizes in any order;
-    0 where none was tried."""
+    """Earlier fastest step on a mesh, memory aside: of the mesh itself, or of meshes with the same sizes in any order;
+    0 when none was tried."""
     outright = [way for way in trail.mesh_records if way.coarse_mesh is None]
     same = [way.step_s for way in outright if way.mesh == mesh]
     alike = [way.step_s for way in outright if sorted(way.mesh.sizes.values()) == sorted(mesh.sizes.values())]
@@ -350,7 +352,7 @@ def _earlier_step_s(mesh: Mesh, trail: SearchRecord) -> float:
 
 
 def _is_same_problem(trail: SearchRecord, search: Search) -> bool:
-    """Whether only more is asked than before."""
+    """Whether the query only adds pins to the record's."""
     before, now = trail.query, search.query
     return now is not None and (before.sizes, before.cluster) == (now.sizes, now.cluster)
 
@@ -360,7 +362,7 @@ def _is_same_cluster(trail: SearchRecord, search: Search) -> bool:
 
 
 def _resize_mesh(mesh: Mesh, devices: int) -> Mesh | None:
-    """The mesh with its first axis, or else its last, as long as so many devices make it; None if neither can be."""
+    """The mesh with its first axis, or else its last, resized to the device count; None when neither divides."""
     for resized in (mesh.axes[0], mesh.axes[-1]):
         others = mesh.device_count // resized.size
         if devices % others == 0:
@@ -370,34 +372,38 @@ def _resize_mesh(mesh: Mesh, devices: int) -> Mesh | None:
 
 
 def most_similar_mesh(mesh: Mesh, candidates: Sequence[Mesh]) -> Mesh | None:
-    """The candidate of the same axes of which most are as long, and one at least; None where there is none."""
+    """The candidate with the same axes and the most axes of equal size, at least one; None without one."""
 
     def as_long(candidate: Mesh) -> int:
         return sum(candidate.sizes[axis.name] == axis.size for axis in mesh.axes)
 
-    found = max((each for each in candidates if each.sizes.keys() == mesh.sizes.keys()), key=as_long, default=None)
-    return found if found is not None and as_long(found) else None
+    best_match = max(
+        (candidate for candidate in candidates if candidate.sizes.keys() == mesh.sizes.keys()),
+        key=as_long,
+        default=None,
+    )
+    return best_match if best_match is not None and as_long(best_match) else None
 
 
 def _matching_meshes(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[Mesh]:
-    """The mesh itself, or such of `axes` axes as refine it; else candidates of its sizes in another order."""
+    """The mesh itself, or its refinements with `axes` axes; otherwise candidates of its sizes in another order."""
     if mesh in candidates and len(mesh.axes) == axes:
         return [mesh]
-    finer = [each for each in candidates if len(each.axes) == axes and refines(each, mesh)]
+    finer = [candidate for candidate in candidates if len(candidate.axes) == axes and refines(candidate, mesh)]
     if finer:
         return finer
-    return [each for each in candidates if sorted(each.sizes.values()) == sorted(mesh.sizes.values())]
+    return [candidate for candidate in candidates if sorted(candidate.sizes.values()) == sorted(mesh.sizes.values())]
 
 
 def _describe_reuse(trail: SearchRecord, search: Search, found: CandidatePlan) -> str:
-    """What was taken from the earlier search, for the plan."""
+    """Note of the parts reused from the earlier search."""
     began = search.warm_start_notes.get((found.coarse_solution or found).mesh)
-    known = f"; its search began with what was known of {began}" if began else ""
-    return _describe_omissions(trail, search, found) + known
+    reuse_note = f"; its search began with what was known of {began}" if began else ""
+    return _describe_omissions(trail, search, found) + reuse_note
 
 
 def _describe_omissions(trail: SearchRecord, search: Search, found: CandidatePlan) -> str:
-    """What was not searched again."""
+    """Note of the parts not searched again."""
     before = f"planned like an earlier plan over {trail.winner.mesh}"
     if found.is_refined and found.coarse_solution is None:
         return f'{before}: what that decides was the start, and no other mesh was searched (effort="best" does)'

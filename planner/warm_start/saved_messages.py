@@ -1,12 +1,12 @@
-"""Where message passing of an earlier search ended, kept for searches of nearly the same program to begin with.
+"""Final messages of an earlier search, saved to warm-start searches of nearly equal programs.
 
-On each mesh a search moves costs between decisions until what is left to every decision and every pair of them bounds
-the plan (`dual`). For the same program with one more annotation nearly all of that stays as it is, and with other sizes
-it is not far off: segments that are in balance already take a round to see it, and only what did change is worked out.
-Moving costs changes no assignment's sum. So, whatever is begun with, plans and bounds are of the new problem alone.
+On each mesh message passing moves costs between decisions until the remaining unary and pairwise costs bound the plan
+(`dual`). One more annotation leaves nearly all of these costs unchanged; other sizes leave them close. Balanced
+segments verify it in one round; only changed parts are recomputed. Moving costs changes no assignment's sum: plans and
+bounds are valid on the new problem under any start.
 
-Decisions are told by the numbers of the program's nodes, annotations not counted, and states by what their strategies
-are: both mean the same in another program of the same outline. The repeats of a run share what is said of them.
+Decisions are identified by node numbers, annotations not counted, and states by their strategies: both are meaningful
+in any program of the same outline. Repeats of a run share their entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from shardwright.shardings import TensorSharding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedDecision:
-    """What stands for the same decision in all repeats of a run. labels: of its states."""
+    """One decision, shared by all repeats of a run.
+
+    repeats: number of repeats.
+    labels: of its states.
+    """
 
     repeats: int
     labels: tuple[str, ...]
@@ -39,10 +43,12 @@ class SavedDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedMessages:
-    """Where the search on one mesh ended.
+    """Final messages of the search on one mesh.
 
-    numbers: per node (counted without annotations) and leaf, its decision. start: by the decisions' numbers.
-    least_s: what was proven of all plans whose repeats decide alike.
+    decisions: by number.
+    numbers: (node counted without annotations, leaf) → decision number.
+    warm_start: messages and states by decision number.
+    lower_bound_s: bound over plans with tied repeats, seconds.
     """
 
     decisions: tuple[SavedDecision, ...]
@@ -52,9 +58,9 @@ class SavedMessages:
 
     @classmethod
     def of(cls, chain: Chain, start: WarmStart[Key], least_s: float) -> SavedMessages:
-        """Of a chain, the end of whose search `start` is."""
-        known = sorted({key for pair in start.moved for key in pair}.union(start.states))
-        number_of = {key: number for number, key in enumerate(known)}
+        """From a chain and its final message-passing state."""
+        keys = sorted({key for pair in start.moved for key in pair}.union(start.states))
+        number_of = {key: number for number, key in enumerate(keys)}
         nodes, labels = number_nodes(chain.graph.flow), _StateLabels()
         numbers = {}
         for segment, instance in enumerate(chain.instances):
@@ -68,35 +74,37 @@ class SavedMessages:
         }
         return cls(
             decisions=tuple(
-                SavedDecision(repeats=chain.repeats(key), labels=labels.labels_of(chain, key)) for key in known
+                SavedDecision(repeats=chain.repeats(key), labels=labels.labels_of(chain, key)) for key in keys
             ),
             numbers=numbers,
-            warm_start=translate(start, places, {key: chain.repeats(key) for key in known}),
+            warm_start=translate(start, places, {key: chain.repeats(key) for key in keys}),
             lower_bound_s=least_s,
         )
 
     def to_warm_start(self, chain: Chain) -> WarmStart[Key]:
-        """A start for the search of another chain, as far as its decisions were known."""
+        """A warm start of another chain, covering its known decisions."""
         nodes, labels = number_nodes(chain.graph.flow), _StateLabels()
-        left, counts = chain.states(), Counter[tuple[int, Key]]()
+        states_by_key, counts = chain.states(), Counter[tuple[int, Key]]()
         for segment, instance in enumerate(chain.instances):
             for position, (node, leaf) in enumerate(instance.variables[: instance.own_count]):
                 number, key = self.numbers.get((nodes.get(node, -1), leaf)), chain.key(segment, position)
-                if number is not None and key in left:
+                if number is not None and key in states_by_key:
                     counts[number, key] += 1
         places: dict[int, list[VariableImage[Key]]] = {}
         for (number, key), count in counts.items():
             states = labels.match(self.decisions[number].labels, labels.labels_of(chain, key))
             places.setdefault(number, []).append(VariableImage(key, states, count))
-        return translate(self.warm_start, places, {number: each.repeats for number, each in enumerate(self.decisions)})
+        return translate(
+            self.warm_start, places, {number: decision.repeats for number, decision in enumerate(self.decisions)}
+        )
 
     def encode(self) -> bytes:
-        """As bytes, which `decode` reads."""
+        """Serialized bytes, the input of `decode`."""
         texts: dict[str, int] = {}
         said = {
             "decisions": [
-                [each.repeats, [texts.setdefault(label, len(texts)) for label in each.labels]]
-                for each in self.decisions
+                [decision.repeats, [texts.setdefault(label, len(texts)) for label in decision.labels]]
+                for decision in self.decisions
             ],
             "numbers": [[node, leaf, number] for (node, leaf), number in self.numbers.items()],
             "pairs": list(self.warm_start.moved),
@@ -109,7 +117,7 @@ class SavedMessages:
 
     @classmethod
     def decode(cls, data: bytes) -> SavedMessages:
-        """Raises ValueError, TypeError, KeyError or IndexError where `data` is nothing that `encode` wrote."""
+        """Raises ValueError, TypeError, KeyError or IndexError on data not written by `encode`."""
         header, body = data.split(b"\n", 1)
         said, seconds = json.loads(header), np.frombuffer(body, "<f4").astype(np.float64)
         texts = said["texts"]
@@ -131,18 +139,18 @@ class SavedMessages:
 
 
 def opcode_digest(flow: Dataflow) -> bytes:
-    """Hash of the opcodes of a program's nodes, in the order in which messages number them."""
+    """Hash of the opcodes of a program's nodes, in message numbering order."""
     return sha256(" ".join(flow.nodes[node].instruction.opcode for node in number_nodes(flow)).encode()).digest()
 
 
 def number_nodes(flow: Dataflow) -> dict[int, int]:
-    """The numbers of the nodes that are no annotations."""
-    kept = (n.index for n in flow.nodes if n.instruction.get("custom_call_target") not in IDENTITY_TARGETS)
-    return {node: number for number, node in enumerate(kept)}
+    """Numbers of all nodes except annotations."""
+    node_indices = (n.index for n in flow.nodes if n.instruction.get("custom_call_target") not in IDENTITY_TARGETS)
+    return {node: number for number, node in enumerate(node_indices)}
 
 
 class _StateLabels:
-    """Says strategies in words, those of equal sets once."""
+    """Text labels of strategies; equal sets are labeled once."""
 
     def __init__(self) -> None:
         self._shardings: dict[TensorSharding, str] = {}
@@ -150,33 +158,33 @@ class _StateLabels:
         self._places: dict[tuple[tuple[str, ...], int], IntArray] = {}
 
     def labels_of(self, chain: Chain, key: Key) -> tuple[str, ...]:
-        """Of the states of a decision."""
+        """Labels of a decision's states."""
         strategies = chain.graph.set_of(chain.variable(key)).strategies
-        found = self._sets.get(id(strategies))
-        if found is None:
-            found = self._sets[id(strategies)] = tuple(map(self._label, strategies))
-        return found
+        labels = self._sets.get(id(strategies))
+        if labels is None:
+            labels = self._sets[id(strategies)] = tuple(map(self._label, strategies))
+        return labels
 
     def match(self, known: tuple[str, ...], wanted: tuple[str, ...]) -> IntArray:
-        """Where each of `wanted`, which `of` gave, is among the known ones; -1 where it is not."""
-        found = self._places.get((known, id(wanted)))
-        if found is None:
+        """Index of each of `wanted` (from `labels_of`) among the known labels; -1 when absent."""
+        positions = self._places.get((known, id(wanted)))
+        if positions is None:
             place = {label: i for i, label in enumerate(known)}
-            found = self._places[known, id(wanted)] = np.array([place.get(label, -1) for label in wanted], np.int64)
-        return found
+            positions = self._places[known, id(wanted)] = np.array([place.get(label, -1) for label in wanted], np.int64)
+        return positions
 
     def _label(self, strategy: Strategy) -> str:
-        """What tells a strategy from others of its instruction, in any size."""
-        lies = [self._sharding(sharding) for sharding in (*strategy.operands, *strategy.results)]
+        """Size-independent label of a strategy, unique within its instruction."""
+        shardings = [self._sharding(sharding) for sharding in (*strategy.operands, *strategy.results)]
         return " ".join(
-            (*lies, _join_axes(strategy.partial), _join_axes(strategy.summed_first), _join_axes(strategy.gathered))
+            (*shardings, _join_axes(strategy.partial), _join_axes(strategy.summed_first), _join_axes(strategy.gathered))
         )
 
     def _sharding(self, lies: TensorSharding) -> str:
-        found = self._shardings.get(lies)
-        if found is None:
-            found = self._shardings[lies] = str(lies)
-        return found
+        text = self._shardings.get(lies)
+        if text is None:
+            text = self._shardings[lies] = str(lies)
+        return text
 
 
 def _join_axes(axes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What searches leave behind for later ones: how each went, kept beside the plans (`again` has the use of it)."""
+"""Records of searches, stored beside the plans (used by `replanning`)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Trails kept of one kind of question: the last ones.
+#: Maximum number of records per kind of query; the latest are kept.
 MAX_RECORDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
-    """What a search is asked.
+    """The question of a search.
 
-    kind: hash of what two questions must have in common for one to learn from the other: the program's steps, the
-    options besides pins. sizes, cluster: hashes of the program's shapes and constants, and of the cluster.
-    asked: annotations and pins.
+    kind: hash of the parts two related queries share: the program's steps, and the options besides pins.
+    sizes: hash of the program's shapes and constants.
+    cluster: hash of the cluster.
+    pins: annotations and pins.
     """
 
     kind: bytes
@@ -59,9 +60,11 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshRecord:
-    """How a plan is found: on a mesh, descended from the plan on a coarser one if `start` is given.
+    """The origin of a plan: a mesh, optionally refined from a coarser one.
 
-    step_s: of the fastest one there, memory aside.
+    mesh: the plan's mesh.
+    coarse_mesh: the mesh it was refined from, if any.
+    step_s: step of the fastest plan there, memory aside.
     """
 
     mesh: Mesh
@@ -78,7 +81,7 @@ class MeshRecord:
 
     @property
     def searched_mesh(self) -> Mesh:
-        """The mesh that is searched outright."""
+        """The mesh searched outright."""
         return self.coarse_mesh or self.mesh
 
     def matches(self, found: CandidatePlan | MeshSolution) -> bool:
@@ -90,9 +93,12 @@ class MeshRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RematChoice:
-    """What of a program is computed otherwise: the rung of the ladder of `relief`, its length, micro-batches.
+    """A variant of the program: rematerialization and micro-batches.
 
-    saved: by the rung, as a part of what the last one saves.
+    rung: level of the ladder in `memory_tradeoffs`.
+    rungs: length of the ladder.
+    micro_batches: their number.
+    saved: saved bytes relative to the last rung's.
     """
 
     rung: int
@@ -103,7 +109,7 @@ class RematChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCost:
-    """Seconds of a plan, and those that a device computes if the work is divided evenly."""
+    """Cost of a plan in seconds; work_s: compute per device under even division."""
 
     compute_s: float
     communication_s: float
@@ -116,10 +122,13 @@ class RecordedCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
-    """How a search went.
+    """The course of a search.
 
-    ways: what was tried with the program as it is, fastest first. won / entry / price: of the plan. limit_bytes: what
-    a device had. was_open: whether the plan's first bound left too much open.
+    query: its question.
+    mesh_records: solutions of the unchanged program, fastest first.
+    winner / remat_choice / cost: of the plan.
+    limit_bytes: memory limit of a device.
+    missed_target_gap: whether the plan's first bound left too large a gap.
     """
 
     query: SearchQuery
@@ -132,38 +141,40 @@ class SearchRecord:
 
 
 class SearchHistory:
-    """The last trails of each kind of question, in a store."""
+    """The latest records of each kind of query, in a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def find_best(self, question: SearchQuery) -> SearchRecord | None:
-        """The trail of a question with the same pins or fewer: rather of the same cluster, of the same sizes, of more
-        pins, and a later one."""
-        found = [trail for trail in self._records_for(question) if trail.query.pins <= question.pins]
-        return max(found, key=lambda trail: self._rank(trail, question), default=None)
+        """The record of a query with the same or fewer pins; preferred in order: same cluster, same sizes, more pins,
+        later."""
+        records = [trail for trail in self._records_for(question) if trail.query.pins <= question.pins]
+        return max(records, key=lambda trail: self._rank(trail, question), default=None)
 
     def save(self, trail: SearchRecord) -> None:
-        """Keep a trail, in place of one of the same question."""
-        others = [each for each in self._records_for(trail.query) if each.query != trail.query]
-        kept = [*others, trail][-MAX_RECORDS:]
-        self._store.put(_key(trail.query), json.dumps([_to_json(each) for each in kept]).encode())
+        """Save a record, replacing one of the same query."""
+        others = [record for record in self._records_for(trail.query) if record.query != trail.query]
+        records = [*others, trail][-MAX_RECORDS:]
+        self._store.put(_key(trail.query), json.dumps([_to_json(record) for record in records]).encode())
 
     def load_messages(self, trail: SearchRecord, mesh: Mesh, outline: bytes) -> SavedMessages | None:
-        """Where the search that left a trail ended on a mesh; None where nothing is kept that can be read.
-        outline: `messages.opcode_digest` of what is planned now."""
+        """Final messages on a mesh from the record's search; None when absent or unreadable.
+
+        outline: `saved_messages.opcode_digest` of the current program.
+        """
         return self._load_attachment("messages", trail, mesh, outline, SavedMessages.decode)
 
     def load_plan(self, trail: SearchRecord, outline: bytes) -> EarlierPlan | None:
-        """The plan of the search that left a trail; None as above."""
+        """The plan of the record's search; None when absent or unreadable."""
         return self._load_attachment("plan", trail, trail.winner.mesh, outline, EarlierPlan.decode)
 
     def save_messages(self, question: SearchQuery, mesh: Mesh, outline: bytes, messages: SavedMessages) -> None:
-        """Keep where a search ended on a mesh, beside its trail."""
+        """Save a search's final messages on a mesh, beside its record."""
         self._save_attachment("messages", question, mesh, outline, messages.encode())
 
     def save_plan(self, question: SearchQuery, outline: bytes, plan: EarlierPlan) -> None:
-        """Keep the plan of a search, beside its trail."""
+        """Save the plan of a search, beside its record."""
         self._save_attachment("plan", question, plan.mesh, outline, plan.encode())
 
     def _save_attachment(self, what: str, question: SearchQuery, mesh: Mesh, outline: bytes, data: bytes) -> None:
@@ -183,10 +194,10 @@ class SearchHistory:
         return one.cluster == question.cluster, one.sizes == question.sizes, len(one.pins)
 
     def _records_for(self, question: SearchQuery) -> list[SearchRecord]:
-        """The trails of a question's kind, the last one first; none where what was kept cannot be read."""
+        """Records of a query's kind, the last one first; none when unreadable."""
         data = self._store.get(_key(question))
         try:
-            return [_from_json(each, question.kind) for each in json.loads(data or b"[]")]
+            return [_from_json(entry, question.kind) for entry in json.loads(data or b"[]")]
         except (ValueError, TypeError, KeyError, ShardwrightError):
             return []
 
@@ -216,7 +227,7 @@ def _to_json(trail: SearchRecord) -> dict[str, Any]:
 
 
 def _from_json(said: Mapping[str, Any], kind: bytes) -> SearchRecord:
-    """What `_to_json` says of a trail. Raises ValueError and others where it is none that a search could have left."""
+    """The record encoded by `_to_json`. Raises ValueError and others on data no search could have saved."""
     trail = SearchRecord(
         query=SearchQuery(kind=kind, sizes=said["sizes"], cluster=said["cluster"], pins=frozenset(said["asked"])),
         mesh_records=tuple(_mesh_record_from_json(way) for way in said["ways"]),

@@ -1,4 +1,4 @@
-"""The master's gRPC service for its workers: what daemons and executors say becomes events."""
+"""The master's gRPC service for its workers: messages of daemons and executors become events."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         ended: Callable[[ShardwrightError], Any],
         left: type[ev.DaemonLeft | ev.ExecutorLeft],
     ) -> None:
-        """Send commands until there are no more; what the other side says is handed on meanwhile.
+        """Send commands to the end; meanwhile messages of the other side are handed on.
 
-        ended: the last command, where an error ends the stream. left: what happened then, either way.
+        ended: the last command, if an error ends the stream. left: the event at its end, either way.
         """
         number, outlet = self._master.open_outgoing()
         reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(say, number)))

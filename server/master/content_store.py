@@ -1,4 +1,4 @@
-"""Programs and plans that sessions brought: kept once by content, dropped with their last session."""
+"""Programs and plans of sessions: kept once by content, dropped with their last session."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """A plan, its program's text inside, its JSON gzip-compressed for clients, and where its mesh begins.
+    """A plan with its program's text, its JSON gzip-compressed for clients, and its first device.
 
-    first_device: of a plan that is no pipeline.
+    first_device: of a single-program plan.
     """
 
     plan: Plan | PipelinePlan
@@ -34,7 +34,7 @@ class ContentStore(Generic[T]):
         self._holders: dict[str, set[str]] = {}
 
     def put(self, session_id: str, item_id: str, item: T) -> None:
-        """Raises ResourceLimitError where the session holds too many already."""
+        """Raises ResourceLimitError if the session holds too many already."""
         held = sum(session_id in holders for holders in self._holders.values())
         if held >= self._limit and session_id not in self._holders.get(item_id, ()):
             raise ResourceLimitError(
@@ -51,7 +51,7 @@ class ContentStore(Generic[T]):
         return item
 
     def get(self, session_id: str, item_id: str) -> T:
-        """Raises PlanError where the session does not hold it."""
+        """Raises PlanError if the session does not hold it."""
         if session_id not in self._holders.get(item_id, ()):
             raise PlanError(f"no {self._what} {item_id[:12] or '(empty)'} in this session", remedy="send it again")
         return self._items[item_id]

@@ -1,7 +1,7 @@
-"""What may happen to the master, and what it may decide: events in, commands out.
+"""Events and commands of the master's state machine: events in, commands out.
 
-Frozen values. `connection`, `call` and `stream` are numbers the shell gives to
-its gRPC streams and calls; what they stand for is the shell's business.
+Frozen values. `connection`, `call` and `stream` are numbers given by the shell to its gRPC streams and calls; their
+meaning is the shell's business.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class ExecutorLeft:
 class CommandDone:
     """An executor finished the command `sequence`; of a step `values` by array id, and `traces` of its stages.
 
-    not_finite: outputs with NaNs or infinities, where the step asked for them.
-
-    written_bytes: of a WriteOnWorkers.
+    not_finite: outputs with NaNs or infinities, if the step asked for the check. written_bytes: of a WriteOnWorkers.
     """
 
     connection: int
@@ -84,7 +82,7 @@ class CommandDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedArray:
-    """An array of which all shards that belong on one node are there; it lies on `devices` of the cluster."""
+    """An array with all shards of one node present; its layout is over `devices` of the cluster."""
 
     array_id: int
     size_bytes: int
@@ -128,7 +126,7 @@ class LoadRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInfo:
-    """What the state machine knows of a compiled plan; `payload` is for the shell only.
+    """The state machine's view of a compiled plan; `payload` is for the shell only.
 
     donated: argument numbers whose buffers the program reuses.
     output_bytes: logical bytes of each output.
@@ -314,7 +312,7 @@ class FinishOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortOnWorkers:
-    """The step that runs under this number failed on a node: `nodes`, which go on with it, shall not wait for it."""
+    """The step running under this number failed on a node: `nodes`, still running it, shall not wait for it."""
 
     sequence: int
     nodes: frozenset[int]
@@ -323,7 +321,7 @@ class AbortOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOnWorkers:
-    """Free arrays; with `error`, they will never exist and that is why."""
+    """Frees arrays; with `error`, they will never exist, for this reason."""
 
     sequence: int
     session_id: str
@@ -341,7 +339,7 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A call goes on: what it waits for now."""
+    """A call goes on, with a new reason of its wait."""
 
     call: int
     phase: str

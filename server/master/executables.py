@@ -1,4 +1,4 @@
-"""From a plan to what executors load: one program, or the programs and tasks of a pipeline."""
+"""From a plan to the executors' load messages: one program, or the programs and tasks of a pipeline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NodesOf = Callable[[range], frozenset[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """A compiled program, as executors get it. nodes: those that run it."""
+    """A compiled program in the executors' form. nodes: those that run it."""
 
     compiled: CompiledProgram
     nodes: frozenset[int]
@@ -43,7 +43,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What executors load. binaries: by the program's name; "" of a plan that is one program."""
+    """The executors' load. binaries: by the program's name; "" in a single-program plan."""
 
     record: PlanRecord
     binaries: Mapping[str, Binary]
@@ -87,26 +87,26 @@ def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, 
 
 
 def _binaries_of(plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf) -> dict[str, Binary]:
-    nodes = [nodes_of(plan.stages[each.stage].devices) for each in plan.programs]
+    nodes = [nodes_of(plan.stages[program.stage].devices) for program in plan.programs]
     compiled = compiler.compile_all(
         [
             CompileJob(
-                name=f"{each.name} of stage {each.stage}",
-                hlo_text=each.plan.require_hlo(),
-                plan=each.plan,
+                name=f"{program.name} of stage {program.stage}",
+                hlo_text=program.plan.require_hlo(),
+                plan=program.plan,
                 want_executable=len(owners) == 1,
             )
-            for each, owners in zip(plan.programs, nodes, strict=True)
+            for program, owners in zip(plan.programs, nodes, strict=True)
         ]
     )
     return {
-        each.name: Binary(compiled=made, nodes=owners)
-        for each, made, owners in zip(plan.programs, compiled, nodes, strict=True)
+        program.name: Binary(compiled=made, nodes=owners)
+        for program, made, owners in zip(plan.programs, compiled, nodes, strict=True)
     }
 
 
 def _find_aliased(plan: PipelinePlan) -> frozenset[int]:
-    """Positions of the arguments that outputs take the place of."""
+    """Positions of the arguments replaced by outputs."""
     return frozenset(entry.alias for entry in plan.outputs if entry.alias is not None)
 
 
@@ -117,7 +117,7 @@ def _entry_layout(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStag
 
 # ---- loading -------------------------------------------------------------------
 def load_messages(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[ExecutorMessage]:
-    """Every program to the nodes that run it, then to all nodes what to make of them."""
+    """Every program to its nodes, then to all nodes the executable made of them."""
     payload: Payload = command.program.payload
     executable_id = command.program.plan_id
     for name, binary in payload.binaries.items():
@@ -179,7 +179,7 @@ def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: For
 
 
 def peers_of(formation: Formation) -> list[worker_pb2.Peer]:
-    """Which node owns which devices, and where its transfer server is."""
+    """Owner and transfer server of every device."""
     return [
         worker_pb2.Peer(
             node=node,
@@ -210,7 +210,7 @@ def _stage_program(program: PipelineProgram, stage: PipelineStage, binary: Binar
 
 # ---- telling -------------------------------------------------------------------
 def load_result(program: ev.ProgramInfo) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan."""
+    """The client's view of a loaded plan."""
     payload: Payload = program.payload
     plan = payload.record.plan
     if not isinstance(plan, PipelinePlan):
@@ -224,7 +224,7 @@ def load_result(program: ev.ProgramInfo) -> master_pb2.LoadResult:
 
 
 def dump_texts(program: ev.ProgramInfo) -> Iterator[tuple[str, str, bytes]]:
-    """(program, form, gzip-compressed text), as a `DumpPlanReply` says it."""
+    """(program, form, gzip-compressed text), in a `DumpPlanReply`'s terms."""
     payload: Payload = program.payload
     for name, binary in payload.binaries.items():
         yield name, "mlir", wire.compress_text(binary.compiled.stablehlo)

@@ -133,7 +133,7 @@ class Formation:
         return "ready" if self.phase == "ready" else "starting"
 
     def detail_of(self, index: int) -> str:
-        """What is known of a node beyond its state, for people: why it is not there."""
+        """A node's known details beyond its state, for people: the reason of its absence."""
         record = self.nodes[index]
         if record.daemon is not None:
             return record.detail
@@ -356,9 +356,9 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def _positions(members: tuple[Member, ...]) -> dict[int, range]:
-    found: dict[int, range] = {}
+    devices_of_node: dict[int, range] = {}
     first = 0
     for member in members:
-        found[member.index] = range(first, first + member.device_count)
+        devices_of_node[member.index] = range(first, first + member.device_count)
         first += member.device_count
-    return found
+    return devices_of_node

@@ -43,7 +43,7 @@ class PlannerChild:
         return self._process.poll() is None
 
     def plan(self, blobs: list[bytes], listener: ProgressListener) -> bytes:
-        """Blocking. JSON of the plan; raises what the planner raised, InternalError where it died."""
+        """Blocking. JSON of the plan; raises the planner's errors, InternalError if it died."""
         stdin, stdout = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         try:
             write_message(stdin, {}, blobs)

@@ -64,7 +64,7 @@ def current_save(session: Session) -> Save | None:
 
 
 def is_file_work(command: ev.ToWorkers) -> bool:
-    """Whether no worker waits for another in it: where one fails, the others end by themselves."""
+    """Whether it has no waits between workers: after one fails, the others end by themselves."""
     if isinstance(command, ev.RunOnWorkers):
         return command.step.files is not None
     return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers)

@@ -1,4 +1,4 @@
-"""The master's gRPC service for clients: each method turns messages into events and waits for what comes of them."""
+"""The master's gRPC service for clients: each method turns messages into events and waits for their outcome."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the master knows of one session: arrays, executables, numbered steps.
+"""The master's state of one session: arrays, executables, numbered steps.
 
-Steps and releases of a session form one queue; its head is dispatched as soon
-as everything that it reads is there, so dispatch order is number order on
-every executor. Life of an array id:
+Steps and releases of a session form one queue; its head is dispatched once all its arguments are there: dispatch order
+is number order on every executor. Life of an array id:
 
 | state     | meaning                                        | a step that reads it       |
 |-----------|------------------------------------------------|----------------------------|
@@ -272,19 +271,19 @@ class Session:
             saves.start(self, step, now_s)
 
     def finish(self, number: int, outcome: StepOutcome) -> None:
-        """Keep what step `number` ended with, and forget what no client may ask for again."""
+        """Keep the outcome of step `number`, and forget outcomes no client may ask for again."""
         self.running.pop(number, None)
         self.outcomes[number] = outcome
         self.outcomes.pop(number - 2 * self.limits.pending_steps, None)
 
     def check_invariants(self) -> None:
         queued = [item.request.number for item in self.queue if isinstance(item.request, StepRequested)]
-        known = [*self.outcomes, *self.running, *queued]
-        assert len(set(known)) == len(known), "a step number is in one place only"
-        assert all(0 < number <= self.last_number for number in known)
+        numbers = [*self.outcomes, *self.running, *queued]
+        assert len(set(numbers)) == len(numbers), "a step number is in one place only"
+        assert all(0 < number <= self.last_number for number in numbers)
         assert queued == sorted(queued), "steps wait in the order of their numbers"
         oldest = self.last_number - self.limits.pending_steps
-        assert all(number in known for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
+        assert all(number in numbers for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
         assert self.array_bytes == sum(self.arrays.values())
         assert not self.arrays.keys() & self.drop_reasons.keys(), "an array is there or gone"
         assert self.arriving.keys() <= self.arrays.keys()

@@ -153,7 +153,7 @@ class MasterState:
         return finish(self, item) if finish is not None else []
 
     def _abort(self, item: Pending) -> Commands:
-        """A step failed on one node: those that go on may be waiting for what it was to send."""
+        """A step failed on one node: the others may be waiting on its transfers."""
         if not isinstance(item.command, ev.RunOnWorkers) or item.error is None:
             return []
         return [ev.AbortOnWorkers(sequence=item.command.sequence, nodes=frozenset(item.waiting), error=item.error)]
@@ -256,7 +256,7 @@ class MasterState:
         return [*commands, *self._advance(session)]
 
     def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
-        """Free an array that was put although the session is full; whoever asks for it is told."""
+        """Free an array uploaded to a full session; its readers are told."""
         session.drop_array(array_id, error)
         return self._broadcast(
             lambda sequence: ev.ReleaseOnWorkers(
@@ -384,7 +384,7 @@ class MasterState:
         return self._advance(session)
 
     def _advance(self, session: Session) -> Commands:
-        """Dispatch from the head of the queue as long as it can go."""
+        """Dispatch from the head of the queue, until it has to wait."""
         commands: Commands = []
         queue: deque[QueuedRequest] = session.queue
         while queue:
@@ -416,7 +416,7 @@ class MasterState:
         return session.is_open and session.is_loaded(step) and not session.missing_arguments(step)
 
     def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
-        """A step that never reaches the workers; whoever waits for its outputs there is told."""
+        """A step that never reaches the workers; clients waiting on its outputs are told."""
         outputs = tuple(array_id for array_id in step.outputs if array_id and array_id not in session.arrays)
         for array_id in outputs:
             session.drop_array(array_id, error)
@@ -467,7 +467,7 @@ class MasterState:
 
     # ---- invariants --------------------------------------------------------
     def check_invariants(self) -> None:
-        """What holds between any two events; AssertionError where it does not."""
+        """Invariants between any two events; AssertionError on violation."""
         self.formation.check_invariants()
         is_ready = self.formation.phase == "ready"
         assert bool(self.pending) <= is_ready, "nothing is pending without a cluster"

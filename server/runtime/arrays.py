@@ -54,7 +54,7 @@ class ArrayStore:
             self._changed.notify_all()
 
     def add(self, session_id: str, arrays: Iterable[tuple[int, StoredArray]]) -> None:
-        """Raises ArrayError for an id in use, SessionError for a session that is not open."""
+        """Raises ArrayError on an id in use, SessionError on a session that is not open."""
         with self._changed:
             session = self._session(session_id)
             for array_id, stored in arrays:
@@ -69,7 +69,7 @@ class ArrayStore:
             self._session(session_id)
 
     def get_all(self, session_id: str, array_ids: Iterable[int]) -> list[StoredArray]:
-        """Raises ArrayError that names the first that is not there, and says why."""
+        """Raises ArrayError naming the first missing one, and the reason."""
         with self._changed:
             session = self._session(session_id)
             return [self._find(session, array_id) or _raise_missing(array_id) for array_id in array_ids]
@@ -91,7 +91,7 @@ class ArrayStore:
         return found
 
     def find(self, session_id: str, array_id: int) -> StoredArray | None:
-        """The array, or None where this node holds nothing of it; raises why it is gone, where it was here."""
+        """The array, or None if this node holds nothing of it; raises the reason of a deleted one."""
         with self._changed:
             return self._find(self._session(session_id), array_id)
 

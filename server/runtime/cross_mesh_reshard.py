@@ -1,7 +1,7 @@
-"""A value on its way from one stage to another: cut, sent, put together again.
+"""A value's reshard between two stages: cut, sent, put together.
 
-Both ends plan the same move (`moves.plan_resharding`) and number its pieces alike, so that nothing has to be agreed on
-while a step runs.
+Both ends plan the same move (`moves.plan_resharding`) and number its pieces equally: nothing has to be agreed on while
+a step runs.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _OnDevice = Callable[..., jax.Array]
 
 @lru_cache(maxsize=4096)
 def _compile_cutter(bounds: _Bounds) -> _OnDevice:
-    return jax.jit(lambda shard: shard[tuple(slice(*each) for each in bounds)])
+    return jax.jit(lambda shard: shard[tuple(slice(*bound) for bound in bounds)])
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,7 @@
 """Carries out the master's commands on this process' devices, in order.
 
-The thread that reads commands also dispatches steps: XLA runs them
-asynchronously, so the next step is dispatched while this one computes. A
-second thread waits for results, in the order of dispatch, and reports them.
+The thread that reads commands also dispatches steps: XLA runs them asynchronously: the next step is dispatched while
+this one computes. A second thread waits for results, in the order of dispatch, and reports them.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DispatchedStep:
-    """A step on its way: `markers` are results to wait for, `read_back` and `checks` what the reply tells of."""
+    """A step on its way. markers: results to wait for. read_back, checks: contents of the reply."""
 
     sequence: int
     number: int
@@ -66,7 +65,7 @@ class _DispatchedStep:
 class Executor:
     """One per executor process. `handle` is called by one thread; `abort` and `report` may be called by any.
 
-    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait for what another stage sends.
+    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class Executor:
         self._executables[load.session_id, load.executable_id] = executable if executable.runner.stages else None
 
     def abort(self, sequence: int, error: ShardwrightError) -> None:
-        """A step failed elsewhere: stop waiting for what will not come. Unlike a command, this takes no turn."""
+        """A step failed elsewhere: stop waiting for its transfers. Unlike a command, this takes no turn."""
         self._stops.abort(sequence, error)
 
     # ---- steps -------------------------------------------------------------
@@ -207,18 +206,18 @@ class Executor:
             store.add(session_id, inline)
         results, records = self._run_executable(sequence, step, executable)
         outputs = zip(step.outputs, results, strict=True)
-        made = [(array_id, stored) for array_id, stored in outputs if stored and array_id]
-        store.add(session_id, made)
+        made_arrays = [(array_id, stored) for array_id, stored in outputs if stored and array_id]
+        store.add(session_id, made_arrays)
         wanted = set(step.read_back)
         return _DispatchedStep(
             sequence=sequence,
             number=step.number,
             session_id=session_id,
-            outputs=tuple(array_id for array_id, _ in made),
+            outputs=tuple(array_id for array_id, _ in made_arrays),
             markers=executable.markers([stored.value for stored in results if stored]),
-            read_back=tuple(item for item in made if item[0] in wanted),
+            read_back=tuple(item for item in made_arrays if item[0] in wanted),
             records=tuple(records),
-            checks=dispatch_checks(made, step),
+            checks=dispatch_checks(made_arrays, step),
             started_s=started_s,
         )
 
@@ -228,8 +227,8 @@ class Executor:
         """Dispatch it on the step's arguments; afterwards those that it donates are gone, whether it ran or not."""
         session_id, ids = step.session_id, tuple(step.arguments)
         here = executable.arguments_here
-        found = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
-        arrays = [next(found) if is_here else None for is_here in here]
+        argument_arrays = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
+        arrays = [next(argument_arrays) if is_here else None for is_here in here]
         records = executable.new_records() if step.trace else []
         try:
             return executable.run(sequence, self._stops.of(sequence), arrays, records), records
@@ -239,15 +238,15 @@ class Executor:
                 self._store.drop(session_id, [ids[number] for number in executable.donated], why)
 
     def _move_step(self, sequence: int, order: worker_pb2.RunStep) -> _DispatchedStep:
-        """Copies of arrays that lie otherwise: what is here is sent, what is to be here is received."""
+        """Reshard arrays: send the pieces present here, receive those of the targets here."""
         started_s = time.perf_counter()
         step, stop = order.step, self._stops.of(sequence)
         self._store.drop(step.session_id, step.released)
         ids, outputs, arriving = iter(step.arguments), iter(enumerate(step.outputs)), []
         for array in step.move.arrays:
             sources = tuple(_section(part) for part in array.sources)
-            taken = [next(ids) for _ in sources]
-            here = {number: taken[number] for number, each in enumerate(sources) if is_here(each.layout)}
+            used_ids = [next(ids) for _ in sources]
+            here = {number: used_ids[number] for number, source in enumerate(sources) if is_here(source.layout)}
             stored = self._store.get_all(step.session_id, here.values())
             for target in map(_section, array.targets):
                 output, made_id = next(outputs)
@@ -256,21 +255,21 @@ class Executor:
                     move.send(first, section.value, number)
                 if is_here(target.layout):
                     arriving.append((made_id, move.receive(first), target.layout))
-        made = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
-        self._store.add(step.session_id, made)
+        received = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
+        self._store.add(step.session_id, received)
         return _DispatchedStep(
             sequence=sequence,
             number=step.number,
             session_id=step.session_id,
-            outputs=tuple(array_id for array_id, _ in made),
-            markers=tuple(stored.value for _, stored in made),
+            outputs=tuple(array_id for array_id, _ in received),
+            markers=tuple(stored.value for _, stored in received),
             started_s=started_s,
         )
 
     def _cross_mesh_reshard(
         self, sources: tuple[RowSection, ...], target: RowSection, peers: Iterable[worker_pb2.Peer]
     ) -> CrossMeshReshard:
-        """The same one whenever arrays move so: peers are those of the generation."""
+        """One per kind of reshard: its peers are those of the generation."""
         if (sources, target) not in self._handovers:
             nodes, addresses = locate_devices(peers)
             self._handovers[sources, target] = CrossMeshReshard(
@@ -316,7 +315,7 @@ class Executor:
         not_finite: list[master_pb2.NotFinite] = []
         try:
             not_finite += [finding for check in step.checks if (finding := check.finding()) is not None]
-            read = [self._read(array_id, stored) for array_id, stored in step.read_back]
+            contents = [self._read(array_id, stored) for array_id, stored in step.read_back]
             for marker in step.markers:
                 if not marker.is_deleted():
                     marker.block_until_ready()
@@ -330,11 +329,11 @@ class Executor:
             self._store.drop(step.session_id, step.outputs, error)
             self._report_done(step.sequence, error)
             return
-        values = [value for value in read if value is not None]
+        values = [value for value in contents if value is not None]
         self._report_done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records, not_finite)
 
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
-        """A small output for the reply, or None where it is large, elsewhere, or donated meanwhile."""
+        """A small output of the reply, or None if it is large, elsewhere, or donated meanwhile."""
         layout = stored.layout
         if layout.size_bytes > self._read_back_bytes or stored.value.is_deleted():
             return None

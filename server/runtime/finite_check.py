@@ -1,4 +1,4 @@
-"""NaNs and infinities in what a step leaves, looked for where it lies: one flag of each shard is read, no contents."""
+"""Looks for NaNs and infinities in a step's results on their devices: one flag of each shard is read, no contents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FiniteCheck:
     flags: tuple[jax.Array, ...]
 
     def finding(self) -> master_pb2.NotFinite | None:
-        """Waits for the flags; None where all is well."""
+        """Waits for the flags; None if all values are finite."""
         nans, infs = ([bool(flag[kind]) for flag in map(jax.device_get, self.flags)] for kind in (0, 1))
         if not any(nans) and not any(infs):
             return None
@@ -35,7 +35,7 @@ class FiniteCheck:
 def dispatch_checks(
     arrays: Iterable[tuple[int, StoredArray]], step: master_pb2.RunStepsRequest
 ) -> tuple[FiniteCheck, ...]:
-    """Dispatch what `step` asks for, on the devices that hold the arrays; of those without such values, nothing."""
+    """Dispatch the checks of `step` on the devices holding the arrays; types without such values are skipped."""
     if not (step.check_nans or step.check_infs):
         return ()
     kinds = (step.check_nans, step.check_infs)

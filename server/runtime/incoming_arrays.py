@@ -1,4 +1,4 @@
-"""Arrays that come to the data port as runs of bytes."""
+"""Arrays arriving at the data port in runs of bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ALIGNMENT_BYTES = 64
 
 
 class IncomingArray:
-    """An array of which the shards at `devices` come one after another; each goes to all holders on this node.
+    """An array whose shards at `devices` come one after another; each goes to all holders on this node.
 
-    Raises ArrayError where the devices do not fit the layout, ResourceLimitError past `limit_bytes`.
+    Raises ArrayError if the devices do not fit the layout, ResourceLimitError past `limit_bytes`.
     """
 
     def __init__(self, array_id: int, layout: Layout, devices: Iterable[int], *, limit_bytes: int) -> None:
@@ -41,7 +41,7 @@ class IncomingArray:
         return not self._empty
 
     def take(self, data: np.ndarray) -> np.ndarray:
-        """Fills pieces with bytes; returns what is left of them."""
+        """Fill pieces with bytes; returns the rest."""
         while self._empty and data.size:
             piece = self._empty.popleft()
             count = min(piece.size, data.size)
@@ -71,7 +71,7 @@ class IncomingArrays:
         self._announced_bytes += array.size_bytes
 
     def take(self, chunk: bytes | memoryview) -> Iterator[tuple[int, StoredArray]]:
-        """(id, array) of those that are complete with the chunk. Raises ArrayError for bytes that nobody announced."""
+        """(id, array) of arrays completed by the chunk. Raises ArrayError on unannounced bytes."""
         data = np.frombuffer(chunk, np.uint8)
         self._received_bytes += data.size
         if self._received_bytes > self._announced_bytes:
@@ -84,7 +84,7 @@ class IncomingArrays:
             yield array.array_id, array.to_stored_array()
 
     def require_none(self) -> None:
-        """Raises ArrayError where the contents ended early."""
+        """Raises ArrayError if the contents ended early."""
         if self._waiting:
             raise ArrayError(f"the upload ended after {self._received_bytes} of {self._announced_bytes} bytes")
 

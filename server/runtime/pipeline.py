@@ -1,4 +1,4 @@
-"""An executable of several stages, as far as this node takes part in it."""
+"""This node's part of an executable of several stages."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class PipelineExecutable:
     def run(
         self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord] = ()
     ) -> list[StoredArray | None]:
-        """Dispatch one step; per output its array, or None where it lies elsewhere. `arrays`: likewise, per argument.
+        """Dispatch one step; per output its array, or None if it is elsewhere. `arrays`: likewise, per argument.
 
         Raises the error of the stage that failed first.
         """
-        taken: dict[int, Buffers] = {}
+        arguments: dict[int, Buffers] = {}
         for entry, array in zip(self.arguments, arrays, strict=True):
             if entry is not None and array is not None:
                 stage, buffer, _ = entry
-                taken.setdefault(stage, {})[buffer] = array.value
+                arguments.setdefault(stage, {})[buffer] = array.value
         try:
-            done = self.runner.run(sequence, stop, taken, {record.stage: record for record in records})
+            done = self.runner.run(sequence, stop, arguments, {record.stage: record for record in records})
         except Exception:
             self.transport.forget(sequence)
             raise
@@ -116,7 +116,7 @@ def load_pipeline(
 
 
 def locate_devices(peers: Iterable[worker_pb2.Peer]) -> tuple[dict[int, int], dict[int, str]]:
-    """By device position, its node, and where that node's transfer server is."""
+    """By device position, its node, and the address of that node's transfer server."""
     owners = {at: peer for peer in peers for at in _devices(peer.first_device, peer.device_count)}
     nodes = {at: peer.node for at, peer in owners.items()}
     return nodes, {at: peer.transfer_address for at, peer in owners.items()}
@@ -184,14 +184,14 @@ class _CrossMeshReshards:
 
     def of(self, tasks: Iterable[Task]) -> dict[int, CrossMeshReshard]:
         """By transfer number, of the sends and receives among the tasks of a stage."""
-        found = {}
+        reshards = {}
         for task in tasks:
             if task.transfer is not None and task.peer is not None:
                 is_send = task.kind == "send"
                 value = (task.reads if is_send else task.writes)[0].value
                 ends = (task.stage, task.peer) if is_send else (task.peer, task.stage)
-                found[task.transfer] = self._between(value, *ends)
-        return found
+                reshards[task.transfer] = self._between(value, *ends)
+        return reshards
 
     def _between(self, value: str, source: int, target: int) -> CrossMeshReshard:
         key = (value, source, target)

@@ -1,8 +1,8 @@
-"""Which boxes of an array travel from which device to which, so that it lies otherwise: pure arithmetic.
+"""Boxes of an array sent between devices to change its layout: pure arithmetic.
 
-Both layouts cut the array, or sections of its rows, into a grid of equal blocks. A device that is to hold a block of
-the target gets from every block of the source that overlaps it the overlap and nothing else; devices of one node that
-hold the same block get it once. Padding does not travel: it is zeros on both sides.
+Both layouts cut the array, or sections of its rows, into a grid of equal blocks. The holder of a target block receives
+its overlap with each source block and nothing else; devices of one node that hold the same block get it once. Padding
+does not travel: it is zeros on both sides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwright.layouts import Layout, Shard, Slices, distinct_shards
 
 @dataclass(frozen=True, slots=True)
 class RowSection:
-    """Rows of an array from `first_row` on, along its first dimension, and how they lie: as many as the layout has."""
+    """Rows of an array from `first_row` on, along its first dimension, and their layout, which gives their number."""
 
     layout: Layout
     first_row: int = 0
@@ -32,8 +32,8 @@ class RowSection:
         return self.layout.element_type, len(self.layout.shape), self.layout.shape[1:]
 
     def __str__(self) -> str:
-        kept = f"{self.layout.element_type}{list(self.layout.shape)}"
-        return f"{kept} from row {self.first_row} on" if self.first_row else kept
+        type_text = f"{self.layout.element_type}{list(self.layout.shape)}"
+        return f"{type_text} from row {self.first_row} on" if self.first_row else type_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +123,15 @@ _Overlap = tuple[int, slice]
 
 def _overlaps(shard: Shard, target: RowSection, source: RowSection) -> list[list[_Overlap]]:
     """Along each dimension, the blocks of the source that the shard has something of."""
-    found = []
+    overlaps = []
     sizes = zip(shard.slices, target.layout.shape, source.layout.shape, source.layout.shard_shape, strict=True)
     for dimension, (part, size, source_size, extent) in enumerate(sizes):
         shift = 0 if dimension else target.first_row - source.first_row
         first = max(min(part.start, size) + shift, 0)
         last = min(min(part.stop, size) + shift, source_size)
         starts = range(first // extent * extent, last, extent) if first < last else ()
-        found.append([(at, slice(max(first - at, 0), min(last - at, extent))) for at in starts])
-    return found
+        overlaps.append([(at, slice(max(first - at, 0), min(last - at, extent))) for at in starts])
+    return overlaps
 
 
 def _piece(

@@ -1,8 +1,8 @@
 """Runs the task lists of a pipelined step: one thread a stage, each down its list.
 
-Programs run asynchronously: the thread goes on as soon as one is dispatched, so that the next is there when the devices
-are free. Only what it receives is waited for, right before the program that reads it: a program that was dispatched
-waits for nothing but its own stage, and stages that share a process cannot hold each other up on its devices.
+Programs run asynchronously: the thread goes on once one is dispatched, and the next is there when the devices are free.
+Only received values are waited for, right before the program that reads them. A dispatched program waits for nothing
+but its own stage: stages in one process cannot hold each other up on its devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Buffers = dict[Buffer, jax.Array]
 
 
 class TaskProgram(Protocol):
-    """What a task that computes runs: `xla.runtime.LoadedProgram`, or something like it."""
+    """The program of a computing task: `xla.runtime.LoadedProgram`, or something like it."""
 
     def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Start it on its parameters in order; returns its outputs at once. Donated parameters are consumed."""
@@ -42,7 +42,7 @@ class TaskSpan:
 
 @dataclass(slots=True, kw_only=True)
 class StageRecord:
-    """What one stage did in a step that was measured. peak_bytes: of one device."""
+    """Measurements of one stage in one step. peak_bytes: of one device."""
 
     stage: int
     spans: list[TaskSpan] = field(default_factory=list)
@@ -62,7 +62,7 @@ class StageRecord:
 
 
 class _StageRun:
-    """One step on one stage. `arriving`: what was posted and not waited for yet. `position`: of the task at hand."""
+    """One step on one stage. `arriving`: posted receives not waited for yet. `position`: of the current task."""
 
     __slots__ = ("arguments", "arriving", "buffers", "position", "results", "sequence", "stop")
 
@@ -76,7 +76,7 @@ class _StageRun:
         self.position = 0
 
     def settle(self, buffers: Sequence[Buffer]) -> None:
-        """Wait for those that are still arriving."""
+        """Wait for the posted receives."""
         for buffer in buffers:
             incoming = self.arriving.pop(buffer, None)
             if incoming is not None:
@@ -90,8 +90,8 @@ _Start = Callable[[_StageRun], None]
 class StageRunner:
     """The list of one stage, ready to run.
 
-    programs: by the name that tasks call them. handovers: by transfer number, of the stage's sends and receives.
-    fixed: buffers that are there in every step, such as the numbers of the micro-batches.
+    programs: by the tasks' name of them. handovers: by transfer number, of the stage's sends and receives. fixed:
+    buffers present in every step, e.g. the numbers of the micro-batches.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class StageRunner:
         self._steps = [(task.reads, _start(task, programs, handovers), task.frees) for task in self.tasks]
 
     def run(self, sequence: int, stop: StopSignal, arguments: Buffers, record: StageRecord | None = None) -> Buffers:
-        """Do every task; returns what `fetch` took, still being computed perhaps.
+        """Run every task; returns the buffers of `fetch`, possibly still being computed.
 
-        With a record, every task is waited for and measured. Raises what `stop` says where another stage has failed,
-        else an ExecutionError (or an error of our own) that names stage and task; `stop` then says so to the others.
+        With a record, every task is waited for and measured. Raises the error of `stop` if another stage has failed,
+        else an ExecutionError (or an error of our own) that names stage and task; `stop` then passes it to the others.
         """
         run = _StageRun(sequence, stop, arguments, self._fixed)
         try:
@@ -158,15 +158,15 @@ class StageRunner:
             del run.buffers[buffer]
 
     def _error(self, run: _StageRun, caught: Exception) -> ShardwrightError:
-        position, found = self._find_first_failed(run) or (run.position, caught)
+        position, failure = self._find_first_failed(run) or (run.position, caught)
         where = f"stage {self.stage}, task {position} ({self.tasks[position]})"
-        if isinstance(found, ShardwrightError):
-            where = f"{where}: {found.where}" if found.where else where
-            return type(found)(found.message, where=where, remedy=found.remedy)
-        return execution_error(found, where)
+        if isinstance(failure, ShardwrightError):
+            where = f"{where}: {failure.where}" if failure.where else where
+            return type(failure)(failure.message, where=where, remedy=failure.remedy)
+        return execution_error(failure, where)
 
     def _find_first_failed(self, run: _StageRun) -> tuple[int, Exception] | None:
-        """The task whose program failed after it was dispatched, which only a later one noticed; and how."""
+        """The task whose program failed after dispatch, noticed only by a later one; and its error."""
         for position, task in enumerate(self.tasks[: run.position]):
             if not task.is_compute:
                 continue
@@ -180,7 +180,7 @@ class StageRunner:
 
 
 def execution_error(caught: Exception, where: str, remedy: str = "") -> ExecutionError:
-    """What XLA or JAX raised, in one line. remedy: where there is none for what happened."""
+    """An error of XLA or JAX, in one line. remedy: used when the error has none."""
     lines = str(caught).strip().splitlines()
     message = lines[0] if lines else type(caught).__name__
     if "RESOURCE_EXHAUSTED" in message:
@@ -189,7 +189,7 @@ def execution_error(caught: Exception, where: str, remedy: str = "") -> Executio
 
 
 def _start(task: Task, programs: Mapping[str, TaskProgram], handovers: Mapping[int, CrossMeshReshard]) -> _Start:
-    """What a task does, with everything looked up that is the same in every step."""
+    """A task's action, with all step-independent lookups done."""
     reads, writes, transfer = task.reads, task.writes, task.transfer
 
     def take(run: _StageRun) -> None:

@@ -1,7 +1,7 @@
-"""How a piece of an array gets from one device to another, on this node or elsewhere.
+"""Transport of array pieces between devices, on this node or elsewhere.
 
-Everything that stages hand to each other goes through `Transport`. What a backend has to keep, so that the task
-lists of `shardwright.tasks` run on it:
+All values between stages go through `Transport`. A backend must keep these rules to run the task lists of
+`shardwright.tasks`:
 
 - A piece has a number that the sender and the receiver know and no other piece of the generation has. Either side may
   come first, and a number is used once.
@@ -41,14 +41,14 @@ _STOP_POLL_S = 0.05
 
 
 def first_number(sequence: int, transfer: int) -> int:
-    """Number of the first piece of a transfer, in the step that the master gave this sequence number."""
+    """Number of the first piece of a transfer, in the step with this sequence number of the master."""
     return (sequence << TRANSFER_BITS | transfer) << PIECE_BITS
 
 
 class StopSignal:
-    """Ends the waits of one step: an error that somebody met, or too long a wait.
+    """Ends the waits of one step: an error, or too long a wait.
 
-    wait_s: the longest that one transfer may take, its sender's work included.
+    wait_s: the longest time of one transfer, its sender's work included.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -62,7 +62,7 @@ class StopSignal:
             self.error = self.error or error
 
     def check(self, since_s: float) -> None:
-        """Raises the error, or DeadlineError where the wait that began at `since_s` is too long."""
+        """Raises the error, or DeadlineError if the wait begun at `since_s` is too long."""
         if self.error is not None:
             raise self.error
         if time.monotonic() - since_s > self.wait_s:
@@ -100,7 +100,7 @@ class PendingPiece(Protocol):
     """A piece on its way."""
 
     def wait(self, stop: StopSignal) -> jax.Array:
-        """The piece on the receiver's device. Raises what `stop` says, or what went wrong."""
+        """The piece on the receiver's device. Raises the error of `stop`, or of the transfer."""
         ...
 
 
@@ -121,8 +121,9 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Between devices of this process. The copy begins once both sides are there, so that a receiver has no more on
-    its devices than it asked for, however far the sender is ahead."""
+    """Between devices of this process. The copy begins once both sides are there: a receiver holds no more on its
+    devices than requested, however far the sender is ahead.
+    """
 
     def __init__(self, devices: Mapping[int, jax.Device]) -> None:
         self._devices = devices
@@ -159,10 +160,10 @@ class LocalTransport:
 
     def forget(self, sequence: int) -> None:
         with self._changed:
-            kept: dict[int, Any]
-            for kept in (self._offered, self._posted, self._copied):
-                for number in [number for number in kept if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
-                    del kept[number]
+            pieces: dict[int, Any]
+            for pieces in (self._offered, self._posted, self._copied):
+                for number in [number for number in pieces if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
+                    del pieces[number]
 
 
 class _LocalPiece:
@@ -246,10 +247,10 @@ class NodeTransport:
 
 
 class Endpoint:
-    """This process' end of all transfers: its devices, by position, and where others reach it.
+    """This process' end of all transfers: its devices, by position, and its address.
 
-    host: where its transfer server is to listen, in a job of several processes. Like XLA's own collectives, that server
-    asks nobody for a token.
+    host: address of its transfer server, in a job of several processes. Like XLA's own collectives, that server checks
+    no token.
     """
 
     def __init__(self, devices: Mapping[int, jax.Device], host: str | None) -> None:

@@ -31,7 +31,7 @@ _log = logging.getLogger("shardwright.server")
 
 
 async def _await_connection(channel: grpc.aio.Channel) -> None:
-    """Wait for a connection; TimeoutError as soon as one attempt failed."""
+    """Wait for a connection; TimeoutError after the first failed attempt."""
     state = channel.get_state(try_to_connect=True)
     while state is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:

@@ -48,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, check, and write what was asked for; the explanation where nothing was."""
+    """Plans, checks, and writes the requested files; by default the explanation."""
     options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_text(arguments.file)

@@ -1,4 +1,4 @@
-"""`shardwright verify`: does the program that XLA partitions have the collectives that the plan predicts?"""
+"""`shardwright verify`: compares the collectives of XLA's partitioned program with the plan's prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
+"""Cost of a plan: seconds of compute and communication, bytes of memory, from hardware data."""
 
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, latency_share, wire_bytes

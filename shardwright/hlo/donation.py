@@ -1,8 +1,8 @@
-"""Arguments donated without saying for which output: `buffer_donor={ (0, {}) }` in a module's header.
+"""Arguments donated without a named output: `buffer_donor={ (0, {}) }` in a module's header.
 
-JAX writes `input_output_alias` where it can pair a donated argument with an output itself, and `buffer_donor` where
-that is left to the compiler: with `in_shardings` and no `out_shardings`, say. XLA then gives the argument's memory to
-an output of the same size (`OptimizeInputOutputBufferAlias`). Pairing by type, each output once, says so before.
+JAX writes `input_output_alias` if it can pair a donated argument with an output itself, and `buffer_donor` if the
+pairing is left to the compiler, e.g. with `in_shardings` and no `out_shardings`. XLA then gives the argument's memory
+to an output of the same size (`OptimizeInputOutputBufferAlias`). Pairing by type, each output once, predicts it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def pair_donors(
     for number in reversed(range(len(outputs))):
         if number not in aliases:
             free.setdefault(outputs[number], []).append(number)
-    found = {}
+    donor_of_output = {}
     for donor in sorted(set(donors) - set(aliases.values())):
-        left = free.get(arguments[donor])
-        if left:
-            found[left.pop()] = donor
-    return found
+        candidates = free.get(arguments[donor])
+        if candidates:
+            donor_of_output[candidates.pop()] = donor
+    return donor_of_output

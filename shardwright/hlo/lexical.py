@@ -125,10 +125,10 @@ def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) ->
     end = len(text) if end < 0 else end
     line_number = text.count("\n", 0, position) + 1
     column = position - start + 1
-    left = max(start, position - _EXCERPT)
-    right = min(end, position + _EXCERPT)
-    before = ("…" if left > start else "") + text[left:position]
-    after = text[position:right].rstrip("\r") + ("…" if right < end else "")
+    first = max(start, position - _EXCERPT)
+    last = min(end, position + _EXCERPT)
+    before = ("…" if first > start else "") + text[first:position]
+    after = text[position:last].rstrip("\r") + ("…" if last < end else "")
     caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
     raise HloSyntaxError(
         f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy

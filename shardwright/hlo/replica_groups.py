@@ -1,4 +1,4 @@
-"""Device groups of collectives, in the three forms that XLA prints."""
+"""Device groups of collectives, in XLA's three notations."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _mesh_groups(axes_text: str, ids_text: str | None, refs_text: str) -> Groups
 
 
 def _split_axes(axes: dict[str, int], refs_text: str) -> tuple[list[int], list[int]]:
-    """Mesh dimensions, cut where a reference takes part of an axis, and which of them are grouped, in order."""
+    """Mesh dimensions, cut at references to parts of an axis, and the grouped ones among them, in order."""
     refs: list[tuple[str, int, int]] = []
     for part in refs_text.split(",") if refs_text.strip() else []:
         match = _AXIS_REF.fullmatch(part)

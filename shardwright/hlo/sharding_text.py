@@ -1,4 +1,4 @@
-"""Checks of `sharding=` texts: XLA's own reader writes past its arrays where the device counts do not match."""
+"""Checks of `sharding=` texts: XLA's own reader writes past its arrays when the device counts do not match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AXIS_SIZE = re.compile(r"=\s*([0-9]{1,9})\s*(?:,|$)", re.ASCII)
 
 
 def check_sharding(text: str) -> None:
-    """Raise ValueError where a sharding's device list has not as many devices as its tiles."""
+    """Raises ValueError if a sharding's device list and tiles have different device counts."""
     tiles = list(_TILES.finditer(text))
     if len(tiles) != len(_TILES_START.findall(text)):
         raise ValueError("expected devices=[2,4]<=[8], devices=[2,4]<=[4,2]T(1,0) or devices=[2,1]0,1")

@@ -1,4 +1,4 @@
-"""A plan from JSON, each field checked: `decode`, and its parts for plans that hold several programs."""
+"""A plan from JSON, each field checked: `decode`, and its parts for plans of several programs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ TEXT_LIMIT_BYTES = 1 << 28
 
 
 def decode(text: str, hlo_text: str | None = None) -> Plan:
-    """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that
-    `hlo_text` is not the program the plan was made for."""
+    """Read `encode`'s JSON. Raises PlanError naming the wrong field, or if the plan was made for a program other than
+    `hlo_text`.
+    """
     return decode_data(read_json(text), hlo_text)
 
 
 def read_json(text: str) -> Any:
-    """The data of a JSON text; PlanError where it is none."""
+    """The data of a JSON text; PlanError if it is none."""
     try:
         return load_json(text)
     except JsonProblem as problem:
@@ -53,7 +54,7 @@ def read_json(text: str) -> Any:
 
 
 def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
-    """`decode` of what the JSON holds."""
+    """`decode` on the data of the JSON text."""
     version = _read_version(data)
     if version < (1, 3):
         _add_later_fields(data)
@@ -79,7 +80,7 @@ def digest_of(text: str) -> str:
 
 
 def _read_rewritten(reader: ObjectReader, digest: str) -> tuple[str, str | None]:
-    """(hash of the text that the planned program was rewritten from, or ''; the planned program where it is there)."""
+    """(hash of the original text of a rewritten program, or ''; the planned program if present)."""
     if not reader.has("rewritten"):
         return "", None
     row = reader.object("rewritten")
@@ -168,10 +169,10 @@ def _read_options(reader: ObjectReader) -> dict[str, OptionValue]:
 
 
 def _read_option(options: ObjectReader, name: str) -> OptionValue:
-    found = options.take(name)
-    if not isinstance(found, bool | int | str):
-        raise options.wrong(name, "true, false, a whole number or text", found)
-    return found
+    value = options.take(name)
+    if not isinstance(value, bool | int | str):
+        raise options.wrong(name, "true, false, a whole number or text", value)
+    return value
 
 
 def version_of(text: str) -> tuple[int, int]:

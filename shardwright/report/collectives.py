@@ -1,4 +1,4 @@
-"""Collectives that the plan predicted beside those that XLA put into the partitioned program, as text and data."""
+"""Predicted collectives of a plan beside XLA's in the partitioned program, in text and data."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
 
 
 def explain_collectives(plan: Plan, observed: Iterable[Observed], *, width: int = 110) -> str:
-    """The proof of a plan by the collectives of its program, as plain text."""
+    """The proof of a plan by its program's collectives, in plain text."""
     return explain_proof(prove(plan, observed), width=width)
 
 
 # ---- proofs ----------------------------------------------------------------------
 def explain_proof(proof: Proof, *, everything: bool = False, width: int = 110) -> str:
-    """Verdict, totals by kind, axes and cause, and what differs, as plain text; every line with `everything`."""
+    """Verdict, totals by kind, axes and cause, and the differences, in plain text; every line with `everything`."""
     return plain_text(render_proof(proof, everything=everything), width)
 
 
 def render_proof(proof: Proof, *, everything: bool = False) -> Group:
-    """The same as something that rich prints."""
+    """The same in a form printed by rich."""
     return Group(*_verdict(proof), *_totals(proof), *_differences(proof), *(_every_line(proof) if everything else ()))
 
 
 def proof_as_dict(proof: Proof) -> dict[str, Any]:
-    """A proof as plain data for `--json`; bytes of one device a step."""
+    """A proof in plain data, for `--json`; bytes of one device a step."""
     return {
         "module": proof.module_name,
         "mesh": proof.mesh.sizes,
@@ -133,7 +133,7 @@ def _every_line(proof: Proof) -> list[RenderableType]:
 
 
 def _group_lines(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
-    """Lines that differ only in numbers of their cause, the most bytes first."""
+    """Lines grouped when they differ only in numbers of their cause; the most bytes first."""
     groups: dict[tuple[object, ...], list[ProofLine]] = {}
     for line in lines:
         groups.setdefault((line.status, line.kind, line.over, _NUMBER.sub("#", _cause(line))), []).append(line)
@@ -165,5 +165,5 @@ def _cause(line: ProofLine) -> str:
 
 def _sources(lines: Sequence[ProofLine]) -> str:
     """The first source line, and how many others there are."""
-    found = list(dict.fromkeys(line.where for line in lines if line.where))
-    return found[0] + (f" +{len(found) - 1}" if len(found) > 1 else "") if found else ""
+    places = list(dict.fromkeys(line.where for line in lines if line.where))
+    return places[0] + (f" +{len(places) - 1}" if len(places) > 1 else "") if places else ""

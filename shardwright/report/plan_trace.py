@@ -1,4 +1,4 @@
-"""The trace of a plan: its predicted timeline above what a step of it measured."""
+"""The trace of a plan: its predicted timeline above a step's measurements."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def plan_trace(
     measured_s: float | None = None,
     node_of: Callable[[int], int] = lambda device: 0,
 ) -> dict[str, Any]:
-    """The step of a plan as a trace for Perfetto, as data for JSON (`trace.write_trace`).
+    """A plan's step in Perfetto's trace format, in data for JSON (`trace.write_trace`).
 
-    measured: the tasks of a pipeline's step, as measured; measured_s: seconds of a step of one program. node_of: node
-    of each device of the cluster, which says where what was measured on a node is shown.
+    measured: the measured tasks of a pipeline's step; measured_s: seconds of a step of one program. node_of: node of
+    each device of the cluster; it assigns measurements to tracks.
     """
     if isinstance(plan, PipelinePlan):
         graph, ranges = plan.tasks, [stage.devices for stage in plan.stages]
@@ -45,7 +45,7 @@ def plan_trace(
 
 
 def _one_program(plan: Plan) -> TaskGraph:
-    """A plan of one program as a graph of one task."""
+    """A graph of one task, for a plan of one program."""
     memory = plan.memory
     arguments, outputs = (
         StepValue(name=name, scope="step", sizes={0: size})

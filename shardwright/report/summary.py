@@ -1,4 +1,4 @@
-"""A plan in a few lines: what is split over what, what moves, what it takes."""
+"""A plan in a few lines: shardings, traffic, time and memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """(label, text) per line."""
     cost, memory = plan.cost, plan.memory
-    wire = sum(each.wire_bytes * each.count for each in plan.collectives)
+    wire = sum(collective.wire_bytes * collective.count for collective in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
-    known = _KNOWN_AS.match(cost.bound_scope)
-    chosen = f"{known[1]}, {chosen}" if known else chosen
+    match = _KNOWN_AS.match(cost.bound_scope)
+    chosen = f"{match[1]}, {chosen}" if match else chosen
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     arrival_s = _arrival_s(plan)
     parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _MIN_ARRIVAL * cost.step_s else ""
@@ -47,31 +47,31 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 def _runs(plan: Plan) -> str:
     """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
-    count, left = sum(each.count for each in plan.collectives), count_combined(plan.collectives)
-    return f"{count} collectives" + (f", {left} once combined" if left < count else "")
+    count, combined_count = sum(collective.count for collective in plan.collectives), count_combined(plan.collectives)
+    return f"{count} collectives" + (f", {combined_count} once combined" if combined_count < count else "")
 
 
 def _describe_compile_options(plan: Plan) -> str:
-    """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: what the prices take for granted."""
+    """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: options assumed by the prices."""
     options = ", ".join(f"{name}={value}" for name, value in plan.compile_options.items())
     return f", compiled with {options}" if options else ""
 
 
 def _arrival_s(plan: Plan) -> float:
-    """Seconds a step that arguments from the client take: what of the communication is no collective's."""
-    moving_s = sum(each.time_s for each in plan.collectives)
+    """Seconds a step of the client's arguments: communication outside the collectives."""
+    moving_s = sum(collective.time_s for collective in plan.collectives)
     return plan.cost.communication_s + plan.cost.hidden_s - moving_s
 
 
 def state_kinds(plan: Plan) -> list[tuple[str, list[VariablePlan]]]:
-    """Arguments by what they are: those not updated, parameters, and what an optimizer keeps for these."""
+    """Arguments by kind: those not updated, parameters, and their optimizer state."""
     state = [variable for variable in plan.parameters if variable.alias is not None]
     copies = is_copy(plan.parameters)
-    kept = [variable for variable in state if copies.get(variable.name, False)]
+    optimizer_state = [variable for variable in state if copies.get(variable.name, False)]
     return [
         ("inputs", [variable for variable in plan.parameters if variable.alias is None]),
         ("parameters", [variable for variable in state if not copies.get(variable.name, False)]),
-        ("optimizer", kept),
+        ("optimizer", optimizer_state),
     ]
 
 
@@ -79,7 +79,7 @@ def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
     """State counted, parameters and optimizer apart; the first few of all other arguments one by one."""
     (_, inputs), *state = state_kinds(plan)
     if inputs:
-        shown = [f"{each.name} {_input(each, plan)}" for each in inputs[:_SHOWN_INPUTS]]
+        shown = [f"{argument.name} {_input(argument, plan)}" for argument in inputs[:_SHOWN_INPUTS]]
         more = f", and {len(inputs) - _SHOWN_INPUTS} more" if len(inputs) > _SHOWN_INPUTS else ""
         yield "inputs", ", ".join(shown) + more
     for kind, variables in state:

@@ -1,7 +1,7 @@
-"""Tasks: from the programs of a pipelined step to ordered lists that workers run, and to the time they will take.
+"""Tasks: from the programs of a pipelined step to ordered task lists of workers, and their predicted times.
 
-`StepSpec` says what there is; `task_graph` puts it in the order of a `Schedule` and derives what is sent and when
-buffers go; `simulate` tells when everything happens. Pure data and functions.
+`StepSpec` describes the step's programs and values; `task_graph` puts them in the order of a `Schedule` and derives
+transfers and buffer lifetimes; `simulate` predicts all times. Pure data and functions.
 """
 
 from shardwright.tasks.build import task_graph

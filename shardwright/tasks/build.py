@@ -1,6 +1,6 @@
-"""From pieces and a schedule to the task graph: who runs when, what is sent where, when buffers go.
+"""From pieces and a schedule to the task graph: order of programs, transfers, lifetimes of buffers.
 
-A value goes straight from the stage that makes it to every stage that reads it, once, whatever lies between.
+A value goes straight from its producer's stage to every consumer's stage, once, regardless of stages in between.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Groups = list[list[Task]]
 def task_graph(pieces: StepSpec, schedule: Schedule) -> TaskGraph:
     """The checked task graph of a step.
 
-    Raises PlanError where the pieces do not fit together (a value that nobody writes, two that write it, …),
-    OptionError where the schedule does not suit the chunks.
+    Raises PlanError if the pieces do not fit together (a value with no writer, two writers, …), OptionError if the
+    schedule does not suit the chunks.
     """
     orders = schedule.orders(pieces.stage_of_chunk, pieces.micro_batches)
     step = _TaskBuilder(pieces)
@@ -92,15 +92,15 @@ class _TaskBuilder:
         for name, scope in self._scopes.items():
             makers = [p for p in self._written_by[name] if scope == "micro_batch" or name not in p.donates]
             if len(makers) + (name in given) != 1:
-                made = ", ".join(p.program for p in makers) or "nothing"
-                raise PlanError(f"{name} is written by {made}{' and is an argument' if name in given else ''}")
+                programs = ", ".join(p.program for p in makers) or "nothing"
+                raise PlanError(f"{name} is written by {programs}{' and is an argument' if name in given else ''}")
 
     def _buffer(self, name: str, micro_batch: int | None) -> Buffer:
         key = (name, micro_batch if name == MICRO_BATCH or self._scopes[name] == "micro_batch" else None)
         return self._buffers.setdefault(key, Buffer(*key))
 
     def _buffers_of(self, names: Iterable[str], micro_batch: int | None) -> tuple[Buffer, ...]:
-        """Of one micro-batch; where there is none, of all of them."""
+        """Buffers of one micro-batch; without one, of all of them."""
         if micro_batch is not None:
             return tuple(self._buffer(name, micro_batch) for name in names)
         return tuple(
@@ -126,34 +126,34 @@ class _TaskBuilder:
     # ---- order ---------------------------------------------------------
 
     def groups(self, stage: int, order: CellOrder) -> Groups:
-        """What the stage computes, in order, without sends and receives."""
-        taken = self._buffers_of(self._ends(self._pieces.arguments, stage), None)
-        left = self._buffers_of(self._ends(self._pieces.outputs, stage), None)
+        """The computations of a stage, in order, without sends and receives."""
+        inputs = self._buffers_of(self._ends(self._pieces.arguments, stage), None)
+        results = self._buffers_of(self._ends(self._pieces.outputs, stage), None)
         return [
             *(
-                [[Task(kind="input", stage=stage, writes=taken, time_s=self._pieces.arrivals_s.get(stage, 0.0))]]
-                if taken
+                [[Task(kind="input", stage=stage, writes=inputs, time_s=self._pieces.arrivals_s.get(stage, 0.0))]]
+                if inputs
                 else []
             ),
             *([self._task(piece, None)] for piece in self._once["start"] if piece.stage == stage),
             *self._micro(stage, order),
             *([self._task(piece, None)] for piece in self._once["apply"] if piece.stage == stage),
-            *([[Task(kind="fetch", stage=stage, reads=left)]] if left else []),
+            *([[Task(kind="fetch", stage=stage, reads=results)]] if results else []),
         ]
 
     def _ends(self, pairs: Sequence[tuple[str, int]], stage: int) -> list[str]:
         return [name for name, at in pairs if at == stage]
 
     def _sort_pieces(self, kind: str) -> list[ProgramSpec]:
-        """Pieces that run once, each after those whose values it reads, on any stage."""
+        """Pieces that run once, each after the producers of its operands, on any stage."""
         done: set[str] = set()
         waiting = self._of_kind(kind)
-        made = {name for piece in waiting for name in piece.writes if name not in piece.donates}
+        produced = {name for piece in waiting for name in piece.writes if name not in piece.donates}
         ordered = []
         while waiting:
-            piece = next((p for p in waiting if all(name in done or name not in made for name in p.reads)), None)
+            piece = next((p for p in waiting if all(name in done or name not in produced for name in p.reads)), None)
             if piece is None:
-                names = ", ".join(each.program for each in waiting)
+                names = ", ".join(waiting_piece.program for waiting_piece in waiting)
                 raise PlanError(f"{names} wait for each other", where=f"{kind} pieces")
             waiting.remove(piece)
             done.update(piece.writes)
@@ -183,16 +183,16 @@ class _TaskBuilder:
     # ---- transfers -----------------------------------------------------
 
     def routes(self, groups: Sequence[Groups]) -> list[_SentBuffer]:
-        """What goes from one stage to another, in a fixed order."""
-        made: dict[Buffer, tuple[int, Slot]] = {}
+        """The transfers between stages, in a fixed order."""
+        producers: dict[Buffer, tuple[int, Slot]] = {}
         here: list[set[Buffer]] = []
         for stage, own in enumerate(groups):
             written = set()
             for slot, task in _slots(own):
                 for buffer in task.writes:
                     written.add(buffer)
-                    if task.kind != "input" or buffer not in made:
-                        made[buffer] = (stage, slot)
+                    if task.kind != "input" or buffer not in producers:
+                        producers[buffer] = (stage, slot)
             here.append(written)
         sent = []
         for stage, own in enumerate(groups):
@@ -201,15 +201,15 @@ class _TaskBuilder:
                 for buffer in task.reads:
                     if buffer in here[stage] or buffer in fetched or buffer.value == MICRO_BATCH:
                         continue
-                    if buffer not in made:
+                    if buffer not in producers:
                         raise PlanError(f"{task} of stage {stage} reads {buffer}, which nothing writes")
                     fetched.add(buffer)
-                    sent.append(_SentBuffer(buffer, Route(*made[buffer], stage, slot)))
+                    sent.append(_SentBuffer(buffer, Route(*producers[buffer], stage, slot)))
         return sent
 
     def lists(self, groups: Sequence[Groups], sent: Sequence[_SentBuffer]) -> Iterator[list[Task]]:
         """Per stage the groups with sends and receives between them."""
-        woven = place_transfers([each.route for each in sent], len(groups))
+        woven = place_transfers([buffer.route for buffer in sent], len(groups))
         for stage, (own, (receives, sends)) in enumerate(zip(groups, woven, strict=True)):
             tasks = []
             for number, group in enumerate(own):
@@ -245,7 +245,7 @@ def _slots(groups: Groups) -> Iterator[tuple[Slot, Task]]:
 
 
 def _free_after_last_use(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """The tasks, each with `frees`: what no later one of the stage reads, writes or hands over."""
+    """The tasks, each with `frees`: buffers not read, written or handed over later on the stage."""
     needed: set[Buffer] = set()
     out = []
     for task in reversed(tasks):

@@ -1,4 +1,6 @@
-"""What must hold for any task graph, whoever made it: the lists can be run to their end, and leave nothing behind."""
+"""Invariants of any task graph, independent of its builder: the lists can run to their end, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from shardwright.tasks.graph import COMPUTE_KINDS, MICRO_BATCH, TASK_KINDS, Buff
 def check(graph: TaskGraph) -> None:
     """Raises PlanCheckError naming stage and task.
 
-    Found are: a buffer read before it is written or after it is dropped, kept after its last use, or written over; a
-    transfer with one end, or in another order at its ends; tasks that wait for each other without end.
+    Errors found: a buffer read before it is written or after it is dropped, kept after its last use, or written over; a
+    transfer with one end, or in another order at its ends; tasks in a deadlock.
     """
     if len(graph.sizes) != len(graph.stages):
         raise PlanCheckError(f"sizes are given for {len(graph.sizes)} stages, tasks for {len(graph.stages)}")
@@ -125,10 +127,10 @@ def _check_end(graph: TaskGraph) -> None:
 
 
 def channel_capacity(graph: TaskGraph) -> int:
-    """How many transfers one direction between two stages must take in before the receiver has posted them.
+    """Number of transfers one direction between two stages must accept before the receiver has posted them.
 
-    With fewer places a send that blocks would leave stages waiting for each other. Of a checked graph; the buffers
-    that wait there are the sender's, and counted as such.
+    With fewer places, a blocking send would deadlock stages. Needs a checked graph; the waiting buffers are the
+    sender's, and are counted there.
     """
     stages, transfers = operations(graph)
     least, most = 0, len(transfers)
@@ -142,7 +144,7 @@ def channel_capacity(graph: TaskGraph) -> int:
 
 
 def operations(graph: TaskGraph) -> tuple[list[list[Operation]], list[Transfer]]:
-    """The lists as the engine takes them, with the tasks' own seconds; transfers that take no time."""
+    """The lists in the engine's form, with the tasks' own seconds; transfers take no time."""
     count = 1 + max((task.transfer for _, task in graph.tasks() if task.transfer is not None), default=-1)
     transfers = [Transfer(0, 0)] * count
     stages: list[list[Operation]] = []

@@ -1,8 +1,8 @@
-"""When what happens: lists of operations, one a stage, and transfers between them, followed through time.
+"""Discrete-event simulation: lists of operations, one a stage, and transfers between them.
 
-A stage takes its operations in order. A transfer begins when both its send and its receive were reached, and
-when the one before it in its direction has left the channel. An operation that computes begins when the stage has
-done the one before, and all that it waits for has arrived.
+A stage runs its operations in order. A transfer begins once both its send and its receive were reached and the previous
+transfer in its direction has left the channel. A computation begins once the stage has finished the previous one and
+all transfers it waits for have arrived.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Compute(NamedTuple):
-    """Takes the stage for `time_s`, once the transfers `waits` have arrived."""
+    """Occupies the stage for `time_s`, once the transfers `waits` have arrived."""
 
     time_s: float
     waits: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ Operation = Compute | Send | Receive
 
 
 class Transfer(NamedTuple):
-    """busy_s: how long it keeps its channel; it arrives `latency_s` after that."""
+    """busy_s: time on its channel; it arrives `latency_s` after that."""
 
     source: int
     target: int
@@ -40,8 +40,9 @@ class Transfer(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When operations and transfers began and ended; transfers end on arrival. `blocked`: per stage the operation
-    that could never begin, None for a stage that reached its end."""
+    """Begin and end of operations and transfers; transfers end on arrival. `blocked`: per stage the operation that
+    could never begin, or None.
+    """
 
     operations: tuple[list[tuple[float, float]], ...]
     transfers: list[tuple[float, float]]
@@ -84,7 +85,7 @@ class _Simulation:
         return Times(self._times, [carried or (0.0, 0.0) for carried in self._carried], blocked)
 
     def _advance(self, stage: int) -> None:
-        """As far as it goes: to the end, or to the first operation that waits for another stage."""
+        """Advance to the end, or to the first operation that waits for another stage."""
         operations, times = self._stages[stage], self._times[stage]
         clock = self._clock[stage]
         while len(times) < len(operations):

@@ -1,6 +1,6 @@
-"""How fast a pipeline runs, from seconds per chunk alone: what a search asks for thousands of candidates.
+"""Step time of a pipeline from seconds per chunk alone: a search asks for thousands of candidates.
 
-The same orders, the same placing of sends and receives and the same engine as for a task graph, without its buffers.
+It uses the task graph's orders, placement of sends and receives, and engine, without buffers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shardwright.tasks.transfer_placement import Route, Slot, place_transfers
 class ChunkTime:
     """Seconds of one chunk for one micro-batch.
 
-    forward_s: None where the chunk's forward and backward parts are one program (of `backward_s`), as the last's are.
-    weight_s: gradients of variables where they are a program of their own, not in `backward_s`; None where not.
+    forward_s: None if forward and backward parts are one program (of `backward_s`), like the last chunk's. weight_s:
+    gradients of variables in a program of their own, not in `backward_s`; otherwise None.
     """
 
     forward_s: float | None
@@ -30,9 +30,9 @@ class ChunkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkEdge:
-    """What goes from chunk `source` to a higher one for each micro-batch, and the gradient that comes back.
+    """The values from chunk `source` to a higher one per micro-batch, and the gradient coming back.
 
-    forward_s, backward_s: seconds that each keeps its link, latency included; None where nothing is sent that way.
+    forward_s, backward_s: seconds on the link, latency included; None: nothing is sent in that direction.
     """
 
     source: int
@@ -43,7 +43,7 @@ class ChunkEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """One step: seconds, and the seconds that each stage computes."""
+    """One step: seconds, and the compute seconds of each stage."""
 
     step_s: float
     busy_s: tuple[float, ...]
@@ -68,9 +68,9 @@ def estimate_step(
     before_s: Sequence[float] | None = None,
     after_s: Sequence[float] | None = None,
 ) -> StepEstimate:
-    """Seconds of a step in which every stage does `before_s`, its cells of all micro-batches, and `after_s`.
+    """Seconds of a step: every stage does `before_s`, its cells of all micro-batches, and `after_s`.
 
-    Raises OptionError where the schedule does not suit `stage_of_chunk`.
+    Raises OptionError if the schedule does not suit `stage_of_chunk`.
     """
     orders = schedule.orders(stage_of_chunk, micro_batches)
     seconds = {
@@ -102,7 +102,7 @@ def estimate_step(
         operations.append(own)
         busy.append(busy_s)
     times = run_operations(operations, transfers)
-    return StepEstimate(step_s=max(each[-1][1] for each in times.operations), busy_s=tuple(busy))
+    return StepEstimate(step_s=max(times_of_stage[-1][1] for times_of_stage in times.operations), busy_s=tuple(busy))
 
 
 def _routes(
@@ -121,11 +121,11 @@ def _routes(
             (edge.forward_s, _ChunkEnd("forward", edge.source), _ChunkEnd(reader, edge.target)),
             (edge.backward_s, _ChunkEnd("backward", edge.target), _ChunkEnd("backward", edge.source)),
         )
-        for time_s, made, read in ways:
-            source, target = stage_of_chunk[made.chunk], stage_of_chunk[read.chunk]
+        for time_s, producer, consumer in ways:
+            source, target = stage_of_chunk[producer.chunk], stage_of_chunk[consumer.chunk]
             if time_s is None or source == target:
                 continue
             for i in range(micro_batches):
-                routes.append(Route(source, place[Cell(*made, i)], target, place[Cell(*read, i)]))
+                routes.append(Route(source, place[Cell(*producer, i)], target, place[Cell(*consumer, i)]))
             transfers += [Transfer(source, target, time_s)] * micro_batches
     return routes, transfers

@@ -1,6 +1,6 @@
-"""What a pipelined step is made of, before it has an order: values, and the programs that make them.
+"""The parts of a pipelined step, before any order: values, and the programs that make them.
 
-`build.task_graph` derives everything else from it: which value is sent where, when buffers are freed, the order.
+`build.task_graph` derives everything else: transfers, lifetimes of buffers, the order.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ProgramKind = Literal["start", "split", "forward", "backward", "weight", "accumu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValue:
-    """Something that pieces write and read.
+    """A value written and read by pieces.
 
-    sizes: bytes on one device, for every stage where it lies. sent_bytes: what one device puts on a link where it is
-    sent to another stage.
+    sizes: bytes on one device, for every stage with the value. sent_bytes: one device's bytes on a link when it is sent
+    to another stage.
     """
 
     name: str
@@ -39,9 +39,9 @@ class ProgramSpec:
     once a step. A program of the first kind reads and writes micro-batch i's buffers of micro-batch values; `start` and
     `apply` read those of all micro-batches, in order.
 
-    chunk: which part of the model forward, backward and weight compute. donates: reads whose memory is taken over;
-    a value of the step that is read, donated and written is updated in place (an accumulator), and who reads
-    it on another stage, or in `apply`, sees what the last micro-batch left.
+    chunk: part of the model of forward, backward and weight. donates: reads whose memory is taken over. A value of the
+    step read, donated and written is updated in place (an accumulator); readers on another stage, or in `apply`, see
+    its content after the last micro-batch.
     """
 
     program: str
@@ -57,14 +57,14 @@ class ProgramSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpec:
-    """A whole step: pieces, values, and which of them the step takes and leaves, on which stages.
+    """A whole step: pieces, values, and the step's arguments and outputs with their stages.
 
     stage_of_chunk: the stage that computes each chunk; values flow to higher chunks in forward pieces.
-    arguments: (value, stage) of what is there when the step begins; a value may be there on several stages.
-    outputs: (value, stage) of what is handed over at its end.
-    arrivals_s: seconds until what the client sends with the step is on a stage.
-    links: the link that one device of the first stage has to the second, for each (source, target); empty: transfers
-        are taken to cost nothing.
+    arguments: (value, stage) present at the beginning of the step; a value may be present on several stages.
+    outputs: (value, stage) handed over at its end.
+    arrivals_s: seconds until the client's arguments of the step are on a stage.
+    links: for each (source, target), the link from one device of the first stage to the second; empty: transfers cost
+        nothing.
     """
 
     micro_batches: int

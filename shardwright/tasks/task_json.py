@@ -1,8 +1,8 @@
 """TaskGraph ↔ plain data for JSON: a graph of 96 stages and 512 micro-batches holds 300,000 tasks.
 
 Tasks that differ only in their micro-batch share a `form`; a task is a row `[form, micro_batch, transfer]`, with null
-for what it has not. In forms a buffer is `[value, micro_batch]`: the value by its position in `values`, and the
-micro-batch's number, "own" for that of the task, or null for the one of the step.
+in missing places. In forms a buffer is `[value, micro_batch]`: the value's position in `values`, and the micro-batch's
+number, "own" (the task's), or null (the step's).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Form = tuple[Any, ...]
 
 
 def encode(graph: TaskGraph) -> dict[str, Any]:
-    """The graph as plain lists, dicts, strings and numbers."""
+    """The graph in plain lists, dicts, strings and numbers."""
     values: dict[str, int] = {}
     forms: dict[Form, int] = {}
     stages = [
@@ -44,7 +44,7 @@ def encode(graph: TaskGraph) -> dict[str, Any]:
 def _form(task: Task, values: dict[str, int]) -> Form:
     lists = (task.reads, task.writes, task.donates, task.frees)
     buffers = tuple(
-        tuple((values.setdefault(b.value, len(values)), _relative(b, task)) for b in each) for each in lists
+        tuple((values.setdefault(b.value, len(values)), _relative(b, task)) for b in names) for names in lists
     )
     return (task.kind, task.stage, task.chunk, task.program, task.peer, task.time_s, task.workspace_bytes, *buffers)
 
@@ -65,7 +65,7 @@ def _form_data(form: Form) -> dict[str, Any]:
 
 
 def decode(data: Any, path: str = "tasks") -> TaskGraph:
-    """Read `encode`'s data, and check the graph. Raises PlanError naming the field that is wrong, under `path`."""
+    """Read `encode`'s data, and check the graph. Raises PlanError naming the wrong field, under `path`."""
     reader = ObjectReader(data, path, refuse_unknown=True)
     values = reader.texts("values")
     forms = reader.objects("forms", lambda row: _read_form(row, values))

@@ -1,8 +1,8 @@
-"""Where sends and receives stand between what a stage computes.
+"""Places sends and receives between the computations of a stage.
 
 A send follows the program that made the value. A receive is posted one group of programs (a cell, say) before the
-program that reads the value, so that the transfer runs beside that group; and never after one that was sent later
-between the same stages, so that both ends name their transfers in the same order.
+program that reads the value: the transfer runs beside that group. It is never posted after one sent later between the
+same stages: both ends order their transfers equally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Slot(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One transfer: from the stage and slot that make the value to the stage and first slot that read it."""
+    """One transfer: from the producer's stage and slot to the stage and slot of the first reader."""
 
     source: int
     made: Slot
@@ -40,7 +40,7 @@ AHEAD = 1
 
 
 def place_transfers(routes: Sequence[Route], stages: int) -> tuple[TransferPlacement, ...]:
-    """Where each route's send and receive stand, per stage."""
+    """Places of each route's send and receive, per stage."""
     woven = tuple(TransferPlacement(defaultdict(list), defaultdict(list)) for _ in range(stages))
     channels: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number in sorted(range(len(routes)), key=lambda n: routes[n].made):

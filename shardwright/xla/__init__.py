@@ -1,7 +1,6 @@
 """Everything that touches XLA: emission, compilation, loading, inspection.
 
-Names are loaded when first used: a process that only asks a `CompileService`
-loads neither jax nor MLIR.
+Names are loaded at first use: a process that only asks a `CompileService` loads neither jax nor MLIR.
 """
 
 from __future__ import annotations

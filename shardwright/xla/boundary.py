@@ -84,7 +84,9 @@ def _in_manual_computation(
     """`value`, seen with other dimensions by each device along the axes of a partial sum. shardings: before, after."""
     ir, sdy = private.ir(), private.dialect("sdy")
     element_type = value.type.element_type
-    taken, given = (f"#sdy.sharding_per_value<[<@{MESH_NAME}, {sharding_text(lies)}>]>" for lies in shardings)
+    before_text, after_text = (
+        f"#sdy.sharding_per_value<[<@{MESH_NAME}, {sharding_text(sharding)}>]>" for sharding in shardings
+    )
     axes = ", ".join(f'"{axis}"' for axis in variable.sharding.unreduced)
     term = {variable.shape: variable.shape, variable.stored_shape: (1, *variable.stored_shape[1:])}
     before, after = (
@@ -93,8 +95,8 @@ def _in_manual_computation(
     manual = sdy.ManualComputationOp(
         [ir.RankedTensorType.get(list(shape), element_type)],
         [value],
-        ir.Attribute.parse(taken),
-        ir.Attribute.parse(given),
+        ir.Attribute.parse(before_text),
+        ir.Attribute.parse(after_text),
         ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
     )
     block = manual.body.blocks.append(before)
@@ -176,7 +178,7 @@ def _aliases(plan: Plan) -> Any:
 
 
 def _check_alias(parameter: VariablePlan, output: VariablePlan) -> None:
-    """An output can only reuse a buffer of its own size: XLA refuses others without saying which."""
+    """Check an alias: an output can only reuse a buffer of its own size; XLA's refusal does not say which."""
     if (parameter.element_type, parameter.stored_shape, parameter.sharding) != (
         output.element_type,
         output.stored_shape,

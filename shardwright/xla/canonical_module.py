@@ -1,4 +1,4 @@
-"""Programs that are the same but for the names of their instructions: XLA compiles such twins once."""
+"""Programs with no difference but instruction names: XLA compiles such twins once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CanonicalModule:
 
     @classmethod
     def of(cls, stablehlo: str) -> Self:
-        """Of a module with locations, as `emit_stablehlo` writes it."""
+        """The canonical form of a module with locations, written by `emit_stablehlo`."""
         locations: dict[str, int] = {}
         text = _LOCATION.sub(lambda found: str(locations.setdefault(found[0], len(locations))), stablehlo)
         symbols = {name: number for number, name in enumerate(dict.fromkeys(_DEFINITION.findall(text)))}
@@ -36,13 +36,14 @@ class CanonicalModule:
         return cls(stablehlo, text, tuple(locations))
 
     def rename_compiled(self, twin: CanonicalModule, compiled: CompiledProgram) -> CompiledProgram:
-        """What XLA made of `twin`, as if it had made it of this one. `text` must be the same."""
+        """XLA's result for `twin`, renamed to this module's instructions. `text` must be the same."""
         names = dict(zip(twin.locations, self.locations, strict=True))
         return replace(
             compiled,
             stablehlo=self.original,
             collectives=tuple(
-                replace(each, op_name=names.get(each.op_name, each.op_name)) for each in compiled.collectives
+                replace(collective, op_name=names.get(collective.op_name, collective.op_name))
+                for collective in compiled.collectives
             ),
             compile_s=0.0,
         )

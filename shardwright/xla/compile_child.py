@@ -1,8 +1,7 @@
 """The process that compiles: reads requests on stdin, answers on stdout, may die of any of them.
 
-Started by `CompileService` with the device count in its environment and its folder for
-temporary files as its argument. Ends when stdin does, so that it never outlives the
-process that started it, and leaves no file.
+Started by `CompileService`, with the device count in its environment and its folder of temporary files in its argument.
+Ends with stdin: it never outlives its parent and leaves no file.
 """
 
 from __future__ import annotations

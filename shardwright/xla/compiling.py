@@ -32,8 +32,8 @@ _POLL_S = 0.05
 def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
     """Emit and compile a plan for this process' devices.
 
-    want_executable: also serialize XLA's executable. Raises CompilationError where XLA
-    refuses the program or changed a sharding at its boundary.
+    want_executable: also serialize XLA's executable. Raises CompilationError if XLA refuses the program or changed a
+    sharding at its boundary.
     """
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=not want_executable)
@@ -42,7 +42,7 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
 
 
 def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
-    """The same of what `emit_stablehlo` made of the plan."""
+    """Compile the result of `emit_stablehlo`."""
     started = time.perf_counter()
     devices = private.local_devices()[: plan.mesh.device_count]
     if len(devices) < plan.mesh.device_count:
@@ -72,7 +72,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
 
 
 def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
-    """Read the collectives as soon as XLA's partitioner is done, minutes before a deep model is compiled.
+    """Read the collectives right after XLA's partitioner, minutes before a deep model is compiled.
 
     XLA goes on compiling in a thread of this process: end the process afterwards.
     """
@@ -92,10 +92,10 @@ def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
 
 
 def partition_hlo(stablehlo: str, device_count: int) -> str:
-    """HLO text of StableHLO with Shardy marks as XLA's partitioner leaves it, while XLA goes on in a thread.
+    """HLO text of StableHLO with Shardy marks, after XLA's partitioner, while XLA goes on in a thread.
 
-    For one device there is nothing to partition: the program compiled to the end is read.
-    Raises CompilationError where XLA refuses the program.
+    On one device there is nothing to partition: the fully compiled program is read. Raises CompilationError if XLA
+    refuses the program.
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
     try:
@@ -153,7 +153,7 @@ def _compile(
 
 
 def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
-    """Compile StableHLO text as it is, for a look at what XLA makes of it."""
+    """Compile unchanged StableHLO text, to inspect XLA's result."""
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         return _compile(stablehlo, private.local_devices()[:device_count], folder)
 
@@ -164,5 +164,5 @@ def _compress(text: str) -> bytes:
 
 def _newest(folder: str, pattern: str) -> str | None:
     """The text of the largest dumped module that matches: helpers of XLA's own are small."""
-    found = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
-    return found[-1].read_text() if found else None
+    paths = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
+    return paths[-1].read_text() if paths else None

@@ -1,4 +1,4 @@
-"""Plan shardings as jax's `NamedSharding`, and their comparison with what XLA loaded."""
+"""Plan shardings in jax's form, `NamedSharding`, and their comparison with the loaded program's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def jax_mesh(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
     """The plan's mesh over devices in order (default: all, by process, then id), row-major.
 
-    Raises PlanError where there are fewer devices than the mesh needs.
+    Raises PlanError if there are fewer devices than the mesh needs.
     """
     import jax
 
@@ -36,14 +36,14 @@ def jax_mesh(mesh: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.M
 
 
 def mesh_devices() -> list[Any]:
-    """All devices of the job, in the order in which a mesh lies over them."""
+    """All devices of the job, in mesh order."""
     import jax
 
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
 def to_named_sharding(mesh: jax.sharding.Mesh, sharding: TensorSharding) -> jax.sharding.NamedSharding:
-    """jax's form of a sharding; PlanError for a partial one, which no array can have."""
+    """jax's form of a sharding; PlanError on a partial one: no array can have it."""
     import jax
 
     if sharding.unreduced:
@@ -58,7 +58,7 @@ def to_named_shardings(
 ) -> tuple[tuple[jax.sharding.NamedSharding, ...], tuple[jax.sharding.NamedSharding, ...]]:
     """(per argument, per output) shardings of a plan, for `jax.jit(in_shardings=, out_shardings=)`.
 
-    Raises PlanError where too few devices are there.
+    Raises PlanError if there are too few devices.
     """
     mesh = jax_mesh(plan.mesh, devices)
     return (
@@ -69,7 +69,7 @@ def to_named_shardings(
 
 def coordinates(mesh: Mesh, sharding: TensorSharding) -> tuple[tuple[int, ...], ...]:
     """Per device, in mesh order, the number of its shard along every dimension of the array."""
-    found = []
+    shards = []
     sizes = [axis.size for axis in mesh.axes]
     for position in np.ndindex(*sizes):
         along = {axis.name: (index, axis.size) for axis, index in zip(mesh.axes, position, strict=True)}
@@ -80,15 +80,15 @@ def coordinates(mesh: Mesh, sharding: TensorSharding) -> tuple[tuple[int, ...], 
                 index, size = along[name]
                 number = number * size + index
             shard.append(number)
-        found.append(tuple(shard))
-    return tuple(found)
+        shards.append(tuple(shard))
+    return tuple(shards)
 
 
 def require_shardings(what: str, loaded: Sequence[Any], planned: Sequence[TensorSharding], mesh: Mesh) -> None:
-    """Compare how an executable lays out its arguments or outputs with the plan, one by one.
+    """Compare an executable's shardings of arguments or outputs with the plan's, one by one.
 
-    what: "argument" or "output"; loaded: `OpSharding`s of the executable.
-    Raises CompilationError naming the first that differs.
+    what: "argument" or "output"; loaded: `OpSharding`s of the executable. Raises CompilationError naming the first
+    difference.
     """
     if mesh.device_count == 1:
         return  # one layout only, and XLA names none for a program that it did not partition
@@ -96,9 +96,9 @@ def require_shardings(what: str, loaded: Sequence[Any], planned: Sequence[Tensor
         return  # XLA names one sharding for the empty tuple
     if len(loaded) != len(planned):
         raise CompilationError(f"the loaded program has {len(loaded)} {what}s, the plan {len(planned)}")
-    for number, (found, sharding) in enumerate(zip(loaded, planned, strict=True)):
+    for number, (loaded_sharding, sharding) in enumerate(zip(loaded, planned, strict=True)):
         rank = len(sharding.dims)
-        tiles = private.tile_coordinates(found, rank, mesh.device_count)
+        tiles = private.tile_coordinates(loaded_sharding, rank, mesh.device_count)
         if tiles != coordinates(mesh, sharding):
             raise CompilationError(
                 f"{what} {number} was loaded with its shards at {tiles}, the plan says {sharding} over {mesh}",

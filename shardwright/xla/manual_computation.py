@@ -1,11 +1,11 @@
-"""Operations that devices compute part by part, though XLA's partitioner would gather their arrays whole.
+"""Operations computed part by part on devices, because XLA's partitioner would gather their arrays whole.
 
-Of a Fourier transform, a top-k, or a custom call that declares its sharding rule, each element of the batch is
-computed by itself, but the partitioner has no case for them: whatever lies split, it gathers, and every device computes
-all of it. Written as a manual computation (Shardy's `sdy.manual_computation`, what `jax.shard_map` lowers to) an
-operation takes and makes the parts of its device, and the partitioner leaves it alone.
+In a Fourier transform, a top-k, or a custom call with a declared sharding rule, the elements of the batch are
+independent. The partitioner has no case for them: it gathers every split operand, and every device computes all of it.
+In a manual computation (Shardy's `sdy.manual_computation`, the lowering of `jax.shard_map`) the operation works on its
+device's parts, and the partitioner leaves it alone.
 
-Only for operations whose parts are computed alike by the same operation: no attribute names the size of a batch.
+Only for operations with parts computed by the same operation: no attribute names the size of a batch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MANUAL_OPERATIONS = frozenset({"stablehlo.fft", "mhlo.topk"})
 
 
 def is_manual(operation: Any) -> bool:
-    """Whether devices compute parts of an operation where the plan splits it. XLA splits calls that say so itself."""
+    """Whether devices compute parts of an operation split by the plan. XLA splits calls that declare it themselves."""
     if operation.operation.name != "stablehlo.custom_call":
         return operation.operation.name in _MANUAL_OPERATIONS
     frontend = operation.attributes.get("mhlo.frontend_attributes", ())
     is_known = annotation_target(operation) in IDENTITY_TARGETS or any(
-        each.name == "num_batch_dims" for each in frontend
+        attribute.name == "num_batch_dims" for attribute in frontend
     )
     return not is_known
 
@@ -36,29 +36,34 @@ def is_manual(operation: Any) -> bool:
 def compute_manually(
     operation: Any, entry: InstructionPlan, mesh: Mesh, attribute: Callable[[TensorSharding], Any]
 ) -> None:
-    """Put a manual computation in place of an operation that the plan splits; attribute: a sharding as Shardy's.
+    """Put a manual computation in place of an operation split by the plan. attribute: a sharding in Shardy's form.
 
-    Operands must lie as the plan uses them. Where nothing is split the operation stays.
+    Operands must have the layouts of the plan's uses. An unsplit operation stays.
     """
     used = tuple(leaf for operand in entry.operands for leaf in operand)
-    if not any(lies.axes for lies in (*used, *entry.result)):
+    if not any(sharding.axes for sharding in (*used, *entry.result)):
         return
     ir, sdy = private.ir(), private.dialect("sdy")
-    taken, made = [value.type for value in operation.operands], [value.type for value in operation.results]
-    is_tuple = len(made) == 1 and isinstance(made[0], ir.TupleType)
+    operand_types, result_types = (
+        [value.type for value in operation.operands],
+        [value.type for value in operation.results],
+    )
+    is_tuple = len(result_types) == 1 and isinstance(result_types[0], ir.TupleType)
     if is_tuple:
-        whole = made[0]
-        made = [whole.get_type(number) for number in range(whole.num_types)]
+        whole = result_types[0]
+        result_types = [whole.get_type(number) for number in range(whole.num_types)]
     axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(axis.name) for axis in mesh.axes])
     per_value = sdy.TensorShardingPerValueAttr.get
     with operation.location, ir.InsertionPoint(operation):
         manual = sdy.ManualComputationOp(
-            made, list(operation.operands), per_value([*map(attribute, used)]),
+            result_types, list(operation.operands), per_value([*map(attribute, used)]),
             per_value([*map(attribute, entry.result)]), axes,
         )  # fmt: skip
-        block = manual.regions[0].blocks.append(*_parts(taken, used, mesh), arg_locs=[operation.location] * len(taken))
+        block = manual.regions[0].blocks.append(
+            *_parts(operand_types, used, mesh), arg_locs=[operation.location] * len(operand_types)
+        )
         with ir.InsertionPoint(block):
-            parts = _parts(made, entry.result, mesh)
+            parts = _parts(result_types, entry.result, mesh)
             part = ir.Operation.create(
                 operation.operation.name,
                 results=[ir.TupleType.get_tuple(parts)] if is_tuple else parts,
@@ -77,7 +82,7 @@ def compute_manually(
 
 
 def _element(operation: Any, number: int, kind: Any) -> Any:
-    """An array of the tuple that an operation makes."""
+    """One array of an operation's result tuple."""
     ir = private.ir()
     index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
     return ir.Operation.create(
@@ -96,6 +101,6 @@ def _replace_elements(operation: Any, results: Sequence[Any]) -> None:
 def _parts(types: Sequence[Any], lies: Sequence[TensorSharding], mesh: Mesh) -> list[Any]:
     """The type of one device's part of each array."""
     return [
-        private.ir().RankedTensorType.get(each.shard_shape(tuple(whole.shape), mesh), whole.element_type)
-        for whole, each in zip(types, lies, strict=True)
+        private.ir().RankedTensorType.get(sharding.shard_shape(tuple(whole.shape), mesh), whole.element_type)
+        for whole, sharding in zip(types, lies, strict=True)
     ]

@@ -1,12 +1,11 @@
-"""Recognising reduce-scatters that XLA:CPU leaves as an all-reduce of which each device keeps a slice.
+"""Recognizes reduce-scatters that XLA:CPU leaves as an all-reduce with a slice kept on each device.
 
-GPU and TPU turn the pair into one reduce-scatter; XLA:CPU does not, so whoever counts
-traffic from a CPU compile has to. The pair is an all-reduce whose every use, through copies and into fusions, is a
-dynamic-slice at an offset that depends on `partition-id`. Not through a padding or a slice: no compiler joins the
-three (`MatchReduceScatter` in XLA's `reduce_scatter_utils.cc` looks through reshapes only), so a sum that is padded
-for uneven shards is an all-reduce.
-All-reduces over one mesh axis after the other before the slice are
-a chain of reduce-scatters: what the second one moves was split by the first.
+GPU and TPU turn the pair into one reduce-scatter; XLA:CPU does not, and traffic counted from a CPU compile needs a
+correction. The pair is an all-reduce whose every use, through copies and into fusions, is a dynamic-slice at an offset
+dependent on `partition-id`. Not through a padding or a slice: no compiler joins the three (`MatchReduceScatter` in
+XLA's `reduce_scatter_utils.cc` looks through reshapes only); a sum padded to uneven shards is an all-reduce.
+All-reduces over one mesh axis after the other before the slice are a chain of reduce-scatters: the second one's operand
+was split by the first.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OFFSET_LIMIT = 200
 
 
 class Users:
-    """Who uses an instruction, and where its computation is called from."""
+    """Users of an instruction, and call sites of its computation."""
 
     def __init__(self, module: Module) -> None:
         self.of: dict[Instruction, list[Instruction]] = {}
@@ -40,8 +39,9 @@ class Users:
 
 
 def find_kept_slices(all_reduce: Instruction, users: Users) -> list[Instruction]:
-    """The dynamic-slices, at offsets that depend on the device, in which every use of an all-reduce ends;
-    none where some use takes all of it."""
+    """The dynamic-slices, at device-dependent offsets, at the end of every use of an all-reduce; none if some use takes
+    all of it.
+    """
     return _collect_slices(all_reduce, users) or []
 
 
@@ -59,13 +59,13 @@ def _collect_slices(value: Instruction, users: Users) -> list[Instruction] | Non
     ends_here = not following or value.is_root
     if ends_here and not is_fusion_root:
         return None
-    found: list[Instruction] = []
+    kept_slices: list[Instruction] = []
     outside = [_collect_slices(users.fusion[users.home[value]], users)] if is_fusion_root else []
     for slices in [*(_slices(value, user, users) for user in following), *outside]:
         if slices is None:
             return None
-        found += slices
-    return found
+        kept_slices += slices
+    return kept_slices
 
 
 def _slices(value: Instruction, user: Instruction, users: Users) -> list[Instruction] | None:
@@ -100,7 +100,7 @@ def _depends_on_partition(offset: Instruction, users: Users) -> bool:
 
 
 def sources(value: Instruction, users: Users) -> list[Instruction]:
-    """What a value is computed from, looking out of fusions and of loops that only carry it."""
+    """The sources of a value, looking out of fusions and of loops that only carry it."""
     home = users.home[value]
     if value.opcode == "parameter" and home in users.fusion:
         caller = users.fusion[home]

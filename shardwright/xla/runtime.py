@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryArray:
-    """How one argument or output lies on the devices: what `load_program` compares and builds.
+    """Sharding of one argument or output on the devices, compared and used by `load_program`.
 
-    stored_shape: dimensions as stored, padded up to what the axes divide.
+    stored_shape: dimensions in storage, padded to multiples of the axes.
     """
 
     element_type: str
@@ -75,8 +75,8 @@ class LoadedProgram:
         """Start the program on global arrays in argument order; returns its outputs at once.
 
         Donated arguments are consumed: their buffers become outputs. The call returns
-        before the devices are done. Raises ExecutionError for arrays that are not what the
-        program takes (XLA would end the process), or with XLA's message.
+        before the devices are done. Raises ExecutionError on arrays of another type (XLA would end the process), or
+        with XLA's message.
         """
         if len(arrays) != len(self._expected):
             raise ExecutionError(f"the program takes {len(self._expected)} arguments, {len(arrays)} were given")
@@ -92,7 +92,7 @@ class LoadedProgram:
             raise ExecutionError(f"XLA could not start the program: {beginning_of(error)}") from error
 
     def _refuse(self, number: int, array: jax.Array) -> None:
-        """Raise for an argument that is not what the program takes; other spellings of its sharding pass."""
+        """Raises on an argument of another type; other spellings of its sharding pass."""
         sharding, shape, dtype = self._expected[number]
         if array.shape == shape and array.dtype == dtype and array.sharding.is_equivalent_to(sharding, len(shape)):
             return
@@ -103,7 +103,7 @@ class LoadedProgram:
         )
 
     def hlo_text(self) -> str:
-        """What each device runs."""
+        """The HLO text of each device."""
         return private.hlo_of_executable(self._executable)
 
 
@@ -120,14 +120,13 @@ def load_program(
 ) -> LoadedProgram:
     """Load a compiled program, or compile its StableHLO text, onto `devices` in mesh order.
 
-    payload: `CompiledProgram.serialized`, or its StableHLO text as UTF-8.
+    payload: `CompiledProgram.serialized`, or its StableHLO text in UTF-8.
     devices: default all devices of the job, by process, then id.
     donated: argument numbers whose buffers the program must reuse.
     compile_options: of XLA, by name.
 
-    What was loaded is compared with `arguments`, `outputs` and `donated` every time.
-    Raises CompilationError where it differs or XLA refuses it, PlanError where there
-    are too few devices.
+    The loaded program is compared with `arguments`, `outputs` and `donated` every time. Raises CompilationError if it
+    differs or XLA refuses it, PlanError if there are too few devices.
     """
     devices = list(mesh_devices() if devices is None else devices)[: mesh.device_count]
     grid = jax_mesh(mesh, devices)

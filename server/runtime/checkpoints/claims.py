@@ -1,16 +1,15 @@
-"""Who saves in a directory: one session at a time, from its first save there until it is closed.
+"""Claims on a directory: one session at a time saves in it, from its first save there until it is closed.
 
-A claim is a small file in the folder of the session's newest save, temporary or complete, so that a directory
-holds nothing but saves. It names the session and its server's process, and is renewed every RENEW_S.
-It counts
+A claim is a small file in the folder of the session's newest save, temporary or complete, a directory thus holds
+nothing but saves. It names the session and its server's process, and is renewed every RENEW_S. It counts
 
 - on the server that it names, while the session is open;
 - elsewhere, while it was renewed within LEASE_S by the clock of the file system, and, on the same machine,
   while that process runs.
 
-So what a killed server has left lapses by itself, and so does a copy of a checkpoint with its claim. Who comes to a
-directory looks for claims, makes one, and looks again: of two that come at the same moment both may be refused, but
-never does a second one go on.
+The claims of a killed server thus lapse by themselves, and so does a copy of a checkpoint with its claim. A new session
+looks for claims, makes one, and looks again: of two that come at the same moment both may be refused, but never does a
+second one go on.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def write(folder: Any, token: str) -> None:
 
 
 def read(folder: Any) -> Claim | None:
-    """The claim in the folder of a save; None where there is none. What cannot be read is of nobody known."""
+    """The claim in the folder of a save; None if there is none. An unreadable one has no known owner."""
     file = folder / FILE
     try:
         text = file.read_text() if file.exists() else None
@@ -108,7 +107,7 @@ def of_session(found: dict[Any, Claim], token: str) -> list[Any]:
 
 
 def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: IsOpen) -> None:
-    """Raises CheckpointError, which names the holder, where one of the claims is another session's and counts."""
+    """Raises CheckpointError naming the holder if one of the claims is another session's and counts."""
     for folder, claim in found.items():
         if not is_blocking(folder, claim, token, is_open):
             continue
@@ -158,8 +157,8 @@ class ClaimRenewer:
         with self._lock:
             earlier = self._folders.get((session_id, directory), set())
             self._folders[session_id, directory] = {folder}
-        for each in earlier - {folder}:
-            remove(each)
+        for folder_before in earlier - {folder}:
+            remove(folder_before)
 
     def release(self, session_id: str) -> None:
         """The session is closed."""

@@ -91,23 +91,23 @@ def keep_latest(directory: str, count: int) -> None:
 
 
 def begin(directory: str, step: int, token: str, is_open: claims.IsOpen = lambda session_id: True) -> list[Any]:
-    """By one process, before any writes: make the folder of the save, which does not count as a checkpoint yet.
+    """By one process, before any writes: makes the folder of the save, not yet a checkpoint.
 
-    What broken saves of ours have left in `directory` is removed. Returns the folders that hold the session's claims.
+    Leftovers of our broken saves in `directory` are removed. Returns the folders that hold the session's claims.
 
     Args:
       token: "session/number", of this save alone.
       is_open: whether a session of this server is open.
 
-    Raises CheckpointError where another session saves in `directory`, `step` does not come after the checkpoints that
-    are there or is the name of something else, or nothing can be written.
+    Raises CheckpointError if another session saves in `directory`, `step` does not follow its checkpoints or names
+    something else, or nothing can be written.
     """
 
     def make_folder() -> list[Any]:
-        found = folders.read_claims(directory)
-        held = claims.of_session(found, token)
+        claims_by_folder = folders.read_claims(directory)
+        held = claims.of_session(claims_by_folder, token)
         if not held:
-            claims.require_free(directory, found, token, is_open)
+            claims.require_free(directory, claims_by_folder, token, is_open)
         folders.remove_leftovers(directory, token, is_open)
         _require_next(directory, step)
         folder = folders.temporary_path(directory, step, token).get()
@@ -200,7 +200,7 @@ def abandon(directory: str, step: int, token: str) -> None:
 
 
 def contents(directory: str, step: int) -> Contents:
-    """What checkpoint `step` holds, whoever wrote it. Raises CheckpointError where it is not complete, or not there."""
+    """Contents of checkpoint `step`, by any writer. Raises CheckpointError if it is not complete, or not there."""
     if not folders.is_complete(epath.Path(directory) / str(step)):
         raise CheckpointError(
             f"there is no complete checkpoint {step}", where=directory, remedy="`shardwright checkpoints` lists them"
@@ -262,7 +262,7 @@ def _read_save_time(directory: str, step: int) -> datetime | None:
 
 
 def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -> trees.Tree:
-    """The structure as Orbax has it: dicts, lists, and what is empty."""
+    """The structure in Orbax's form: dicts, lists, and empty nodes."""
     if value is None:
         return trees.Node(kind="none")
     if isinstance(value, dict):
@@ -281,7 +281,7 @@ def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -
 
 
 class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
-    """Writes `ArrayPart`s. Readers get numpy arrays, or `jax.Array`s where they ask for a sharding."""
+    """Writes `ArrayPart`s. Readers get numpy arrays, or `jax.Array`s on request of a sharding."""
 
     def typestr(self) -> str:
         return "np.ndarray"
@@ -316,8 +316,11 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
 
 
 def _handler() -> Any:
-    known = (ArrayPart, _PartHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())  # Orbax warns without the second
-    registry = ocp.type_handlers.create_type_handler_registry(*known)
+    handlers = (
+        (ArrayPart, _PartHandler()),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),
+    )  # Orbax warns without the second
+    registry = ocp.type_handlers.create_type_handler_registry(*handlers)
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 

@@ -39,7 +39,7 @@ _COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 
 
 def children(directory: str) -> list[Any]:
-    """What is in the directory; nothing where it does not exist. Raises CheckpointError where it is a file."""
+    """The entries of a directory; empty if it does not exist. Raises CheckpointError if it is a file."""
     folder = epath.Path(directory)
     if not folder.exists():
         return []
@@ -67,7 +67,7 @@ def is_complete(folder: Any) -> bool:
 
 
 def step_metadata(folder: Any) -> dict[str, Any] | None:
-    """What Orbax says of a checkpoint as a whole; None where it says nothing."""
+    """Orbax's metadata of a whole checkpoint; None without any."""
     return _json_of(folder / STEP_METADATA)
 
 
@@ -96,15 +96,15 @@ def temporary_path(directory: str, step: int, token: str) -> Any:
 def read_claims(directory: str) -> dict[Any, claims.Claim]:
     """The claims in the folders of saves, temporary or complete."""
     names = [child for child in children(directory) if child.name.isdecimal() or _TEMPORARY in child.name]
-    found = {folder: claims.read(folder) for folder in names if not os.path.islink(folder)}
-    return {folder: claim for folder, claim in found.items() if claim is not None}
+    claim_of_folder = {folder: claims.read(folder) for folder in names if not os.path.islink(folder)}
+    return {folder: claim for folder, claim in claim_of_folder.items() if claim is not None}
 
 
 def remove_leftovers(directory: str, token: str, is_open: claims.IsOpen) -> None:
-    """Remove what saves of ours that broke have left: temporaries, and claims in checkpoints."""
-    found = read_claims(directory)
+    """Remove leftovers of our broken saves: temporaries, and claims in checkpoints."""
+    claim_of_folder = read_claims(directory)
     for folder in children(directory):
-        claim = found.get(folder)
+        claim = claim_of_folder.get(folder)
         if claim is not None and claims.is_blocking(folder, claim, token, is_open):
             continue
         if (_OWN_TEMPORARY in folder.name or claim is not None) and ocp.path.step.is_path_temporary(folder):

@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory, for clients that do not see it; on the data port of the first node."""
+"""Contents of a checkpoint directory, for clients without access to it; on the data port of the first node."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ OnDone = Callable[[int, ShardwrightError | None, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Save:
-    """A save whose arrays are in host memory; `token` is the same on all workers, "session/number"."""
+    """A save with its arrays in host memory; `token` is the same on all workers, "session/number"."""
 
     session_id: str
     directory: str
@@ -128,7 +128,7 @@ class CheckpointWorker:
             files.keep_latest(save.directory, save.max_to_keep)
 
     def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, files.ArrayPart]:
-        """By name, what this process writes of each array; nothing of those that lie on other nodes only."""
+        """By name, this process' part of each array; arrays on other nodes only are left out."""
         blocks: dict[str, list[files.Block]] = {part.name: [] for part in step.save.parts}
         for number, (array_id, part) in enumerate(zip(step.arguments, step.save.parts, strict=True)):
             stored = self._store.find(step.session_id, array_id)
@@ -152,13 +152,13 @@ class CheckpointWorker:
         ]
         for batch in _batches(wanted):
             boxes = [
-                (each.name, shift_rows(piece.box, each.first_row))
-                for each in batch
-                for shard in _local_shards(each.layout)
-                for piece in shard_pieces(each.layout, shard.holders[0])
+                (upload.name, shift_rows(piece.box, upload.first_row))
+                for upload in batch
+                for shard in _local_shards(upload.layout)
+                for piece in shard_pieces(upload.layout, shard.holders[0])
             ]
             blocks = iter(files.read(order.directory, order.step, boxes))
-            made = [(each.array_id, _put(each, blocks)) for each in batch]
+            made = [(upload.array_id, _put(upload, blocks)) for upload in batch]
             self._store.add(step.session_id, made)
 
 
@@ -211,11 +211,11 @@ def _batches(wanted: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]
     """Arrays with a shard here, in batches of about READ_AHEAD_BYTES."""
     batch: list[_RestoredArray] = []
     size_bytes = 0
-    for each in wanted:
-        shards = _local_shards(each.layout)
+    for array in wanted:
+        shards = _local_shards(array.layout)
         if shards:
-            batch.append(each)
-            size_bytes += len(shards) * each.layout.shard_bytes
+            batch.append(array)
+            size_bytes += len(shards) * array.layout.shard_bytes
         if size_bytes >= READ_AHEAD_BYTES:
             yield batch
             batch, size_bytes = [], 0

@@ -1,8 +1,8 @@
-"""Which devices run a collective together: those that differ only along some axes of the mesh, or parts of axes.
+"""Device groups of collectives: devices that differ only along some mesh axes, or parts of axes.
 
-A mesh lays its devices row-major over its axes, major first, and each axis over its prime factors (`Atom`): a device's
-number has one digit for each atom. XLA splits and joins axes as suits the tiles that it moves, so a group may have
-half of one axis and all of another; which devices that are follows from the digits alone.
+A mesh numbers its devices row-major over its axes, major first, and each axis over its prime factors (`Atom`): a
+device's number has one digit per atom. XLA splits and joins axes to fit tiles, and a group may span half of one axis
+and all of another; the digits alone determine its devices.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ def groups_along(atoms: AtomOrder, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=1 << 14)
 def node_spreads(atoms: AtomOrder, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
-    """How the groups that differ in `atoms` lie in nodes, each way once; devices beyond the last node count as one
-    more."""
+    """Distinct distributions over nodes of the groups along `atoms`; devices beyond the last node count in one more
+    node.
+    """
     groups = _group_of_devices(atoms, mesh)
     nodes = np.searchsorted(np.cumsum(devices_per_node), np.arange(mesh.device_count), side="right")
     members = np.zeros((groups.max() + 1, len(devices_per_node) + 1), np.int64)
     np.add.at(members, (groups, nodes), 1)
     members[:, ::-1].sort(axis=1)
-    found = dict.fromkeys(map(tuple, members[np.unique(groups)].tolist()))
-    return tuple(tuple(count for count in each if count) for each in found)
+    counts = dict.fromkeys(map(tuple, members[np.unique(groups)].tolist()))
+    return tuple(tuple(count for count in spread if count) for spread in counts)
 
 
 def _group_of_devices(atoms: AtomOrder, mesh: Mesh) -> IntArray:
-    """A number for each device, the same within a group: its digits in the atoms that the group agrees on."""
+    """A group number per device: its digits in the atoms common to the group."""
     digits = _digits(mesh)
     for atom in atoms:
         _refine_digits(digits, atom)
@@ -69,7 +70,7 @@ def _digits(mesh: Mesh) -> dict[Atom, IntArray]:
 
 
 def _refine_digits(digits: dict[Atom, IntArray], wanted: Atom) -> None:
-    """Replace digits by those of the cut that `wanted` came from, unless they are there."""
+    """Replace digits by those of the cut that `wanted` came from, unless they are present."""
     if wanted in digits or wanted.cut is None:
         return
     before, sizes = wanted.cut

@@ -1,13 +1,12 @@
-"""Rows that neighbours exchange where shards of one size take the place of shards of another.
+"""Halo exchange: rows exchanged by neighbors to change the shard size.
 
-As XLA's partitioner does it (`xla/service/spmd/spmd_partitioner_util.cc`; `benchmarks/probe_moves.py` holds every move
-of uneven shards against it), in one of two ways:
+After XLA's partitioner (`xla/service/spmd/spmd_partitioner_util.cc`; `benchmarks/probe_moves.py` compares every move of
+uneven shards with it), in two forms:
 
-- `halo_permutes` (`ExchangeHaloCompact`): a shard's rows come from the others in pieces, and every permute carries one
-  piece of each shard that still has any to send, to receivers that differ. It is as long as the rows that any of its
-  pieces takes.
-- `resize_permutes` (`ExchangeHaloAndGetValidData`, around all-to-alls): a permute for every distance between
-  neighbours, as long as what the shard that is off the most wants of it.
+- `halo_permutes` (`ExchangeHaloCompact`): a shard's rows come from the others in pieces. Every permute carries one
+  piece of each shard with pieces left, to distinct receivers. Its length is the range of rows covering all its pieces.
+- `resize_permutes` (`ExchangeHaloAndGetValidData`, around all-to-alls): one permute per distance between neighbors,
+  with the length of the largest demand at that distance.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 
 class _RowRange(NamedTuple):
-    """Rows `first` to `last` of their shard, `offset` rows behind the first that `receiver` wants."""
+    """Rows `first` to `last` of their shard, starting at row `offset` of the `receiver`'s range."""
 
     offset: int
     number: int
@@ -27,10 +26,10 @@ class _RowRange(NamedTuple):
 
 
 def halo_permutes(length: int, rows: int, wanted: Iterable[tuple[int, int]]) -> list[int]:
-    """Rows that each permute sends so that every shard has what it wants, in XLA's order.
+    """Rows sent by each permute to give every shard its wanted range, in XLA's order.
 
-    length: rows of the whole array; shards that lie behind them hold padding alone, and send nothing. rows: of every
-    shard, which lie one behind the other. wanted: where the rows begin and end that each shard wants.
+    length: rows of the whole array; shards beyond it hold only padding, and send nothing. rows: per shard, consecutive.
+        wanted: per shard, begin and end of its wanted rows.
     """
     queues: dict[int, list[_RowRange]] = {}
     for receiver, (begin, end) in enumerate(wanted):
@@ -50,12 +49,12 @@ def halo_permutes(length: int, rows: int, wanted: Iterable[tuple[int, int]]) -> 
 
 
 def _take_permute(waiting: Iterable[list[_RowRange]], rows: int) -> int:
-    """Take the pieces of one permute out of what shards wait to send: the rows that it carries."""
+    """Remove the pieces of one permute from the shards' send queues; returns the rows it carries."""
     receivers: set[int] = set()
     start, limit = rows, 0
     for queue in waiting:
         piece = queue[0]
-        # A few rows of one end and a few of the other would take all rows between them along.
+        # Rows of both ends in one permute would include all rows between them.
         after = piece.last < start and limit == rows and piece.first == 0
         before = limit < piece.first and start == 0 and piece.last == rows
         if receivers and (piece.receiver in receivers or after or before):
@@ -67,10 +66,10 @@ def _take_permute(waiting: Iterable[list[_RowRange]], rows: int) -> int:
 
 
 def resize_permutes(length: int, rows: int, wanted: int, shards: int) -> list[int] | None:
-    """Rows that each permute sends so that every shard of `rows` rows becomes one of `wanted`, in order; None where XLA
-    gathers all shards instead.
+    """Rows sent by each permute to turn shards of `rows` rows into shards of `wanted`, in order; None if XLA gathers
+    all shards instead.
 
-    length: rows of the whole array. shards: how many there are.
+    length: rows of the whole array. shards: their number.
     """
     gap = abs(wanted - rows)
     grow = wanted > rows
@@ -85,10 +84,12 @@ def resize_permutes(length: int, rows: int, wanted: int, shards: int) -> list[in
 
 
 def even_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
-    """Where so many rows of each shard begin and end."""
+    """Begin and end of each shard, in shards of equal numbers of rows."""
     return [(rows * shard, rows * (shard + 1)) for shard in range(shards)]
 
 
 def part_bounds(whole: int, part: int, shards: int, parts: int) -> list[tuple[int, int]]:
-    """The same of the parts of shards of `whole` rows, in `part` rows each: the last ones reach into the next shard."""
+    """Begin and end of the parts of shards of `whole` rows, in `part` rows each: the last ones reach into the next
+    shard.
+    """
     return [(whole * i + part * k, whole * i + part * (k + 1)) for i in range(shards) for k in range(parts)]

@@ -1,10 +1,9 @@
-"""What XLA's SPMD partitioner does to bring an array from one tiling to another.
+"""Reshards by XLA's SPMD partitioner: the collectives from one tiling to another.
 
-It tries ways in a fixed order and takes the first that fits; the ways below are in that order, each
-with the conditions of XLA's (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and what it
-calls). Not every way is a good one, and some moves that a cheap way exists for gather everything: that is the
-point of following XLA instead of theory.
-`benchmarks/probe_moves.py` holds every move against XLA's own program.
+It tries methods in a fixed order and takes the first that fits. The methods below are in that order, each with XLA's
+conditions (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and its callees). Some are poor: a
+move with a cheap alternative may gather everything. The model follows XLA, not theory.
+`benchmarks/probe_moves.py` compares every move with XLA's own program.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from shardwright.cost.moves.tilings import AtomOrder, Tiling, make_tiling, resha
 
 
 class JoinedShards(NamedTuple):
-    """A shard and what neighbours sent of theirs, concatenated.
+    """A shard concatenated with the parts received from neighbors.
 
     elements: of both. is_minor: whether along the last dimension.
     """
@@ -40,11 +39,11 @@ class JoinedShards(NamedTuple):
 
 
 class OutermostDim(NamedTuple):
-    """The dimension of an array that a collective takes apart or puts together, piece after piece in memory: there it
-    is the outermost one.
+    """The dimension along which a collective splits or joins an array, piece after piece in memory: the outermost one
+    there.
 
-    cut: into how many parts each dimension before it is cut. is_last: whether none comes after it, and what is sent
-    of it is never cut again.
+    cut: the number of parts of each dimension before it. is_last: whether no dimension follows and the sent data is
+        never cut further.
     """
 
     cut: tuple[int, ...]
@@ -54,8 +53,8 @@ class OutermostDim(NamedTuple):
 class PartitionerStep(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
 
-    joined: what each device makes of its shard and the result; None where the result takes the shard's place.
-    reads, writes: what lies outermost in what it sends and receives; None where that is the first dimension, or any.
+    joined: each device's concatenation of its shard and the result; None if the result replaces the shard.
+    reads, writes: the outermost dimension in the sent and received data; None: the first dimension, or any.
     """
 
     kind: str
@@ -67,7 +66,7 @@ class PartitionerStep(NamedTuple):
 
 
 class Resharding:
-    """The steps of one resharding.
+    """The steps of one reshard.
 
     shape: dimensions of the array in elements. alike: dimensions along which all elements are equal.
     """
@@ -80,9 +79,9 @@ class Resharding:
         self.steps: list[PartitionerStep] = [] if steps is None else steps
 
     def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
-        """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not.
+        """Add the steps from `have` to `want`. Returns False, adding none, if a full gather is needed but not allowed.
 
-        Raises DividesByZero where XLA does.
+        Raises DividesByZero on XLA's own division by zero.
         """
         if have == want or have.is_replicated:
             return True
@@ -113,7 +112,7 @@ class Resharding:
         return swaps is not None and self._swap(have, want, swaps)
 
     def slice_of_shared(self, have: Tiling, want: Tiling) -> bool:
-        """Every device keeps a part of a tile that it shares; free, but for a permute if other devices want it."""
+        """Every device slices a tile it shares: free, or one permute if other devices want the slice."""
         if not have.is_partial or want.is_replicated:
             return False
         sliced = refine(have, want)
@@ -147,7 +146,7 @@ class Resharding:
         return self.run(have, between) and self.all_to_all(between, want)
 
     def in_two_steps(self, have: Tiling, want: Tiling) -> bool:
-        """Ways that take two reshardings."""
+        """Methods that take two reshards."""
         if want.is_replicated:
             return False
         if (split := split_dimension(self.shape, have, want)) is not None:
@@ -156,13 +155,13 @@ class Resharding:
         return between is not None and self.run(have, between) and self.run(between, want, may_gather_all=False)
 
     def in_groups(self, have: Tiling, want: Tiling) -> bool:
-        """Dimensions with as many tiles before as after stay as they are; the rest is resharded between them."""
+        """Dimensions with equal tile counts before and after stay; the rest is resharded between them."""
         same = [dim for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)) if a == b > 1]
         if not same or want.is_replicated:
             return False
         inner_have, inner_want = without_dimensions(have, same), without_dimensions(want, same)
-        kept = [have.parts[dim] for dim in same]
-        if kept != [want.parts[dim] for dim in same]:
+        same_parts = [have.parts[dim] for dim in same]
+        if same_parts != [want.parts[dim] for dim in same]:
             inner_want = reshape_tiling(inner_have, inner_want.tiles)
         local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
         before = len(self.steps)
@@ -170,7 +169,7 @@ class Resharding:
         cuts = [have.tiles[dim] if dim in same else 1 for dim in range(len(self.shape))]
         self._recut(before, lambda cut: tuple(a * b for a, b in zip(cut, cuts, strict=False)))
         parts = list(inner_want.parts)
-        for dim, part in zip(same, kept, strict=True):
+        for dim, part in zip(same, same_parts, strict=True):
             parts[dim] = part
         return self.run(make_tiling(parts[:-1], parts[-1]), want)
 
@@ -178,8 +177,8 @@ class Resharding:
     def _swap(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> bool:
         """All-to-alls that move shards from the first dimension of each pair to the second; then a permute.
 
-        Pairs of even dimensions that do not meet go in one all-to-all, ahead of the others: out of the order in which
-        each pair's first dimension is split enough.
+        Disjoint pairs of even dimensions share one all-to-all, ahead of the others. This departs from the order in
+        which each pair's first dimension is split enough.
         """
         together = self._choose_joint_swaps(have, want, swaps)
         if len(together) < 2:
@@ -225,11 +224,10 @@ class Resharding:
         return chosen
 
     def _gather(self, have: Tiling, want: Tiling) -> None:
-        """What brings together the dimensions that `want` splits less (`PartitionedHlo::ReplicatePartial`).
+        """Collectives that join the dimensions with fewer tiles in `want` (`PartitionedHlo::ReplicatePartial`).
 
-        Where one shard has all there is, it is summed with zeros of the others, before; all-gathers follow, the last
-        dimension first, padding travelling along; dimensions of fewer elements than half their shards are summed from
-        zeros, after.
+        First, dimensions with all elements in one shard: a sum with zeros of the others. Then all-gathers, last
+        dimension first, padding included. Then dimensions of fewer elements than half their shards: a sum from zeros.
         """
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
         whole = [-(-n // tiles) for n, tiles in zip(self.shape, want.tiles, strict=True)]
@@ -255,11 +253,10 @@ class Resharding:
             )
 
     def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling) -> None:
-        """What neighbours exchange where padded shards of one size take the place of another's: along dimensions that
-        both tilings split, one of them more, of which devices share shards in the other.
+        """Halo exchange between padded shards of different sizes, along dimensions split by both tilings: one tiling
+        splits them more, devices share shards of the other.
 
-        held: the one that splits them more where they are gathered, less where they are sliced; those that share a
-        shard of it do the same.
+        held: the tiling with more splits in a gather, fewer in a slice; devices sharing one of its shards do the same.
         """
         local = [self._shard_length(held, dim) for dim in range(len(self.shape))]
         for dim, size in enumerate(local):
@@ -269,7 +266,7 @@ class Resharding:
             if few == 1 or whole == padded:
                 continue
             row = prod(local) // size
-            # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
+            # Slices of a coarse shard reach past its end, by one gap more than the last slice's offset.
             if coarse is have:
                 sent, edge = halo_permutes(self.shape[dim], whole, even_bounds(padded, few)), (padded - whole) * few
                 local[dim] = padded
@@ -279,7 +276,7 @@ class Resharding:
             self._permute_edges(held, dim, [rows * row for rows in sent], (size + edge) * row)
 
     def _fit_edges(self, held: Tiling, dim: int, rows: int, wanted: int) -> None:
-        """What neighbours exchange around an all-to-all, where shards of `rows` rows become ones of `wanted`."""
+        """Halo exchange around an all-to-all, from shards of `rows` rows to shards of `wanted`."""
         few = held.tiles[dim]
         if few == 1 or rows == wanted:
             return
@@ -292,21 +289,21 @@ class Resharding:
         self._permute_edges(held, dim, [rows * row for rows in sent], size * row)
 
     def _permute_edges(self, held: Tiling, dim: int, sent: Sequence[int], joined: int) -> None:
-        """A permute for so many elements each; what devices make of their shard and all of them has `joined`."""
-        for left, elements in zip(reversed(range(len(sent))), sent, strict=True):
-            made = None if left else JoinedShards(joined, dim == len(self.shape) - 1)
-            self._add("collective-permute", held.parts[dim], elements, made)
+        """One permute per entry of `sent`, in elements; the concatenation of the shard and all of them has `joined`."""
+        for remaining, elements in zip(reversed(range(len(sent))), sent, strict=True):
+            concatenation = None if remaining else JoinedShards(joined, dim == len(self.shape) - 1)
+            self._add("collective-permute", held.parts[dim], elements, concatenation)
 
     def _shard_length(self, tiling: Tiling, dim: int) -> int:
         """Elements of a shard along one dimension."""
         return -(-self.shape[dim] // tiling.tiles[dim])
 
     def _length_with_padding(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
-        """The same of a shard of `coarse` that is put together of padded ones of `fine`."""
+        """Elements along one dimension of a shard of `coarse` joined from padded shards of `fine`."""
         return self._shard_length(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
-        """Reshard with dimension `dim` seen as two, and see them as one again."""
+        """Reshard with dimension `dim` split in two, and join them again."""
         inner = -(-self.shape[dim] // prod(before.tiles[dim : dim + 2])) * before.tiles[dim + 1]
         shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
         first = len(self.steps)
@@ -317,8 +314,9 @@ class Resharding:
         return self.run(reshape_tiling(goal, tiles), want, may_gather_all=False)
 
     def _holds_target(self, have: Tiling, want: Tiling) -> bool:
-        """Whether every device holds already what it wants: tiles differ along dimensions of equal elements only.
-        XLA knows that of a value, not of what a collective has made of it."""
+        """Whether every device already holds its target: tiles differ along dimensions of equal elements only. XLA
+        knows this of a value, not of a collective's result.
+        """
         pairs = enumerate(zip(have.parts[:-1], want.parts[:-1], strict=True))
         return not self.steps and all(dim in self.alike or before == after for dim, (before, after) in pairs)
 
@@ -326,7 +324,7 @@ class Resharding:
         return prod(-(-n // tiles) for n, tiles in zip(self.shape, tiling.tiles, strict=True))
 
     def _elements_with_padding(self, have: Tiling, pair: tuple[int, int]) -> int:
-        """Elements of one shard before an all-to-all, its target dimension padded so that it can be split."""
+        """Elements of one shard before an all-to-all, its target dimension padded to a divisible length."""
         source, target = pair
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
         local[target] = -(-self.shape[target] // have.tiles[source]) * have.tiles[source] // have.tiles[target]
@@ -344,7 +342,7 @@ class Resharding:
         self.steps.append(PartitionerStep(kind, atoms, elements, joined, reads, writes))
 
     def _recut(self, first: int, cut: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
-        """Say the parts that dimensions are cut into anew, of all steps from one on."""
+        """Update the cuts of dimensions in all steps from one on."""
 
         def anew(outermost: OutermostDim | None) -> OutermostDim | None:
             return outermost and outermost._replace(cut=cut(outermost.cut))
@@ -355,7 +353,7 @@ class Resharding:
 
 
 def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> OutermostDim | None:
-    """A dimension of an array that lies so, outermost."""
+    """A dimension of an array, made outermost."""
     return OutermostDim(tiling.tiles[:dim], is_last) if dim else None
 
 

@@ -1,7 +1,7 @@
-"""What moves on one mesh are made of, with every answer remembered.
+"""Parts of reshards on one mesh, with every answer cached.
 
-A move reduces partial sums first, then brings a whole value to where it is wanted. What either takes
-is worked out here, for `reshard` and `many_moves` to put together.
+A reshard reduces partial sums first, then brings a whole value to its target. This module computes both parts;
+`reshard` and `move_table` combine them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One collective of a resharding; payload as `wire_bytes` takes it.
+    """One collective of a reshard; payload: see `wire_bytes`.
 
-    axes: the mesh axes whose links it uses. atoms: what of them its groups differ in, in order: all, but for where XLA
-        splits an axis.
-    joined_bytes: of what each device makes of its shard and what it receives, edges of its neighbours' shards; 0 where
-        what it receives takes the shard's place. is_minor: whether they lie along the last dimension.
-    reads, writes: what lies outermost in what it sends and receives (`partitioner.PartitionerStep`).
+    axes: the mesh axes of its links.
+    atoms: their parts that differ within its groups, in order: all, unless XLA splits an axis.
+    joined_bytes: size of each device's concatenation of its shard with received edges of its neighbors' shards; 0 if
+        the received data replaces the shard.
+    is_minor: whether these are joined along the last dimension.
+    reads, writes: the outermost dimension in the sent and received data (`partitioner.PartitionerStep`).
     """
 
     kind: str
@@ -44,7 +45,7 @@ class Move:
 
     @property
     def group_size(self) -> int:
-        """Devices that take part together."""
+        """Devices per group."""
         return count(self.atoms)
 
     @property
@@ -52,17 +53,17 @@ class Move:
         return wire_bytes(self.kind, self.payload_bytes, self.group_size)
 
     def time_s(self, mesh: Mesh, topology: Topology, share: float = 1.0) -> float:
-        """Seconds of it; share: of the latency, which collectives that a compiler combines pay together."""
+        """Seconds of the collective; share: its fraction of one latency, if combined with others."""
         return group_time_s(self.kind, self.payload_bytes, self.atoms, mesh, topology, share)
 
 
 def even_size(mesh: Mesh) -> int:
-    """A length that all shardings on a mesh split evenly, whatever is done to them on the way."""
+    """A length split evenly by all shardings on a mesh, at every step of a reshard."""
     return mesh.device_count**2
 
 
 class ReshardCache:
-    """What is asked of one mesh, remembered. sizes: of the axes of more than one device, in mesh order."""
+    """Cached answers of one mesh. sizes: of the axes of more than one device, in mesh order."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -87,8 +88,9 @@ class ReshardCache:
 
     # ---- partial sums ------------------------------------------------------------
     def slice_axes(self, shape: tuple[int, ...], have: Dims, want: Dims) -> Dims:
-        """Per dimension, the axes of `want` over which an array that lies like `have` is sliced first, in the order in
-        which they cut it. None where it would be padded before, or is not only sliced."""
+        """Per dimension, the axes of `want` over which an array in layout `have` is sliced first, in cutting order.
+        None if it is padded before, or not only sliced.
+        """
         whole = self.tiling(have)
         sliced = refine(whole, self.tiling(want))
         if sliced is None or not all(
@@ -102,27 +104,28 @@ class ReshardCache:
 
     def _cutting_axes(self, atoms: AtomOrder, wanted: Set[str]) -> tuple[str, ...]:
         """The axes that cut a dimension, up to the first that is not all of a wanted one."""
-        found: list[str] = []
+        cutting: list[str] = []
         for axes, run in groupby(atoms, key=lambda atom: atom.axes):
             if len(axes) > 1 or axes[0] not in wanted or count(list(run)) != self.sizes[axes[0]]:
                 break
-            found += axes
-        return tuple(found)
+            cutting += axes
+        return tuple(cutting)
 
     def scatter_axes(self, shape: tuple[int, ...], have: Dims, want: Dims, over: Sequence[str]) -> Dims:
-        """Per dimension, which of the axes `over` a partial sum is scattered over on its way to `want`
-        (`axes_to_scatter`). None where some only are and shards are uneven:
-        what is scattered first would be marked as partial."""
-        found = tuple(axes_to_scatter(axes, over) for axes in self.slice_axes(shape, have, want))
-        is_all = sum(map(len, found)) == len(over)
-        return found if is_all or self.is_even(shape, have) else ((),) * len(have)
+        """Per dimension, the axes among `over` of a partial sum's reduce-scatter on its way to `want`
+        (`axes_to_scatter`). None with uneven shards and only some axes scattered: the first scattered result would be
+        marked partial.
+        """
+        scattered = tuple(axes_to_scatter(axes, over) for axes in self.slice_axes(shape, have, want))
+        is_all = sum(map(len, scattered)) == len(over)
+        return scattered if is_all or self.is_even(shape, have) else ((),) * len(have)
 
     def reduce_partial(
         self, bits: int, shape: tuple[int, ...], have: Dims, over: Sequence[str], landing: Dims
     ) -> tuple[Dims, tuple[Move, ...]]:
-        """How a partial sum over the axes `over`, which lies like `have`, lies once it is reduced, and the moves.
+        """Layout after reducing a partial sum over the axes `over` from layout `have`, and the moves.
 
-        landing: those of the axes that split a dimension then.
+        landing: the axes among these that split a dimension afterwards.
         """
         moves = []
         for before, after in pairwise((have, *self.reduce_scatter_steps(shape, have, landing))):
@@ -138,8 +141,8 @@ class ReshardCache:
         return held, tuple(moves)
 
     def reduce_scatter_steps(self, shape: tuple[int, ...], have: Dims, landing: Dims) -> tuple[Dims, ...]:
-        """How a sum that is scattered lies behind each reduce-scatter: one for each dimension, since no compiler joins
-        an all-reduce and a slice of two. The one over the innermost axes, which have the faster links, is first.
+        """Layouts of a sum after each reduce-scatter: one per dimension, since no compiler joins an all-reduce and a
+        slice of two. The innermost axes, with the faster links, come first.
 
         A sum of uneven shards cannot stay partial meanwhile: it is reduced at once.
         """
@@ -162,7 +165,7 @@ class ReshardCache:
         dims: Dims,
         reads: OutermostDim | None = None,
     ) -> Move:
-        """A reduction of an array that is split like `dims`."""
+        """A reduction of an array split like `dims`."""
         ordered = self.sort_axes(axes)
         elements = prod(-(-size // tiles) for size, tiles in zip(shape, self.tiling(dims).tiles, strict=True))
         return Move(
@@ -177,9 +180,9 @@ class ReshardCache:
     def moves(
         self, bits: int, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int] = frozenset()
     ) -> tuple[Move, ...]:
-        """The moves that bring a whole value from `have` to `want`. Raises DividesByZero where XLA does.
+        """The moves of a whole value from `have` to `want`. Raises DividesByZero on XLA's own division by zero.
 
-        Even shards of all sizes take the same ones, so those are followed once.
+        Even shards of all sizes have the same moves: computed once.
         """
         if have == want:
             return ()
@@ -215,15 +218,16 @@ class ReshardCache:
 
 
 def axes_to_scatter(cutting: Sequence[str], over: Container[str]) -> tuple[str, ...]:
-    """Those of the axes that cut a dimension, in order, over which a sum over the axes `over` is scattered: the
-    leading ones. What another axis cuts first XLA reduces whole, for the slice that is wanted is no part of any slice
-    over the summing axes alone."""
+    """The scattered axes of a sum over the axes `over`, from the axes that cut a dimension, in order: the leading ones.
+    XLA reduces whole any dimension cut first by another axis: the wanted slice is no part of a slice over the summing
+    axes alone.
+    """
     return tuple(takewhile(lambda axis: axis in over, cutting))
 
 
 @lru_cache(maxsize=64)
 def reshard_cache_of(mesh: Mesh) -> ReshardCache:
-    """What is remembered of one mesh."""
+    """The cache of one mesh."""
     return ReshardCache(mesh)
 
 

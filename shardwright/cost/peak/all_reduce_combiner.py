@@ -1,11 +1,10 @@
-"""Which reductions run as one, as XLA's AllReduceCombiner and ReduceScatterCombiner make them.
+"""Combined reductions, after XLA's AllReduceCombiner and ReduceScatterCombiner.
 
-After CombineInstructionsByKey (xla/service/collective_combiner_utils.h). All-reduces are alike where they reduce one
-element type in one way over the same groups of devices; so are reduce-scatters. In post-order, the first that is left
-is combined with those like it that follow, up to the first that needs one of them, or with which their results would
-be more than a limit: what comes behind that is left for later, though it may not. So which run as one hangs on the
-order, and a combined reduction waits for whatever any of them does: a gradient may wait for a loop that has nothing to
-do with it, and all that waits with it is stored.
+After CombineInstructionsByKey (xla/service/collective_combiner_utils.h). All-reduces are combinable with equal element
+type, reduction and device groups; likewise reduce-scatters. In post-order, the first remaining one is combined with its
+combinable successors, up to the first that depends on the group or exceeds the size limit; later ones stay, combinable
+or not. Consequences: the groups depend on the order, and a combined reduction waits on the inputs of all its members. A
+gradient may wait on an unrelated loop, and everything waiting is stored.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ _MARK = "reduces"
 
 _REDUCING = frozenset({"all-reduce", "reduce-scatter"})
 
-#: Kinds of collectives that may be combined, and the most bytes of the results of those that run as one.
+#: Combinable kinds of collectives, with the maximum bytes of their combined results.
 Limits = Mapping[str, float]
 
 
 def limits_of(profile: HardwareProfile) -> Limits:
-    """What a profile's compiler combines of all that reduces."""
+    """Size limits in bytes of a profile's compiler, per kind of reduction."""
     if profile.compiler.merges_all_reduces:
         return {"all-reduce": math.inf}
     return {kind: most_bytes for kind, most_bytes in profile.combiner_limits if kind in _REDUCING}
 
 
 def all_reduce_mark(instruction: Instruction, element_type: str, atoms: AtomOrder, node: int) -> tuple[object, ...]:
-    """The mark of a node that reduces what devices have of an instruction's result: no other node is equal to it.
+    """Mark of a node that reduces an instruction's result over devices; unique to the node.
 
-    element_type: as it is sent. atoms: what of the mesh axes the devices of one group differ in.
+    element_type: of the sent elements. atoms: parts of the mesh axes that differ within a group.
     """
     applied = instruction.called.get("to_apply")
     opcode = applied[0].root.opcode if applied else "add"
@@ -44,7 +43,7 @@ def all_reduce_mark(instruction: Instruction, element_type: str, atoms: AtomOrde
 
 
 def combine_reductions(program: DeviceProgram, limits: Limits) -> list[tuple[int, ...]]:
-    """Groups of reductions that run as one, of more than one node each."""
+    """Groups of combined reductions, of more than one node each."""
     keys = {
         node: (program.opcodes[node], *mark[1])
         for node, mark in program.marks.items()
@@ -54,15 +53,15 @@ def combine_reductions(program: DeviceProgram, limits: Limits) -> list[tuple[int
 
 
 def _is_small(program: DeviceProgram, node: int, limits: Limits) -> bool:
-    """Whether a reduction may be combined: what is larger than the limit is left out."""
+    """Whether a reduction is within the limit; larger ones are never combined."""
     return sum(program.sizes_bytes[node]) <= limits.get(program.opcodes[node], -1)
 
 
 class _Combiner:
     """Combines nodes of a program.
 
-    keys: what is equal for nodes that may be combined, a node's opcode first.
-    The program is seen as a graph of those nodes alone, and of junctions, which need several of them.
+    keys: the key shared by combinable nodes, a node's opcode first.
+    The graph contains those nodes alone, plus junctions: sets of several needed nodes.
     """
 
     def __init__(
@@ -74,42 +73,44 @@ class _Combiner:
         self.needs: list[tuple[int, ...]] = []
         self.leader: dict[int, int] = {}
         self.members: dict[int, list[int]] = {}
-        self.node_of: dict[int, int] = {}  # of a program, by places of this graph
+        self.node_of: dict[int, int] = {}  # program node, by place in this graph
         self.root = self._build_graph(program)
 
     def run(self) -> list[tuple[int, ...]]:
-        left = set(self.node_of)
-        while left:
+        remaining = set(self.node_of)
+        while remaining:
             order = self._post_order()
             done_before = self._find_dependencies(order)
             alike: dict[Hashable, list[int]] = {}
             for place in order:
-                if place in left:
+                if place in remaining:
                     alike.setdefault(self.keys[self.node_of[place]], []).append(place)
             for place in order:
-                if place not in left:
+                if place not in remaining:
                     continue
-                found = self._next_group(place, alike[self.keys[self.node_of[place]]], done_before, left)
-                left.difference_update(found)
-                if len(found) > 1:
-                    self._combine(found)
-                    break  # what needs what is another now
+                group = self._next_group(place, alike[self.keys[self.node_of[place]]], done_before, remaining)
+                remaining.difference_update(group)
+                if len(group) > 1:
+                    self._combine(group)
+                    break  # dependencies have changed
             else:
                 break
-        return [tuple(sorted(self.node_of[each] for each in found)) for found in self.members.values()]
+        return [tuple(sorted(self.node_of[member] for member in group)) for group in self.members.values()]
 
     def _next_group(self, first: int, alike: list[int], done_before: Mapping[int, int], left: set[int]) -> list[int]:
-        """The first of some places that are left, and those behind it up to one that needs any or is too large."""
-        found, bits = [first], 1 << first
+        """The first of some remaining places, and its successors up to the first that depends on the group or is too
+        large.
+        """
+        group, bits = [first], 1 << first
         room = self._limit(first) - self._size(first)
         for place in alike[alike.index(first) + 1 :]:
             if place in left:
                 room -= self._size(place)
                 if done_before[place] & bits or room < 0:
                     break
-                found.append(place)
+                group.append(place)
                 bits |= 1 << place
-        return found
+        return group
 
     def _limit(self, place: int) -> float:
         return self.limits[self.keys[self.node_of[place]][0]]
@@ -118,12 +119,12 @@ class _Combiner:
         return self.size_bytes[self.node_of[place]]
 
     def _build_graph(self, program: DeviceProgram) -> int:
-        """Fill the graph; returns the place of what the program's root needs."""
+        """Fill the graph; returns the place of the program's root."""
         stands_for: list[int | None] = []
         junctions: dict[tuple[int, ...], int] = {}
         for node, operands in enumerate(program.operands):
-            read = (stands_for[operand] for operand in operands)
-            needed = tuple(dict.fromkeys(each for each in read if each is not None))
+            sources = (stands_for[operand] for operand in operands)
+            needed = tuple(dict.fromkeys(source for source in sources if source is not None))
             if node in self.keys:
                 self.node_of[len(self.needs)] = node
                 stands_for.append(len(self.needs))
@@ -136,17 +137,17 @@ class _Combiner:
             else:
                 stands_for.append(needed[0] if needed else None)
         root = stands_for[program.root]
-        assert root is not None  # what nothing needs is not in a program
+        assert root is not None  # programs have no dead nodes
         return root
 
     def _post_order(self) -> list[int]:
-        """Places, each behind those that it needs, the first of them first; combined ones stand together."""
+        """Places after their dependencies, first dependency first; combined ones are adjacent."""
         order: dict[int, None] = {}
         todo = [self.root]
         while todo:
             place = todo[-1]
             together = self._group_of(place)
-            missing = [each for member in together for each in self.needs[member] if each not in order]
+            missing = [needed for member in together for needed in self.needs[member] if needed not in order]
             if place in order or not missing:
                 todo.pop()
                 order.update(dict.fromkeys(together))
@@ -155,16 +156,16 @@ class _Combiner:
         return list(order)
 
     def _find_dependencies(self, order: Iterable[int]) -> dict[int, int]:
-        """Per place, all that it needs, as bits of one number; combined ones need what any of them does."""
-        found: dict[int, int] = {}
+        """Per place, its transitive dependencies, in bits of one number; combined ones share their members'."""
+        dependencies: dict[int, int] = {}
         for place in order:
-            if place in found:
+            if place in dependencies:
                 continue
             together, bits = self._group_of(place), 0
-            for each in (each for member in together for each in self.needs[member]):
-                bits |= found[each] | sum(1 << other for other in self._group_of(each))
-            found.update(dict.fromkeys(together, bits))
-        return found
+            for needed in (needed for member in together for needed in self.needs[member]):
+                bits |= dependencies[needed] | sum(1 << other for other in self._group_of(needed))
+            dependencies.update(dict.fromkeys(together, bits))
+        return dependencies
 
     def _group_of(self, place: int) -> list[int]:
         return self.members.get(self.leader.get(place, place), [place])

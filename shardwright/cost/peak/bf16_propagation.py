@@ -1,7 +1,7 @@
-"""What only products read, where those multiply in bfloat16: it is stored as bfloat16.
+"""bfloat16 storage of values read only by products that multiply in bfloat16.
 
-After XLA's BFloat16Propagation (xla/service/bfloat16_propagation.cc), through what hands elements on as they are:
-moves, tuples, and the carried values of loops.
+After XLA's BFloat16Propagation (xla/service/bfloat16_propagation.cc), through instructions that pass elements on
+unchanged: moves, tuples, and the carried values of loops.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from shardwright.cost.peak.inline import bodies, first_leaf, inline_calls
 from shardwright.hlo import Computation, Instruction
 from shardwright.hlo.shapes import TupleShape
 
-#: What hands elements on as they are, between devices too.
+#: Opcodes that pass elements on unchanged, also between devices.
 _MOVING = IDENTITIES | {
     "transpose", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "all-gather", "all-to-all",
     "collective-permute",
 }  # fmt: skip
 
-#: The leaves of a computation's result that a value reaches; None where something else than a product reads it.
+#: Leaves of a computation's result reached by a value; None with a reader other than a product.
 _Reached = frozenset[int] | None
 
 
 def round_for_products(program: DeviceProgram) -> None:
-    """Store as bfloat16 what is float32 and only read by products, which multiply in bfloat16 anyway."""
+    """Store in bfloat16 every float32 value read only by products: they multiply in bfloat16 anyway."""
     reached = _LeafConsumers(program.opcodes, program.instructions, program.operands, program.root).trace_leaves()
     for node, opcode in enumerate(program.opcodes):
         if opcode == "while":
@@ -45,7 +45,7 @@ def round_for_products(program: DeviceProgram) -> None:
 
 @dataclass(slots=True)
 class _LeafConsumers:
-    """Who reads each leaf of each node of a program."""
+    """Readers of each leaf of each node of a program."""
 
     opcodes: Sequence[str]
     instructions: Sequence[Instruction]
@@ -56,7 +56,7 @@ class _LeafConsumers:
     rounded: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def trace_leaves(self) -> dict[tuple[int, int], _Reached]:
-        """By node and leaf, the result's leaves that it is handed on to if, beside that, only products read it."""
+        """(node, leaf) → the result's leaves it is passed on to; None with readers other than these and products."""
         self.users = [[] for _ in self.opcodes]
         for node, operands in enumerate(self.operands):
             for operand in dict.fromkeys(operands):
@@ -72,10 +72,10 @@ class _LeafConsumers:
         if is_unread or (self.opcodes[node] == "while" and leaf not in self._find_rounded_in(node)):
             return None
         for user in self.users[node]:
-            for each in self._trace_user(user, node, leaf):
-                if each is None:
+            for reached in self._trace_user(user, node, leaf):
+                if reached is None:
                     return None
-                joined |= each
+                joined |= reached
         return joined
 
     def _trace_user(self, user: int, node: int, leaf: int) -> Iterator[_Reached]:
@@ -108,12 +108,12 @@ class _LeafConsumers:
         return self.rounded[loop]
 
     def _is_rounding(self, node: int) -> bool:
-        """Whether a node is what a compiler adds for products: a conversion that the text does not have."""
+        """Whether a node is a conversion added by the compiler before products, absent from the text."""
         return self.opcodes[node] == "convert" and self.instructions[node].opcode != "convert"
 
 
 def _find_rounded_leaves(body: Computation) -> frozenset[int]:
-    """The leaves of a loop's carried value that its body only hands on or has products read."""
+    """Leaves of a loop's carried value that its body only passes on or reads in products."""
     flat = inline_calls(body)
     opcodes = [instruction.opcode for instruction in flat.instructions]
     reached = _LeafConsumers(opcodes, flat.instructions, flat.operands, flat.root).trace_leaves()

@@ -1,8 +1,11 @@
-"""Which buffers a program's values lie in, and when each is live.
+"""Buffers of a program's values, and the lifetime of each.
 
-What XLA's buffer assignment does as far as it decides the peak: views share what they show;
-a kernel may write over an operand of the same size that nobody reads later, if it reads
-each element only for the same element of its result; a loop's carried values are updated in place.
+XLA's buffer assignment, in the parts that decide the peak:
+
+- views share their source's buffer;
+- a kernel may overwrite a dead operand of equal size, if each element is read only to compute the element at the same
+  place;
+- a loop's carried values are updated in place.
 """
 
 from __future__ import annotations
@@ -22,20 +25,20 @@ from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import TupleShape
 
-#: Elementwise kernels are those whose root is: what they took in is told by `Kernels.reads`.
+#: A kernel is elementwise if its root is; `Kernels.reads` covers the fused nodes.
 _OVERWRITING = ELEMENTWISE | {"bitcast", "reshape", "copy"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Buffers:
-    """Storage of one computation; positions are those of `order`.
+    """Storage of one computation; positions index `order`.
 
-    owners: (node, leaf) whose value each buffer holds. size_bytes: 0 where somebody else pays (parameters, results).
-    starts / ends: first and last position at which it is live; `ends` is before `starts` where the
-        value lies in another's memory.
-    follows: the buffer that each one lies in whose value is written over another's.
-    free: (bytes, first, last position) of arguments that hold nothing meanwhile.
-    where: per node, the buffer of each leaf; nodes that are not kept have none.
+    owners: (node, leaf) of each buffer's value.
+    size_bytes: per buffer; 0 for the caller's memory (parameters, results).
+    starts / ends: first and last live position; `ends` precedes `starts` for a value in another's memory.
+    follows: buffer → the earlier buffer that its value overwrites.
+    free: (bytes, first, last position) of arguments that are empty meanwhile.
+    where: per node, the buffer of each leaf; empty for nodes that are not stored.
     """
 
     order: list[ScheduleStep]
@@ -48,7 +51,7 @@ class Buffers:
     where: list[tuple[int, ...]] = field(default_factory=list)
 
     def lifetimes(self) -> Iterator[tuple[int, int, int]]:
-        """(bytes, first, last position) of each piece of memory, whatever values follow one another in it."""
+        """(bytes, first, last position) of each piece of memory, over all values that share it in turn."""
         starts: dict[int, int] = {}
         written_over = set(self.follows.values())
         for buffer, size in enumerate(self.size_bytes):
@@ -67,10 +70,10 @@ def assign_buffers(
     donated: Mapping[int, int] | None = None,
     in_order: str | None = None,
 ) -> Buffers:
-    """Fuse, schedule and allocate a program as a profile's compiler does.
+    """Fuse, schedule and allocate a program with a profile's compiler.
 
-    donated: per parameter node, the node whose value is written over it. in_order: one of those that are possible by
-    the compiler's schedule, instead of that.
+    donated: per parameter node, the node whose value overwrites it. in_order: one of the possible orders of the
+        compiler's schedule, in place of the schedule itself.
     """
     compiler = profile.compiler
     if compiler.products_read_bf16:
@@ -92,20 +95,20 @@ def assign_buffers(
 
 
 def _copy_early(program: DeviceProgram, buffers: Buffers) -> None:
-    """Let what is updated in place, in a copy since others read what it begins as, begin as soon as that is there.
+    """Start each copy of a value updated in place (it has other readers) directly after its source.
 
-    After CopyInsertion, which is ahead of the schedule: a copy needs nothing else.
+    After CopyInsertion, which precedes scheduling: a copy depends on nothing else.
     """
     for buffer, (node, leaf) in enumerate(buffers.owners):
         if program.opcodes[node] not in COPYING or buffer in buffers.follows or not buffers.size_bytes[buffer]:
             continue
-        sources = [each for operand in program.operands[node] for each in buffers.where[operand]]
+        sources = [source_buffer for operand in program.operands[node] for source_buffer in buffers.where[operand]]
         if leaf < len(sources):
             buffers.starts[buffer] = min(buffers.starts[buffer], buffers.starts[sources[leaf]] + 1)
 
 
 def _free_donated(program: DeviceProgram, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
-    """Let arguments that results are written over be free in between: once all have read them."""
+    """Free donated arguments between their last reader and the write."""
     position = {node: i for i, step in enumerate(buffers.order) for node in step}
     for parameter, readers, writer in find_overwrites(program, kernels, donated):
         last = max((position[reader] for reader in readers), default=-1)
@@ -114,8 +117,9 @@ def _free_donated(program: DeviceProgram, kernels: Kernels, buffers: Buffers, do
 
 
 def _keep_apart(program: DeviceProgram, kernels: Kernels, buffers: Buffers, results: Iterable[int]) -> None:
-    """Give results that are written over arguments room of their own where their kernel turns what it reads: it writes
-    over nothing, and they are copied behind it. Those that are made of the same turned value are made at once."""
+    """Add buffers of results written over arguments by a kernel that transposes its input: it cannot overwrite, and a
+    copy follows it. Results computed from one transposed value are computed together.
+    """
     position = {node: i for i, step in enumerate(buffers.order) for node in step}
     made_of: dict[int, list[int]] = {}
     places = {node for node in results if node in position}
@@ -132,9 +136,9 @@ def _keep_apart(program: DeviceProgram, kernels: Kernels, buffers: Buffers, resu
 def _find_transposed_in_kernel(
     program: DeviceProgram, kernels: Kernels, node: int, results: Collection[int]
 ) -> Iterator[int]:
-    """The transposed values that a kernel of several results computes on the way to one of them.
+    """The transposed values inside a multi-result kernel, on the way to one of its results.
 
-    Matrices aside, which a product makes in either order.
+    Matrices excluded: a product makes them in either order.
     """
     todo, seen = [node], {node}
     while todo:
@@ -149,8 +153,9 @@ def _find_transposed_in_kernel(
 
 
 def _copy_arguments(program: DeviceProgram, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
-    """Add copies of parameters, from the beginning until their last readers ran; they themselves are free until they
-    are written over."""
+    """Add copies of parameters, live from the start until their last readers; the parameters are free until
+    overwritten.
+    """
     position = {node: i for i, step in enumerate(buffers.order) for node in step}
     for parameter, readers, writer in find_copied_arguments(program, kernels, buffers.order, donated):
         size = sum(program.sizes_bytes[parameter])
@@ -167,9 +172,9 @@ def allocate(
     order: list[ScheduleStep],
     in_place: Collection[str] = IN_PLACE,
 ) -> Buffers:
-    """Buffers of a computation whose parameters and results its caller pays for.
+    """Buffers of a computation; its parameters and results belong to its caller.
 
-    in_place: opcodes whose results may lie where an operand did, whatever its shape.
+    in_place: opcodes whose results may overwrite an operand of any shape.
     """
     buffers = Buffers(order=order, where=[()] * len(program.opcodes))
     position = {node: i for i, step in enumerate(order) for node in step}
@@ -191,20 +196,20 @@ def allocate(
 
 def _place(program: DeviceProgram, kernels: Kernels, buffers: Buffers, node: int, position: int) -> None:
     instruction = program.instructions[node]
-    read = [buffer for operand in program.operands[node] for buffer in buffers.where[operand]]
+    operand_buffers = [buffer for operand in program.operands[node] for buffer in buffers.where[operand]]
     if kernels.is_view[node]:
         first = 0
         if program.opcodes[node] == "get-tuple-element":
             shape = program.instructions[program.operands[node][0]].shape
             assert isinstance(shape, TupleShape)
             first = first_leaf(shape, instruction.index)
-        buffers.where[node] = tuple(read[first : first + len(program.sizes_bytes[node])])
+        buffers.where[node] = tuple(operand_buffers[first : first + len(program.sizes_bytes[node])])
         return
     unchanged = invariant_leaves(instruction) if program.opcodes[node] == "while" else set()
     leaves = []
     for leaf, size in enumerate(program.sizes_bytes[node]):
         if leaf in unchanged:
-            leaves.append(read[leaf])
+            leaves.append(operand_buffers[leaf])
             continue
         leaves.append(len(buffers.owners))
         buffers.owners.append((node, leaf))
@@ -226,13 +231,13 @@ def _free_callers_buffers(program: DeviceProgram, buffers: Buffers) -> None:
 def _reuse_operands(
     program: DeviceProgram, kernels: Kernels, buffers: Buffers, node: int, position: int, in_place: Collection[str]
 ) -> None:
-    """Let results take over the buffers of operands that die here: those are live until before."""
+    """Let results take over the buffers of operands that die here: those end one position earlier."""
     reusable = list(_reusable(program, kernels, buffers, node, position, in_place))
     for buffer in buffers.where[node]:
         size = buffers.size_bytes[buffer]
         if buffers.owners[buffer][0] != node or not size:
             continue
-        old = next((each for each in reusable if buffers.size_bytes[each] == size), None)
+        old = next((candidate for candidate in reusable if buffers.size_bytes[candidate] == size), None)
         if old is not None:
             reusable.remove(old)
             buffers.ends[old] = position - 1
@@ -247,32 +252,32 @@ def _reusable(
         return
     starts, ends = buffers.starts, buffers.ends
     for source, aligned in kernels.reads[node].items():
-        dying = [each for each in buffers.where[source] if ends[each] == position and starts[each] < position]
+        dying = [buffer for buffer in buffers.where[source] if ends[buffer] == position and starts[buffer] < position]
         if not dying or (opcode == "while" and source != program.operands[node][0]):
-            continue  # what a loop has hoisted is read in every pass
+            continue  # hoisted values are read in every iteration
         if opcode in in_place or (aligned and _has_equal_shape(program, kernels, node, source)):
             yield from dying
 
 
 def _has_equal_shape(program: DeviceProgram, kernels: Kernels, node: int, source: int) -> bool:
-    """Whether XLA sees one shape in both: it writes over nothing else, and not through a view.
+    """Whether both have one shape in XLA: a condition of overwriting, besides not being a view.
 
     After HloDataflowAnalysis::CanShareOperandBufferWithUser (xla/hlo/analysis/hlo_dataflow_analysis.cc).
     """
-    ours, theirs = (program.instructions[each].shape.leaves for each in (node, source))
+    ours, theirs = (program.instructions[number].shape.leaves for number in (node, source))
     is_same = len(ours) == len(theirs) == 1 and ours[0].dimensions == theirs[0].dimensions
     return is_same and not kernels.is_view[source]
 
 
 def invariant_leaves(instruction: Instruction) -> set[int]:
-    """Leaves that a loop hands on unchanged: they stay where they were before it."""
-    kept: set[int] = set()
+    """Leaves passed through a loop unchanged: they stay in their buffer from before the loop."""
+    invariant: set[int] = set()
     (body,) = instruction.called["body"]
     first = 0
     for index, value in enumerate(body.root.operands if body.root.opcode == "tuple" else ()):
         count = len(value.shape.leaves)
         is_parameter = value.opcode == "get-tuple-element" and value.operands[0] is body.parameters[0]
         if is_parameter and value.index == index:
-            kept.update(range(first, first + count))
+            invariant.update(range(first, first + count))
         first += count
-    return kept
+    return invariant

@@ -1,8 +1,8 @@
-"""Donated arguments that XLA copies: a result is written over them while others may still read them.
+"""Copies of donated arguments: a result overwrites them while other readers may still need them.
 
-After XLA's CopyInsertion (xla/service/copy_insertion.cc), which runs before there is an order: a reader is earlier than
-the kernel that writes the result only if that kernel needs what the reader makes. A copy is made as soon as the step
-begins; all read that.
+After XLA's CopyInsertion (xla/service/copy_insertion.cc), which precedes scheduling: a reader precedes the writing
+kernel only if that kernel depends on the reader's result. A copy is made at the start of the step; all readers read the
+copy.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Overwrite(NamedTuple):
 def find_copied_arguments(
     program: DeviceProgram, kernels: Kernels, order: Sequence[ScheduleStep], donated: Mapping[int, int]
 ) -> list[Overwrite]:
-    """The parameters that XLA copies. donated: per parameter node, the node whose value is written over it."""
-    found = find_overwrites(program, kernels, donated)
-    others = dict.fromkeys(reader for each in found for reader in each.readers if reader != each.writer)
+    """The parameters XLA copies. donated: per parameter node, the node whose value overwrites it."""
+    overwrites = find_overwrites(program, kernels, donated)
+    others = dict.fromkeys(reader for hazard in overwrites for reader in hazard.readers if reader != hazard.writer)
     marks = {reader: 1 << bit for bit, reader in enumerate(others)}
     done = _find_dependencies(kernels, order, marks)
 
@@ -38,18 +38,25 @@ def find_copied_arguments(
             return program.opcodes[reader] in IN_PLACE or _is_aligned(program, kernels, reader, parameter)
         return bool(done[writer] & marks[reader])
 
-    return [each for each in found if not all(is_safe(each.parameter, reader, each.writer) for reader in each.readers)]
+    return [
+        hazard
+        for hazard in overwrites
+        if not all(is_safe(hazard.parameter, reader, hazard.writer) for reader in hazard.readers)
+    ]
 
 
 def find_overwrites(program: DeviceProgram, kernels: Kernels, donated: Mapping[int, int]) -> list[Overwrite]:
-    """The parameters that results of kernels are written over. donated: as in `find_copied_arguments`."""
+    """The parameters overwritten by results of kernels. donated: see `find_copied_arguments`."""
     readers = _readers(program, kernels, donated)
-    found = [Overwrite(each, nodes, _resolve_view(program, kernels, donated[each])) for each, nodes in readers.items()]
-    return [each for each in found if program.opcodes[each.writer] not in ("parameter", "constant")]
+    overwrites = [
+        Overwrite(parameter, nodes, _resolve_view(program, kernels, donated[parameter]))
+        for parameter, nodes in readers.items()
+    ]
+    return [overwrite for overwrite in overwrites if program.opcodes[overwrite.writer] not in ("parameter", "constant")]
 
 
 def _resolve_view(program: DeviceProgram, kernels: Kernels, node: int) -> int:
-    """The kernel, or the parameter, whose value a view shows."""
+    """The kernel, or the parameter, behind a view."""
     while kernels.is_view[node] and program.operands[node]:
         node = program.operands[node][0]
     return node
@@ -60,7 +67,7 @@ def _readers(program: DeviceProgram, kernels: Kernels, parameters: Mapping[int, 
     readers: dict[int, list[int]] = {parameter: [] for parameter in parameters}
     for node, sources in enumerate(kernels.reads):
         if kernels.is_stored[node] and not kernels.is_view[node]:
-            for source in {_resolve_view(program, kernels, each) for each in sources} & readers.keys():
+            for source in {_resolve_view(program, kernels, operand) for operand in sources} & readers.keys():
                 readers[source].append(node)
     return readers
 
@@ -75,7 +82,7 @@ def _is_aligned(program: DeviceProgram, kernels: Kernels, reader: int, parameter
 
 
 def _find_dependencies(kernels: Kernels, order: Sequence[ScheduleStep], marks: Mapping[int, int]) -> dict[int, int]:
-    """Per node, the marks of the readers whose results it needs, as bits of one number."""
+    """Per node, the marks of the readers it depends on, in bits of one number."""
     done: dict[int, int] = {}
     for step in order:
         needed = 0

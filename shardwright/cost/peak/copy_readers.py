@@ -1,7 +1,7 @@
-"""Which instruction a copy of a value was made for: the copy lies as that one uses the value, not as it was made.
+"""Consumer of a copy: the copy has the layout of its use, not of its value.
 
-Products have their operands turned into the order of dimensions that their kernels take (`dots`), however the values
-lie; what any instruction uses in another layout than the value has for others is brought there for it.
+Operands of products are transposed to the dimension order of their kernels (`dot_decomposer`), whatever the value's
+sharding; operands of other instructions are resharded on use.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.shardings import Mesh, TensorSharding
 
-#: What moves a value to another layout, last of all.
+#: Opcodes that end a reshard.
 _MOVES = frozenset({"all-gather", "all-to-all", "collective-permute", "dynamic-slice", "reduce-scatter"})
 
 
 class CopyReader(NamedTuple):
-    """The instruction that a copy is made for, by name, and which of its operands it is: of several that share it the
-    first.
+    """The consumer of a copy: its name, and the number of the operand; of several that share the copy, the first.
 
-    is_turned: whether the copy is there however the value lies.
+    is_transposed: whether the copy is needed under every sharding of the value.
     """
 
     name: str
@@ -34,7 +33,7 @@ class CopyReader(NamedTuple):
 
 
 def reader_of(program: DeviceProgram, users: Sequence[Sequence[int]], node: int) -> CopyReader | None:
-    """The instruction that a node is a copy for; None if it is none, or one that several instructions share in turn.
+    """The consumer of a copy; None if the node is no copy, or one shared by a chain of several instructions.
 
     users: the nodes that read each node.
     """
@@ -53,7 +52,7 @@ def reader_of(program: DeviceProgram, users: Sequence[Sequence[int]], node: int)
 
 
 def _operand_as_read(program: DeviceProgram, user: int, node: int, *, is_turned: bool) -> CopyReader | None:
-    """A node as an operand of the instruction that reads it, unless a compiler made another one of that."""
+    """A node in the role of its reader's operand; None if a compiler replaced that operand."""
     instruction = program.instructions[user]
     if program.opcodes[user] != instruction.opcode or len(program.operands[user]) != len(instruction.operands):
         return None
@@ -63,12 +62,12 @@ def _operand_as_read(program: DeviceProgram, user: int, node: int, *, is_turned:
 
 
 def operand_copy_bytes(product: Instruction, operand: int, used: Sequence[TensorSharding], mesh: Mesh) -> int:
-    """Bytes on one device of an operand's turned copy; 0 where the kernel takes it as it lies.
+    """Bytes on one device of an operand's transposed copy; 0 if the kernel reads it in place.
 
-    used: how the product uses each of its operands.
+    used: the product's sharding of each operand.
     """
-    shapes = [each.shape.leaves[0] for each in product.operands]
-    lengths = [lies.shard_shape(shape.dimensions, mesh) for shape, lies in zip(shapes, used, strict=True)]
+    shapes = [factor.shape.leaves[0] for factor in product.operands]
+    lengths = [sharding.shard_shape(shape.dimensions, mesh) for shape, sharding in zip(shapes, used, strict=True)]
     if product.opcode == "dot" and list(operand_orders(product, lengths))[operand][0] != "transpose":
         return 0
     return (prod(lengths[operand]) * ELEMENT_BITS[shapes[operand].element_type] + 7) // 8

@@ -1,8 +1,8 @@
-"""A program in which nothing is computed twice from the same operands, as XLA's HloCSE leaves it.
+"""Common subexpression elimination, after XLA's HloCSE.
 
-Frameworks trace the same instruction again wherever it is needed, in the backward pass above all. XLA keeps the
-first one, so its value stays until the last reader: memory that is missed where duplicates count as two short lives.
-What an optimization barrier hands on is another value than what it took, so computing again behind one stays.
+Frameworks trace an instruction anew at each use, mainly in the backward pass. XLA retains the first one, and its value
+lives until the last reader; modeling duplicates with two short lives would miss that memory. An optimization barrier's
+result differs from its operand: recomputation behind one stays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.hlo import Computation, Instruction, Shape
 
-#: What XLA does not merge: it has effects, runs other programs, or is there to keep values apart.
+#: Opcodes never merged by XLA: effects, calls of other programs, barriers.
 _NEVER_MERGED = frozenset({
     "after-all", "async-done", "async-start", "async-update", "call", "conditional", "custom-call", "domain", "infeed",
     "opt-barrier", "optimization-barrier", "outfeed", "parameter", "partition-id", "recv", "recv-done", "replica-id",
@@ -21,14 +21,14 @@ _NEVER_MERGED = frozenset({
 
 _COMMUTATIVE = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
 
-#: Attributes that say nothing of what is computed.
+#: Attributes without influence on the value.
 _COMMENTS = frozenset({"metadata", "sharding", "frontend_attributes", "backend_config"})
 
 _Key = tuple[object, ...]
 
 
 def eliminate_duplicates(program: DeviceProgram) -> DeviceProgram:
-    """The same program with the first of each set of equal nodes in place of all of them."""
+    """The program with the first of each set of equal nodes in place of all of them."""
     signatures = InstructionKeys()
     first: dict[_Key, int] = {}
     merged = list(range(len(program.opcodes)))
@@ -37,18 +37,18 @@ def eliminate_duplicates(program: DeviceProgram) -> DeviceProgram:
         program.operands[node] = operands
         if opcode in _NEVER_MERGED:
             continue
-        read = tuple(sorted(operands)) if opcode in _COMMUTATIVE else operands
-        key = (opcode, signatures.of(program, node), program.sizes_bytes[node], read)
+        key_operands = tuple(sorted(operands)) if opcode in _COMMUTATIVE else operands
+        key = (opcode, signatures.of(program, node), program.sizes_bytes[node], key_operands)
         merged[node] = first.setdefault(key, node)
     program.root = merged[program.root]
     return program.without_dead()
 
 
 class EqualValues:
-    """Which nodes of a computation are equal, however they lie; asked in their order.
+    """Equal nodes of a computation, in any sharding; queried in program order.
 
-    XLA:TPU makes them one before it partitions: what lies otherwise than the first of them is brought from there, be it
-    an iota that each device could make.
+    XLA:TPU merges them before partitioning: other shardings are resharded from the first one, even of an iota that each
+    device could compute.
     """
 
     def __init__(self) -> None:
@@ -57,22 +57,22 @@ class EqualValues:
         self._merged: list[int] = []
 
     def first(self, node: int, instruction: Instruction, operands: Sequence[int]) -> int:
-        """The first node that is equal to `node`, which is itself where none before it is."""
-        found = node
+        """The first node equal to `node`: itself if no earlier one is."""
+        first = node
         if instruction.opcode not in _NEVER_MERGED:
-            read = tuple(self._merged[operand] for operand in operands)
-            key = (instruction.opcode, self._signatures.of_instruction(instruction), read)
-            found = self._first.setdefault(key, node)
-        self._merged.append(found)
-        return found
+            merged = tuple(self._merged[operand] for operand in operands)
+            key = (instruction.opcode, self._signatures.of_instruction(instruction), merged)
+            first = self._first.setdefault(key, node)
+        self._merged.append(first)
+        return first
 
 
 class InstructionKeys:
-    """What tells the instructions of one program apart, operands aside."""
+    """Keys that distinguish the instructions of one program, operands aside."""
 
     def __init__(self) -> None:
         self._computations: dict[Computation, _Key] = {}
-        #: What shapes say, their layouts aside, by their identities: they live as long as they are here.
+        #: Text of shapes without layouts, by identity; referenced here to stay alive.
         self._shapes: dict[int, tuple[Shape, _Key]] = {}
 
     def of(self, program: DeviceProgram, node: int) -> object:
@@ -82,7 +82,7 @@ class InstructionKeys:
         return program.marks.get(node, node)
 
     def key_of_hoisted(self, program: DeviceProgram, node: int) -> object:
-        """The same across the bodies of loops, where what a plan or a compiler adds is told apart by its mark alone."""
+        """A key valid across loop bodies: instructions added by a plan or compiler are distinguished by mark alone."""
         instruction = program.instructions[node]
         said = self.of_instruction(instruction) if program.opcodes[node] == instruction.opcode else ()
         return (*said, program.marks.get(node))
@@ -92,19 +92,19 @@ class InstructionKeys:
         if id(shape) not in self._shapes:
             self._shapes[id(shape)] = shape, tuple([(leaf.element_type, leaf.dimensions) for leaf in shape.leaves])
         attributes = [
-            each.text for name, each in instruction.attributes.items() if name not in _COMMENTS and name not in regions
+            part.text for name, part in instruction.attributes.items() if name not in _COMMENTS and name not in regions
         ]
         value = instruction.name if instruction.is_elided else instruction.payload
         said = (value, instruction.index, self._shapes[id(shape)][1], *attributes)
         if not regions:
             return said
-        return (*said, *[self._computation(each) for group in regions.values() for each in group])
+        return (*said, *[self._computation(part) for group in regions.values() for part in group])
 
     def _computation(self, computation: Computation) -> _Key:
         if computation not in self._computations:
             place = {instruction: i for i, instruction in enumerate(computation)}
             self._computations[computation] = tuple(
-                (each.opcode, *self.of_instruction(each), *(place[operand] for operand in each.operands))
-                for each in computation
+                (member.opcode, *self.of_instruction(member), *(place[operand] for operand in member.operands))
+                for member in computation
             )
         return self._computations[computation]

@@ -1,4 +1,4 @@
-"""A program as one device runs it: what the prediction of its memory works on."""
+"""Per-device program: input of the memory prediction."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from shardwright.hlo.shapes import Shape
 
 @dataclass(slots=True, kw_only=True)
 class DeviceProgram:
-    """Instructions as one device runs them, operands before users; a node is its position.
+    """Instructions of one device, operands before users; a node is its position.
 
-    opcodes: HLO's, or a collective's kind for what a plan adds. instructions: what the node computes, or for
-    what a plan adds the instruction that it is for. sizes_bytes: per array leaf of the result.
+    opcodes: HLO's, or a collective's kind if added by a plan.
+    instructions: the instruction computed, or the one an added node belongs to.
+    sizes_bytes: per array leaf of the result.
     elements: of all leaves.
-    marks: of nodes that a plan or a compiler adds, what decides their value beside opcode, operands and sizes.
+    marks: on nodes added by a plan or a compiler, their key besides opcode, operands and sizes.
     """
 
     opcodes: list[str] = field(default_factory=list)
@@ -40,12 +41,12 @@ class DeviceProgram:
         return len(self.opcodes) - 1
 
     def add_like(self, program: DeviceProgram, node: int, operands: Sequence[int], opcode: str | None = None) -> int:
-        """Append a node for the same instruction as one of another program, of the same sizes; returns it."""
+        """Append a copy of another program's node, with its instruction and sizes; returns it."""
         sizes, elements = program.sizes_bytes[node], program.elements[node]
         return self.add(opcode or program.opcodes[node], program.instructions[node], tuple(operands), sizes, elements)
 
     def copy(self) -> DeviceProgram:
-        """One that may be added to, and this one stays as it is."""
+        """A copy to extend without changing this program."""
         return DeviceProgram(
             opcodes=[*self.opcodes],
             instructions=[*self.instructions],
@@ -58,7 +59,7 @@ class DeviceProgram:
         )
 
     def without_dead(self) -> DeviceProgram:
-        """The same without what neither the root nor anything it is made of reads; parameters stay."""
+        """The program without nodes unreachable from the root; parameters stay."""
         is_live = [False] * len(self.opcodes)
         todo = [self.root, *self.parameters]
         while todo:
@@ -68,28 +69,29 @@ class DeviceProgram:
                 todo += self.operands[node]
         if all(is_live):
             return self
-        kept = [node for node, live in enumerate(is_live) if live]
-        place = dict(zip(kept, range(len(kept)), strict=True))
+        live_nodes = [node for node, live in enumerate(is_live) if live]
+        place = dict(zip(live_nodes, range(len(live_nodes)), strict=True))
         return DeviceProgram(
-            opcodes=[self.opcodes[node] for node in kept],
-            instructions=[self.instructions[node] for node in kept],
-            operands=[tuple([place[operand] for operand in self.operands[node]]) for node in kept],
-            sizes_bytes=[self.sizes_bytes[node] for node in kept],
-            elements=[self.elements[node] for node in kept],
+            opcodes=[self.opcodes[node] for node in live_nodes],
+            instructions=[self.instructions[node] for node in live_nodes],
+            operands=[tuple([place[operand] for operand in self.operands[node]]) for node in live_nodes],
+            sizes_bytes=[self.sizes_bytes[node] for node in live_nodes],
+            elements=[self.elements[node] for node in live_nodes],
             parameters=[place[node] for node in self.parameters],
             root=place[self.root],
             marks={place[node]: mark for node, mark in self.marks.items() if is_live[node]},
         )
 
     def post_order(self) -> list[int]:
-        """The nodes that the root is made of, each behind its operands, the first operand's first: as XLA's passes come
-        to a computation's instructions (HloInstruction::Accept in xla/hlo/ir/hlo_instruction.cc)."""
+        """Transitive operands of the root, each after its operands, the first operand's first: the visiting order of
+        XLA's passes (HloInstruction::Accept in xla/hlo/ir/hlo_instruction.cc).
+        """
         order: list[int] = []
         is_entered = [False] * len(self.opcodes)
         todo = [self.root]
         while todo:
             node = todo.pop()
-            if node < 0:  # all its operands are there
+            if node < 0:  # after all its operands
                 order.append(~node)
             elif not is_entered[node]:
                 is_entered[node] = True
@@ -98,7 +100,7 @@ class DeviceProgram:
         return order
 
     def rank(self, node: int) -> int:
-        """Number of dimensions of a node's instruction that are larger than one, of the leaf that has most."""
+        """Number of dimensions larger than one of a node's instruction; the maximum over its leaves."""
         return _rank(self.instructions[node].shape)
 
     def users(self) -> list[list[int]]:
@@ -112,7 +114,7 @@ class DeviceProgram:
 
 
 def _rank(shape: Shape) -> int:
-    """Dimensions larger than one, of the leaf that has most."""
+    """Number of dimensions larger than one; the maximum over leaves."""
     if isinstance(shape, ArrayShape):
         return len(shape.dimensions) - shape.dimensions.count(1)
     return max((_rank(leaf) for leaf in shape.leaves), default=0)

@@ -1,4 +1,4 @@
-"""The programs that one device runs of a module's computations, each with what its loops hoist ahead of them."""
+"""Per-device programs of a module's computations, with loop invariants hoisted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwright.hlo import Computation
 
 
 class DeviceProgramCache:
-    """Makes each program once. lowering: makes them without what loops hoist."""
+    """Builds each program once. lowering: builds them without hoisting."""
 
     def __init__(self, lowering: Lowering) -> None:
         self._lowering = lowering
@@ -18,7 +18,7 @@ class DeviceProgramCache:
         self._loops: dict[Computation, Loop] = {}
 
     def of(self, computation: Computation, *, is_loop: bool = False) -> DeviceProgram:
-        """What runs of a computation; is_loop: again and again, so that what is the same each time is left out."""
+        """The program of a computation; is_loop: a loop's body, without its invariants."""
         if is_loop:
             return self.loop(computation).rest
         if computation not in self._whole:
@@ -26,7 +26,7 @@ class DeviceProgramCache:
         return self._whole[computation]
 
     def loop(self, body: Computation) -> Loop:
-        """A loop's body, and what of it is hoisted."""
+        """A loop's body and its hoisted nodes."""
         if body not in self._loops:
             what = self._lowering.profile.compiler.hoists_loop_invariants
             self._loops[body] = loop_of(self.of(body), what)

@@ -1,7 +1,7 @@
-"""The order in which kernels of products take their operands' dimensions, and what XLA adds to bring them into it.
+"""Dimension orders of products' operands in their kernels, and the instructions XLA adds to reach them.
 
-After DotDecomposer (dot_decomposer.cc), the AlgebraicSimplifier behind it, which takes off dimensions of one element,
-and TransposeFolding, which comes last.
+After DotDecomposer (dot_decomposer.cc), the AlgebraicSimplifier after it, which removes dimensions of one element, and
+finally TransposeFolding.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from shardwright.hlo import Instruction
 #: Mark of a dot that `needs_operand_copy`.
 REORDERED = ("reordered",)
 
-#: Dimensions in the order that a kernel takes them in, those that become one together.
+#: Dimensions in a kernel's order, grouped by merged dimension.
 DimensionGroups = tuple[tuple[int, ...], ...]
 
 
 class _Side(NamedTuple):
-    """One operand of a dot: its dimensions by what they are for, and their lengths on one device."""
+    """One operand of a dot: its dimensions by role, and their lengths on one device."""
 
     batch: tuple[int, ...]
     contracted: tuple[int, ...]
@@ -28,15 +28,15 @@ class _Side(NamedTuple):
 
     @property
     def is_canonical(self) -> bool:
-        """Whether XLA leaves it as it is: batch dimensions first, a matrix or a vector behind."""
+        """Whether XLA leaves the operand unchanged: batch dimensions first, then a matrix or a vector."""
         return self.batch == tuple(range(len(self.batch))) and len(self.contracted) == 1 and len(self.free) <= 1
 
     def count_nontrivial(self, dims: tuple[int, ...]) -> int:
-        """How many of some dimensions have more than one element."""
+        """Number of dimensions of more than one element among those given."""
         return sum(self.lengths[dim] > 1 for dim in dims)
 
     def transposition_to(self, order: DimensionGroups) -> str:
-        """What brings the dimensions into an order: `transpose`, or `bitcast` where elements stay where they are."""
+        """The opcode that reorders the dimensions: `transpose`, or `bitcast` if elements stay in place."""
         dims = [dim for group in order for dim in group if self.lengths[dim] > 1]
         return "bitcast" if dims == sorted(dims) else "transpose"
 
@@ -50,11 +50,11 @@ def _sides(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[_Sid
 
 
 def operand_orders(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[str, DimensionGroups]]:
-    """What XLA makes of each operand of a dot, of these lengths on one device: `transpose`, `bitcast` where dimensions
-    only become one or are taken off, or nothing, and the order it needs them in.
+    """Per operand of a dot of these lengths on one device: the added opcode and its dimension order. `transpose`;
+    `bitcast` if dimensions are only merged or removed; or nothing.
 
-    Its DotDecomposer takes both operands, or none. A transposed matrix is read as it lies, unless dimensions of one
-    element are taken off between (RemoveDegenerateDimensionFromDot in algebraic_simplifier.cc).
+    XLA's DotDecomposer rewrites both operands, or none. A transposed matrix is read in place, unless dimensions of one
+    element are removed between (RemoveDegenerateDimensionFromDot in algebraic_simplifier.cc).
     """
     sides = tuple(_sides(dot, shapes))
     is_kept = all(side.is_canonical for side in sides)
@@ -72,10 +72,10 @@ def operand_orders(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Itera
 
 
 def needs_operand_copy(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether batch dimensions of a dot of such operands lie beside several free or several contracted ones.
+    """Whether a dot's operands have batch dimensions beside several free or several contracted ones.
 
-    XLA:TPU lays such an operand out as the result is read: its batch dimensions come between the others, in a copy that
-    the dot's kernel makes of what is stored (seen in its optimized HLO, libtpu 0.0.42.1).
+    XLA:TPU gives such an operand the layout of the result's readers: batch dimensions between the others, in a copy
+    that the dot's kernel makes of the stored value (seen in its optimized HLO, libtpu 0.0.42.1).
     """
     return any(
         side.count_nontrivial(side.batch)
@@ -85,18 +85,20 @@ def needs_operand_copy(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> b
 
 
 def is_elementwise_dot(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a dot of such operands only multiplies elements by elements: XLA spreads both and multiplies them, in
-    any kernel (AlgebraicSimplifierVisitor::HandleDot)."""
+    """Whether a dot only multiplies elements by elements: XLA broadcasts and multiplies both operands, in any kernel
+    (AlgebraicSimplifierVisitor::HandleDot).
+    """
     return all(side.lengths[dim] == 1 for side in _sides(dot, shapes) for dim in side.contracted)
 
 
 def broadcast_orders(dot: Instruction, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """The dimensions of each operand in the order of the result's, but for contracted ones and those of one element."""
+    """Dimensions of each operand in the result's order, without contracted ones and those of one element."""
     for side in _sides(dot, shapes):
         yield tuple(dim for dim in (*side.batch, *side.free) if side.lengths[dim] > 1)
 
 
 def has_other_dimensions(dot: Instruction, shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> bool:
-    """Whether a dot's result has other dimensions than the kernel's that computes it: no more than one of rows and one
-    of columns, and none of one element."""
+    """Whether a dot's result differs in dimensions from its kernel's: at most one of rows and one of columns, and none
+    of one element.
+    """
     return 1 in result or any(len(side.free) > 1 for side in _sides(dot, shapes))

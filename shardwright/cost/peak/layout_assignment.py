@@ -1,8 +1,8 @@
-"""Arguments that are copied into the layout of what they are updated by.
+"""Arguments copied into the layout of their updates.
 
-The gradient of a weight is a product whose result is transposed. XLA:TPU lays the product out so that nothing has to be
-transposed, and all that is elementwise with it lies the same way: moments and weights are read from copies, which are
-made as the step begins (layout_assignment.cc; arguments and results lie row by row).
+The gradient of a weight is a product with a transposed result. XLA:TPU assigns the product a layout without a
+transpose, shared by everything elementwise with it: moments and weights are read from copies made at the start of the
+step (layout_assignment.cc; arguments and results are row-major).
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from shardwright.cost.peak.device_program import DeviceProgram
 #: Mark of such a copy.
 TRANSPOSED = ("turned",)
 
-#: What leaves every element where it is.
+#: Opcodes that leave every element in place.
 _LAYOUT_PRESERVING = ELEMENTWISE | {"all-reduce"}
 
 
 def copy_transposed_arguments(program: DeviceProgram) -> DeviceProgram:
-    """The same program with copies of the arguments that are elementwise with a transposed product."""
+    """The program with copies of the arguments that are elementwise with a transposed product."""
     turned = _find_transposed(program)
     if not turned:
         return program
-    made, place = DeviceProgram(), list[int]()
+    copy, place = DeviceProgram(), list[int]()
     copies: dict[int, int] = {}
     for node, operands in enumerate(program.operands):
         reads_copies = program.opcodes[node] in _LAYOUT_PRESERVING
-        read = [copies.get(each, place[each]) if reads_copies else place[each] for each in operands]
-        place.append(made.add_like(program, node, read))
+        new_operands = [copies.get(operand, place[operand]) if reads_copies else place[operand] for operand in operands]
+        place.append(copy.add_like(program, node, new_operands))
         if node in program.marks:
-            made.marks[place[node]] = program.marks[node]
+            copy.marks[place[node]] = program.marks[node]
         if node in turned:
-            copies[node] = made.add_like(program, node, (place[node],), "copy")
-            made.marks[copies[node]] = TRANSPOSED
-    made.parameters = [place[node] for node in program.parameters]
-    made.root = place[program.root]
-    return made
+            copies[node] = copy.add_like(program, node, (place[node],), "copy")
+            copy.marks[copies[node]] = TRANSPOSED
+    copy.parameters = [place[node] for node in program.parameters]
+    copy.root = place[program.root]
+    return copy
 
 
 def _find_transposed(program: DeviceProgram) -> set[int]:
-    """The parameters that lie as a transposed product does, since something elementwise reads both."""
+    """Parameters in the layout of a transposed product, due to an elementwise reader of both."""
     group = list(range(len(program.opcodes)))
 
     def first(node: int) -> int:

@@ -1,12 +1,12 @@
-"""Which instructions XLA:CPU gives to kernels of a library that take in whole chains around a reduction.
+"""Library kernels of XLA:CPU that fuse whole chains around a reduction.
 
 After XLA's LibraryRewriter and YnnMatcher (xla/backends/cpu/transforms/library_rewriter.cc, ynn_matcher.h, jaxlib
-0.10.2), which run before loops are fused. Around each reduction, the last first, a kernel grows: down as long as
-one reader alone takes what it has made, up to what nobody else reads. It takes in products, and other such kernels.
-What others read too stays outside and is stored, however cheap: the divisor of a softmax is, spread to the size of
-the scores, where its gradient is part of such a kernel and its quotient is not.
+0.10.2), which precede loop fusion. Around each reduction, the last first, a kernel grows: downward to the only reader
+of its result, upward to operands with no other reader. It absorbs products, and other such kernels. A value with other
+readers stays outside and is stored, however cheap. Example: the divisor of a softmax, broadcast to the size of the
+scores, if its gradient is part of such a kernel and its quotient is not.
 
-Left out: XLA's limit on a kernel's size, reductions over windows, padding, and layouts that the library does not take.
+Left out: XLA's limit on a kernel's size, reductions over windows, padding, and layouts unsupported by the library.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 from shardwright.cost.opcodes import IDENTITIES
 from shardwright.cost.peak.device_program import DeviceProgram
 
-#: What has no shape of so many elements is not worth a call of the library.
+#: Minimum elements of an instruction's largest shape that justify a library call.
 MIN_ELEMENTS = 4096
 
-#: The place of a node that no kernel around a reduction computes.
+#: Entry of a node outside all reduction kernels.
 OUTSIDE = -1
 
 _ELEMENTWISE = frozenset({
@@ -34,9 +34,9 @@ _FLOATS = frozenset({"bf16", "f32", "f64"})
 
 
 def library_kernels(program: DeviceProgram) -> list[int]:
-    """Per node, the node whose value the kernel that computes it stores, or OUTSIDE.
+    """Per node, the stored node of its kernel, or OUTSIDE.
 
-    A product that no reduction's kernel takes in is a kernel by itself: OUTSIDE.
+    A product outside every reduction's kernel is a kernel by itself: OUTSIDE.
     """
     growing = _KernelGrowth(program)
     for node in range(len(program.opcodes) - 1, -1, -1):
@@ -53,7 +53,7 @@ class _KernelGrowth:
         self.members: dict[int, set[int]] = {}
 
     def grow(self, reduction: int) -> None:
-        """Make a kernel of a reduction and all that it can take in."""
+        """Grow the largest kernel around a reduction."""
         inside, last = {reduction}, reduction
         while True:
             self._take_in_operands(inside)
@@ -68,14 +68,14 @@ class _KernelGrowth:
         self.members[last] = inside
 
     def can_take(self, node: int) -> bool:
-        """Whether the library computes an instruction, and is worth calling for it."""
+        """Whether the library computes an instruction, profitably."""
         program, opcode = self.program, self.program.opcodes[node]
         if not self._is_float(node):
             return False
         if opcode == "dot" or opcode in _RESHAPES:
             return True
         operands = program.operands[node]
-        if max(program.elements[each] for each in (node, *operands)) < MIN_ELEMENTS:
+        if max(program.elements[member] for member in (node, *operands)) < MIN_ELEMENTS:
             return False
         if opcode == "reduce":
             (applied,) = program.instructions[node].called["to_apply"]
@@ -87,11 +87,11 @@ class _KernelGrowth:
         return len(leaves) == 1 and leaves[0].element_type in _FLOATS
 
     def _kernel(self, node: int) -> set[int]:
-        """The nodes of the kernel around a reduction that computes a node; the node alone where there is none."""
+        """The nodes of the reduction kernel that computes a node; the node alone outside such kernels."""
         return {node} if self.last[node] == OUTSIDE else self.members[self.last[node]]
 
     def _only_reader(self, node: int) -> set[int]:
-        """The kernel that alone reads a node, if the library takes it in; else nothing."""
+        """The only kernel that reads a node, if the library can absorb it; else an empty set."""
         users = self.users[node]
         if not users:
             return set()
@@ -100,7 +100,7 @@ class _KernelGrowth:
         return kernel if is_taken and kernel.issuperset(users) else set()
 
     def _take_in_operands(self, inside: set[int]) -> None:
-        """Add what is read by nobody else than nodes inside."""
+        """Add operands read only by nodes inside."""
         todo = sorted(inside, reverse=True)
         while todo:
             for operand in self.program.operands[todo.pop()]:

@@ -1,9 +1,9 @@
-"""What a loop's body computes the same way every time, and XLA therefore computes once before the loop.
+"""Loop-invariant code motion: values equal in all iterations, computed once before the loop.
 
-After XLA's WhileLoopInvariantCodeMotion (xla/service/while_loop_invariant_code_motion.cc), the innermost loops first.
-Hoisted values are carried by the loop. They are made as soon as what they are made of is there, whatever runs before
-the loop, and take memory until it ends; what two loops hoist alike, or what runs beside them too, is made once. What a
-loop's body then only hands on, and nobody reads behind it, is not carried any more (while_loop_simplifier.cc).
+After XLA's WhileLoopInvariantCodeMotion (xla/service/while_loop_invariant_code_motion.cc), innermost loops first. The
+loop carries hoisted values. They are computed directly after their operands, whatever precedes the loop, and are live
+until it ends; equal values of two loops, or of a loop and its surroundings, are computed once. An element then only
+passed through a body, with no reader after the loop, is no longer carried (while_loop_simplifier.cc).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.inline import bodies, inline_calls
 from shardwright.hlo import Computation, Instruction
 
-#: Computed where they are read: nothing is gained by hoisting them for themselves.
+#: Computed in their readers: not worth hoisting alone.
 _FREE = frozenset({
     "bitcast", "broadcast", "constant", "get-tuple-element", "iota", "reshape", "reverse", "slice", "transpose",
 })  # fmt: skip
 
-#: Never computed ahead: effects, programs of their own, values that are to be kept apart or that several may write.
+#: Never hoisted: effects, calls of programs, barriers, values with several writers.
 _NEVER_HOISTED = frozenset({
     "after-all", "call", "conditional", "custom-call", "domain", "infeed", "opt-barrier", "optimization-barrier",
     "outfeed", "parameter", "recv", "rng", "rng-bit-generator", "rng-get-and-update-state", "send", "tuple", "while",
@@ -29,9 +29,9 @@ _NEVER_HOISTED = frozenset({
 
 
 def find_invariants(body: DeviceProgram, what: str) -> frozenset[int]:
-    """Nodes of a loop's body whose values are made before the loop and read in it.
+    """Nodes of a loop's body computed before the loop and read in it.
 
-    what: `all`, or a part of it, as hardware profiles name it (`Compiler.hoists_loop_invariants`).
+    what: `all`, or a part of it, by the names in hardware profiles (`Compiler.hoists_loop_invariants`).
     """
     if what == "none":
         return frozenset()
@@ -54,7 +54,7 @@ def _is_worth(opcode: str, what: str) -> bool:
 
 
 def _find_unchanged(body: DeviceProgram) -> set[int]:
-    """The elements of its argument that a body hands on as they are."""
+    """The elements of its argument passed through a body unchanged."""
     return {
         node
         for index, node in enumerate(body.operands[body.root])
@@ -65,7 +65,7 @@ def _find_unchanged(body: DeviceProgram) -> set[int]:
 
 
 def _read_by_worthy(body: DeviceProgram, worth: set[int]) -> set[int]:
-    """What runs before the loop: the nodes worth it, and all that they are made of."""
+    """The nodes computed before the loop: those worth hoisting, and their transitive operands."""
     needed = set(worth)
     for node in range(len(body.opcodes) - 1, -1, -1):
         if node in needed:
@@ -74,10 +74,12 @@ def _read_by_worthy(body: DeviceProgram, worth: set[int]) -> set[int]:
 
 
 class Loop(NamedTuple):
-    """A loop's body, what it hoists, and what is left of it.
+    """A loop's body, split into hoisted nodes and the rest.
 
-    body: whole. hoisted: its nodes that are made before the loop, in order. rest: the body with those as further
-    parameters, in the same order. unread: positions of elements of its argument that it only hands on then.
+    body: whole.
+    hoisted: its nodes computed before the loop, in order.
+    rest: the body with the hoisted nodes added to its parameters, in the same order.
+    unread: positions of elements of its argument that it then only passes through.
     """
 
     body: DeviceProgram
@@ -87,7 +89,7 @@ class Loop(NamedTuple):
 
 
 def loop_of(body: DeviceProgram, what: str) -> Loop:
-    """The body of a loop with what it hoists apart. what: as for `hoisted`."""
+    """The body of a loop, split by hoisting. what: see `find_invariants`."""
     nodes = tuple(sorted(find_invariants(body, what)))
     opcodes, operands = list(body.opcodes), list(body.operands)
     for node in nodes:
@@ -108,22 +110,23 @@ def loop_of(body: DeviceProgram, what: str) -> Loop:
 
 
 def hoist_invariants(program: DeviceProgram, loop: Callable[[Computation], Loop]) -> DeviceProgram:
-    """The same program with what its loops hoist ahead of them, as further operands, and without what they carry in
-    vain. loop: of a loop's body."""
+    """The program with loop invariants hoisted ahead of their loops, in added operands, and without elements carried in
+    vain. loop: body → its split.
+    """
     loops = {node: loop(body_of(program.instructions[node])) for node in loops_of(program)}
-    if not any(each.hoisted or each.unread for each in loops.values()):
+    if not any(loop_plan.hoisted or loop_plan.unread for loop_plan in loops.values()):
         return program
     return _Hoisting(program, loops).run()
 
 
 def loop_operands(program: DeviceProgram, loop: int) -> tuple[int, ...]:
-    """What a loop takes: the elements of its argument, and behind them what it hoisted."""
+    """A loop's operands: the elements of its argument, then the hoisted values."""
     first, *more = program.operands[loop]
     return (*program.operands[first], *more)
 
 
 class _Hoisting:
-    """Writes a program again, node by node."""
+    """Rewrites a program, node by node."""
 
     def __init__(self, program: DeviceProgram, loops: dict[int, Loop]) -> None:
         self.program = program
@@ -132,23 +135,24 @@ class _Hoisting:
         self.made = DeviceProgram()
         self.place: list[int] = []
         self.signatures = InstructionKeys()
-        self.ahead: dict[object, int] = {}  # what is hoisted
-        self.known: dict[object, int] = {}  # what the program makes itself
+        self.ahead: dict[object, int] = {}  # hoisted nodes
+        self.known: dict[object, int] = {}  # the program's own nodes
 
     def run(self) -> DeviceProgram:
-        program, made, place = self.program, self.made, self.place
+        program, output, place = self.program, self.made, self.place
         for node, operands in enumerate(program.operands):
-            read: Sequence[int] = [place[operand] for operand in operands]
+            new_operands: Sequence[int] = [place[operand] for operand in operands]
             if node in self.loops:
-                read = self._read_by_loop(node)
-            place.append(self._of_program(node, read))
-        made.parameters = [place[node] for node in program.parameters]
-        made.root = place[program.root]
-        return made.without_dead()
+                new_operands = self._read_by_loop(node)
+            place.append(self._of_program(node, new_operands))
+        output.parameters = [place[node] for node in program.parameters]
+        output.root = place[program.root]
+        return output.without_dead()
 
     def _of_program(self, node: int, read: Sequence[int]) -> int:
-        """The node of one of the program's own: what was hoisted alike serves for it too, and lives until then; and
-        what is hoisted later is not made again."""
+        """Copy of one of the program's own nodes. An equal hoisted value serves here too, live until then; later hoists
+        reuse this node.
+        """
         program = self.program
         is_told_apart = program.opcodes[node] == program.instructions[node].opcode or node in program.marks
         if program.opcodes[node] in _NEVER_HOISTED or not is_told_apart:
@@ -156,47 +160,47 @@ class _Hoisting:
         key = self._key(program, node, read)
         if key in self.ahead:
             return self.ahead[key]
-        self.known[key] = made = self._add_copy(program, node, read)
-        return made
+        self.known[key] = copied = self._add_copy(program, node, read)
+        return copied
 
     def _key(self, program: DeviceProgram, node: int, read: Sequence[int]) -> object:
         opcode, sizes = program.opcodes[node], program.sizes_bytes[node]
         return opcode, tuple(read), sizes, self.signatures.key_of_hoisted(program, node)
 
     def _add_copy(self, program: DeviceProgram, node: int, read: Sequence[int]) -> int:
-        made = self.made.add_like(program, node, read)
+        copied = self.made.add_like(program, node, read)
         if node in program.marks:
-            self.made.marks[made] = program.marks[node]
-        return made
+            self.made.marks[copied] = program.marks[node]
+        return copied
 
     def _read_by_loop(self, node: int) -> list[int]:
         program, loop = self.program, self.loops[node]
         (argument,) = program.operands[node]
         elements = [self.place[element] for element in program.operands[argument]]
-        ahead = [self._add_before_loop(loop.body, each, elements) for each in loop.hoisted]
+        ahead = [self._add_before_loop(loop.body, invariant, elements) for invariant in loop.hoisted]
         for index in loop.unread - _read_of(program, self.users, node):
             elements[index] = self._add_placeholder(program.operands[argument][index])
         return [self.made.add_like(program, argument, elements), *ahead]
 
     def _add_before_loop(self, body: DeviceProgram, node: int, elements: Sequence[int]) -> int:
-        """The node of what a body makes of elements of its argument."""
+        """Copy, before the loop, of a body's node computed from elements of its argument."""
         instruction = body.instructions[node]
         if body.opcodes[node] == "get-tuple-element" and body.operands[node][0] in body.parameters:
             return elements[instruction.index]
-        read = tuple(self._add_before_loop(body, operand, elements) for operand in body.operands[node])
-        key = self._key(body, node, read)
+        new_operands = tuple(self._add_before_loop(body, operand, elements) for operand in body.operands[node])
+        key = self._key(body, node, new_operands)
         if key not in self.ahead:
-            self.ahead[key] = self.known[key] if key in self.known else self._add_copy(body, node, read)
+            self.ahead[key] = self.known[key] if key in self.known else self._add_copy(body, node, new_operands)
         return self.ahead[key]
 
     def _add_placeholder(self, element: int) -> int:
-        """What is carried in the place of what nobody reads."""
+        """Placeholder carried in place of an unread element."""
         sizes = (0,) * len(self.program.sizes_bytes[element])
         return self.made.add("constant", self.program.instructions[element], (), sizes, 0)
 
 
 def loops_of(program: DeviceProgram) -> list[int]:
-    """The loops whose argument is a tuple that the program makes."""
+    """The loops whose argument is a tuple made by the program."""
     return [
         node
         for node, opcode in enumerate(program.opcodes)
@@ -205,19 +209,19 @@ def loops_of(program: DeviceProgram) -> list[int]:
 
 
 def body_of(loop: Instruction) -> Computation:
-    """What a loop runs again and again."""
+    """The repeated computation of a loop."""
     (body,) = bodies(loop)
     return body
 
 
 def _read_of(program: DeviceProgram, users: Sequence[Sequence[int]], loop: int) -> set[int]:
-    """Positions of the elements of a loop's result that are read behind it, and of those that tell it to go on."""
+    """Positions of the elements of a loop's result read after it or by its condition."""
     instruction = program.instructions[loop]
     (condition,) = instruction.called["condition"]
     needed = inline_calls(condition).instructions
-    read = {each.index for each in needed if each.opcode == "get-tuple-element"}
+    indices = {needed_value.index for needed_value in needed if needed_value.opcode == "get-tuple-element"}
     for user in users[loop]:
         if program.opcodes[user] != "get-tuple-element":
             return set(range(len(program.operands[program.operands[loop][0]])))
-        read.add(program.instructions[user].index)
-    return read
+        indices.add(program.instructions[user].index)
+    return indices

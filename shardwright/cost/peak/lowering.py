@@ -1,8 +1,7 @@
-"""The program that one device runs under a plan, as far as memory is concerned: shards, and what is added.
+"""Per-device program of a plan, for memory prediction: shards, plus added instructions.
 
-A plan adds collectives and slices: where an operand is used in another layout than it has, and where
-a partial result is reduced. Compilers add conversions and copies (`Compiler` in the hardware profile).
-What several readers need the same way is made once.
+A plan adds collectives and slices: at operands used in another sharding, and at reductions of partial sums. Compilers
+add conversions and copies (`Compiler` in the hardware profile). Readers with equal needs share one added node.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 
-#: Opcode of what a device cuts out of a value that it holds.
+#: Opcode of a device's slice of a value it has.
 _SLICE = "dynamic-slice"
 
-#: Marks of products that have other dimensions than their kernels: any, or more of them, of one element.
+#: Marks of products whose dimensions differ from their kernels': in any way, or in added ones of one element.
 _RESHAPED, _LENGTHENED = ("reshaped",), ("lengthened",)
 
 
 class Lowering:
-    """Makes the per-device programs of one plan.
+    """Builds the per-device programs of one plan.
 
     plans: by instruction name; an instruction without an entry counts as replicated.
-    profile: whose compiler to follow.
+    profile: its compiler's rules apply.
     """
 
     def __init__(self, mesh: Mesh, plans: Mapping[str, InstructionPlan], profile: HardwareProfile) -> None:
@@ -63,11 +62,11 @@ class Lowering:
         self._shards: dict[tuple[int, int], _Shard] = {}
 
     def program(self, flat: FlatComputation) -> DeviceProgram:
-        """What one device runs of a computation."""
+        """The per-device program of a computation."""
         return _ComputationLowering(self, flat).run()
 
     def result_of(self, instruction: Instruction) -> ValueSharding:
-        """How an instruction's result lies."""
+        """Sharding of an instruction's result."""
         plan = self.plans.get(instruction.name)
         if plan is not None:
             return plan.result
@@ -75,22 +74,22 @@ class Lowering:
 
     def lengths(self, instruction: Instruction) -> tuple[int, ...]:
         """Dimensions of one device's part of an instruction's only array."""
-        (leaf,), (lies,) = instruction.shape.leaves, self.result_of(instruction)
-        return lies.shard_shape(leaf.dimensions, self.mesh)
+        (leaf,), (sharding,) = instruction.shape.leaves, self.result_of(instruction)
+        return sharding.shard_shape(leaf.dimensions, self.mesh)
 
     def shard(self, shape: ArrayShape, sharding: TensorSharding) -> tuple[int, int]:
         """Bytes and elements of one device's shard."""
-        key = (id(shape), id(sharding))  # hashing their contents takes longer than all the rest
-        found = self._shards.get(key)
-        if found is None:
+        key = (id(shape), id(sharding))  # hashing contents would dominate the time
+        shard = self._shards.get(key)
+        if shard is None:
             elements = prod(sharding.shard_shape(shape.dimensions, self.mesh))
-            found = _Shard(shape, sharding, (elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
-            self._shards[key] = found
-        return found.size_bytes, found.elements
+            shard = _Shard(shape, sharding, (elements * ELEMENT_BITS[shape.element_type] + 7) // 8, elements)
+            self._shards[key] = shard
+        return shard.size_bytes, shard.elements
 
 
 class _Shard(NamedTuple):
-    """What a shard takes; keeps shape and sharding alive, whose identities are its key."""
+    """Size of a shard. References shape and sharding: their identities are its key."""
 
     shape: ArrayShape
     sharding: TensorSharding
@@ -99,7 +98,7 @@ class _Shard(NamedTuple):
 
 
 class _ComputationLowering:
-    """One computation on its way to a device's program."""
+    """Lowers one computation to a device's program."""
 
     def __init__(self, lowering: Lowering, flat: FlatComputation) -> None:
         self.lowering = lowering
@@ -107,7 +106,7 @@ class _ComputationLowering:
         self.compiler = lowering.profile.compiler
         self.program = DeviceProgram()
         self.results = [lowering.result_of(instruction) for instruction in flat.instructions]
-        self.made: list[int] = []  # the node of the program that holds each node's final result
+        self.made: list[int] = []  # per node, the program's node of its final result
         self.added: dict[object, int] = {}
         self.widens = self.compiler.computes_bf16_in_f32 and any(map(_is_bf16, flat.instructions))
 
@@ -131,7 +130,7 @@ class _ComputationLowering:
         return multiply_by_inverses(program) if self.compiler.inverts_divisors else program
 
     def _get_or_add(self, key: object, make: Callable[[], int]) -> int:
-        """The node added for `key`, made by the first who needs it."""
+        """The node added under `key`, made on its first use."""
         if key not in self.added:
             self.added[key] = make()
         return self.added[key]
@@ -150,9 +149,9 @@ class _ComputationLowering:
                 used = self._mask_padding(instruction, operands, used, [leaf for (leaf,) in plan.operands])
         if self.widens and self._computes_in_f32(instruction):
             pairs = zip(operands, used, strict=True)
-            used = [self._to_f32(self.flat.instructions[operand], each) for operand, each in pairs]
+            used = [self._to_f32(self.flat.instructions[operand], operand_node) for operand, operand_node in pairs]
         if instruction.opcode == "dot" and self.compiler.folds_transposes:
-            used = [self._before_transpose(each) for each in used]
+            used = [self._before_transpose(operand_node) for operand_node in used]
         if (
             instruction.opcode == "dot"
             and self.compiler.copies_dot_operands
@@ -163,7 +162,9 @@ class _ComputationLowering:
                 if opcode:
                     used[i] = self._reorder_dims(self.flat.instructions[operands[i]], used[i], opcode, order)
         if instruction.opcode in PRODUCTS and self.compiler.products_read_bf16:
-            used = [self._round_element(operand, each) for operand, each in zip(operands, used, strict=True)]
+            used = [
+                self._round_element(operand, operand_node) for operand, operand_node in zip(operands, used, strict=True)
+            ]
         if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
             used[1] = self._add_own_broadcast(used[1])
         if instruction.opcode == "convolution" and self.compiler.copies_dot_operands:
@@ -173,18 +174,19 @@ class _ComputationLowering:
                     turned = partial(self._add_like, "transpose", source, used[i], mark=wanted_order)
                     used[i] = self._get_or_add((used[i], wanted_order), turned)
         if instruction.opcode == "convolution" and self.compiler.turns_convolved:
-            used = [self._channels_first(instruction, i, each) for i, each in enumerate(used)]
+            used = [self._channels_first(instruction, i, operand_node) for i, operand_node in enumerate(used)]
         return tuple(used)
 
     def _before_transpose(self, node: int) -> int:
-        """The matrix that a node is the transposed of, or the node."""
+        """The operand of a matrix transpose; any other node itself."""
         program = self.program
         is_turned = program.opcodes[node] == "transpose" and program.instructions[node].shape.leaves[0].rank == 2
         return program.operands[node][0] if is_turned else node
 
     def _channels_first(self, instruction: Instruction, number: int, node: int) -> int:
-        """The node that holds what a convolution reads of a program's argument, whose order is given: a copy with
-        channels ahead of space, of which it reads a kernel backwards, too."""
+        """A copy of a convolution's operand with channels ahead of space, if it comes from a program argument (fixed
+        layout). A reversed kernel is read backwards from that copy.
+        """
         program, dims = self.program, instruction.get("dim_labels")
         order = (dims.input_batch, dims.input_feature, *dims.input_spatial)
         if number:
@@ -201,8 +203,9 @@ class _ComputationLowering:
         return self._get_or_add((node, "channels first"), turned)
 
     def _reorder_dims(self, source: Instruction, node: int, opcode: str, order: DimensionGroups) -> int:
-        """The node that holds a dot's operand with its dimensions in order: of what is a transposed array already, that
-        array in the order of both, which may be its own (AlgebraicSimplifierVisitor::HandleTranspose)."""
+        """A dot's operand with its dimensions in order. The operand of a transpose is read directly, in the composed
+        order, possibly its own (AlgebraicSimplifierVisitor::HandleTranspose).
+        """
         program = self.program
         before = program.instructions[node].get("dimensions")
         if opcode == "transpose" == program.opcodes[node] and node not in program.marks:
@@ -210,13 +213,12 @@ class _ComputationLowering:
             (node,) = program.operands[node]
             if _is_natural(sum(order, ())):
                 opcode = "bitcast"
-                while program.opcodes[node] in IDENTITIES and node not in program.marks:  # one bitcast does for all
+                while program.opcodes[node] in IDENTITIES and node not in program.marks:  # one bitcast covers all
                     (node,) = program.operands[node]
         return self._get_or_add((node, order), partial(self._add_like, opcode, source, node, mark=order))
 
     def _round_element(self, operand: int, node: int) -> int:
-        """What a product reads of an element of a tuple: where that is the same in each pass of a loop, it is rounded
-        ahead of it."""
+        """A product's operand from a tuple element: a loop-invariant one is rounded ahead of the loop."""
         source = self.flat.instructions[operand]
         is_wide = source.shape.leaves[0].element_type == "f32"
         if source.opcode != "get-tuple-element" or not is_wide or node != self.made[operand]:
@@ -226,7 +228,7 @@ class _ComputationLowering:
     def _mask_padding(
         self, instruction: Instruction, operands: Sequence[int], used: list[int], shardings: Sequence[TensorSharding]
     ) -> list[int]:
-        """The operands as they are read: of padding that would be added up, another number instead."""
+        """The operands with padding masked along reduced dimensions."""
         masked = list(used)
         for i, node in enumerate(used):
             dims = dims_to_mask(instruction, i, shardings, self.lowering.mesh)
@@ -247,34 +249,36 @@ class _ComputationLowering:
         return program.add("select", source, (mask, node), program.sizes_bytes[node], elements)
 
     def _had_fewer_dimensions(self, node: int) -> bool:
-        """Whether a value is that of a product whose kernel leaves out dimensions of one element."""
+        """Whether a value comes from a product whose kernel drops dimensions of one element."""
         while self.program.opcodes[node] == "convert":
             (node,) = self.program.operands[node]
         return self.program.marks.get(node) == _LENGTHENED
 
     def _add_own_broadcast(self, node: int) -> int:
-        """What such a quotient is divided by: where that is spread, XLA spreads it for this quotient alone."""
+        """Divisor of such a quotient: XLA makes a separate broadcast of a broadcast divisor."""
         program = self.program
         if program.opcodes[node] != "broadcast":
             return node
         sizes, elements = program.sizes_bytes[node], program.elements[node]
-        made = program.add("broadcast", program.instructions[node], program.operands[node], sizes, elements)
-        program.marks[made] = OWN_BROADCAST
-        return made
+        broadcast = program.add("broadcast", program.instructions[node], program.operands[node], sizes, elements)
+        program.marks[broadcast] = OWN_BROADCAST
+        return broadcast
 
     def _reshard_through_shared(self, operand: int, wanted: ValueSharding) -> int:
-        """The node that holds an operand in another layout, by way of the one that its readers share."""
-        made, have = self.made[operand], self.results[operand]
+        """An operand in another sharding, through the layout shared by its readers."""
+        source, have = self.made[operand], self.results[operand]
         plan = self.lowering.plans.get(self.flat.instructions[operand].name)
         if plan is not None and plan.shared:
-            shared = tuple(plan.source_of(leaf, each) for leaf, each in enumerate(wanted))
+            shared = tuple(plan.source_of(leaf, sharding) for leaf, sharding in enumerate(wanted))
             if shared not in (have, wanted):
-                made = self._get_or_add((operand, shared), partial(self._reshard_operand, operand, made, have, shared))
+                source = self._get_or_add(
+                    (operand, shared), partial(self._reshard_operand, operand, source, have, shared)
+                )
                 have = shared
-        return self._get_or_add((operand, wanted), partial(self._reshard_operand, operand, made, have, wanted))
+        return self._get_or_add((operand, wanted), partial(self._reshard_operand, operand, source, have, wanted))
 
     def _reshard_operand(self, operand: int, made: int, have: ValueSharding, wanted: ValueSharding) -> int:
-        """The node that holds an operand in another layout; of a tuple, only the elements that differ are moved."""
+        """An operand in another sharding; in a tuple, only the differing elements are moved."""
         source = self.flat.instructions[operand]
         if source.opcode != "tuple":
             return self._reshard_value(source, made, have, wanted)
@@ -302,7 +306,7 @@ class _ComputationLowering:
     def _add_f32_convert(self, instruction: Instruction, node: int) -> int:
         if self.program.opcodes[node] != "broadcast":
             return self._add_like("convert", instruction, node, 2)
-        # XLA converts what is spread, not its copies.
+        # XLA converts a broadcast's operand, not its result.
         (size,) = self.program.sizes_bytes[node]
         operands, elements = self.program.operands[node], self.program.elements[node]
         return self.program.add("broadcast", instruction, operands, (2 * size,), elements)
@@ -310,11 +314,11 @@ class _ComputationLowering:
     def _add_like(
         self, opcode: str, instruction: Instruction, node: int, factor: float = 1, mark: tuple[object, ...] = ()
     ) -> int:
-        """A value of as many elements as a node's, each `factor` times as wide; mark: what else decides it."""
+        """A value with a node's number of elements, each `factor` times as wide; mark: its other key."""
         sizes = tuple(int(size * factor) for size in self.program.sizes_bytes[node])
-        made = self.program.add(opcode, instruction, (node,), sizes, self.program.elements[node])
-        self.program.marks[made] = mark
-        return made
+        added = self.program.add(opcode, instruction, (node,), sizes, self.program.elements[node])
+        self.program.marks[added] = mark
+        return added
 
     # ---- results -----------------------------------------------------------------
 
@@ -350,8 +354,7 @@ class _ComputationLowering:
         return node
 
     def _add_index_select(self, instruction: Instruction, operands: tuple[int, ...], result: ValueSharding) -> int:
-        """The node of a scatter's result where indices are compared: where its row's index is, each element is its
-        row's update."""
+        """A scatter's result by index comparison: each element at its row's index takes the row's update."""
         spread = tuple(self._add("broadcast", instruction, (operand,), result) for operand in operands[1:])
         return self._add("select", instruction, spread, result)
 
@@ -359,7 +362,7 @@ class _ComputationLowering:
         return instruction.opcode == "dot" and is_elementwise_dot(instruction, self._lengths(instruction))
 
     def _add_multiply(self, dot: Instruction, operands: tuple[int, ...], result: ValueSharding) -> int:
-        """The node of the result of a dot that adds nothing up: both operands spread, and multiplied."""
+        """Result of a dot without contraction: both operands broadcast, and multiplied."""
         factors = []
         _, elements = self.lowering.shard(dot.shape.leaves[0], result[0])
         orders = broadcast_orders(dot, self._lengths(dot))
@@ -375,8 +378,8 @@ class _ComputationLowering:
         return self._add("multiply", dot, tuple(factors), result)
 
     def _expand_batch_groups(self, instruction: Instruction, node: int) -> int:
-        """The node that holds a convolution's result: where batches are grouped, XLA has every group meet every other's
-        features, masks what is not its own, and adds up what is left.
+        """A convolution's result. With batch groups, XLA convolves every group with all groups' features, masks foreign
+        products, and sums the rest.
 
         After ConvolutionGroupConverter::HandleBatchGroupCount (convolution_group_converter.cc).
         """
@@ -392,7 +395,7 @@ class _ComputationLowering:
         return program.add("reduce-window", instruction, (masked,), (size,), elements)
 
     def _restore_order(self, instruction: Instruction, node: int, result: ValueSharding) -> int:
-        """The node that holds a product's result with its own dimensions."""
+        """A product's result in its own dimension order."""
         if self._is_elementwise_dot(instruction):
             return node
         if instruction.opcode == "dot":
@@ -405,7 +408,7 @@ class _ComputationLowering:
         return self._add_like("transpose", instruction, node)
 
     def _lengths(self, instruction: Instruction) -> list[tuple[int, ...]]:
-        """Dimensions of each operand on one device, as it is used; all are arrays."""
+        """Dimensions of each operand on one device, in the sharding of its use; all are arrays."""
         plan = self.lowering.plans.get(instruction.name)
         shapes = [operand.shape.leaves[0].dimensions for operand in instruction.operands]
         if plan is None:
@@ -423,12 +426,12 @@ class _ComputationLowering:
         return self._add(instruction.opcode, instruction, (everyone,), result)
 
     def _reshard_value(self, instruction: Instruction, node: int, have: ValueSharding, wanted: ValueSharding) -> int:
-        """The node that holds a value in another layout."""
+        """A value in another sharding."""
         leaves = instruction.shape.leaves
         if len(leaves) != 1:
             return self._add("all-gather", instruction, (node,), wanted)
         if instruction.opcode == "broadcast" and not instruction.operands[0].shape.leaves[0].rank:
-            # One number everywhere: XLA makes the part instead of cutting it out of the whole.
+            # Broadcast scalar: XLA makes the shard directly instead of slicing the whole.
             return self._add("broadcast", instruction, self.program.operands[node], wanted)
         (shape,), (source,), (target,) = leaves, have, wanted
         moves = reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh)
@@ -442,17 +445,17 @@ class _ComputationLowering:
                 node = self._add_like("convert", instruction, node, 2)
             shard = node
             sent: tuple[int, ...] = (node,)
-            if kind == "all-to-all" and size > self.program.sizes_bytes[node][0]:  # parts have one size
+            if kind == "all-to-all" and size > self.program.sizes_bytes[node][0]:  # equal parts
                 node = self.program.add("pad", instruction, (node,), (size,), elements)
                 self.program.marks[node] = ("padded to", size)
             if kind == "all-to-all" and self.compiler.splits_all_to_alls:
                 sent = self._split_for_group(instruction, node, move.group_size)
             node = self.program.add(kind, instruction, sent, (2 * size if wide else size,), elements)
-            if len(sent) > 1:  # what is received is taken out of a tuple first
+            if len(sent) > 1:  # received pieces come in a tuple
                 node = self._add_like("tuple", instruction, node, mark=("pieces", node))
                 node = self._add_like("concatenate", instruction, node, mark=("of pieces", node))
             if kind == "all-gather" and number == 0 and (dim := _find_changed_dims(source, target)[-1]):
-                self.program.marks[node] = gather_mark(dim, node)  # of several, the last one is gathered first
+                self.program.marks[node] = gather_mark(dim, node)  # among several, the last is gathered first
             if kind in ("all-reduce", "reduce-scatter"):
                 element_type = "f32" if wide else shape.element_type
                 self.program.marks[node] = all_reduce_mark(instruction, element_type, move.atoms, node)
@@ -469,20 +472,19 @@ class _ComputationLowering:
         return node
 
     def _pad_shard(self, instruction: Instruction, node: int, source: TensorSharding, target: TensorSharding) -> int:
-        """The node that holds a shard as it is sliced: parts have one size, so that what they do not divide is padded,
-        unless it was gathered from such parts.
+        """A shard before slicing: padded to parts of one size, unless it was gathered from such parts.
 
         After PadBaseShapeBeforeUnevenTiledSharding (xla/service/spmd/spmd_partitioner_util.cc).
         """
         program, mesh, (shape,) = self.program, self.lowering.mesh, instruction.shape.leaves
         parts = (mesh.size(want) // mesh.size(have) for have, want in zip(source.dims, target.dims, strict=True))
-        before, after = (each.shard_shape(shape.dimensions, mesh) for each in (source, target))
+        before, after = (sharding.shard_shape(shape.dimensions, mesh) for sharding in (source, target))
         lengths = [max(have, count * want) for count, have, want in zip(parts, before, after, strict=True)]
         uneven = [dim for dim, length in enumerate(lengths) if length > before[dim]]
-        made = node
-        while program.opcodes[made] in IDENTITIES:
-            (made,) = program.operands[made]
-        if not uneven or any(program.marks.get(made) == gather_mark(dim, made) for dim in uneven):
+        gathered = node
+        while program.opcodes[gathered] in IDENTITIES:
+            (gathered,) = program.operands[gathered]
+        if not uneven or any(program.marks.get(gathered) == gather_mark(dim, gathered) for dim in uneven):
             return node
         size, elements = program.sizes_bytes[node][0], prod(lengths)
         padded = program.add("pad", instruction, (node,), (size * elements // program.elements[node],), elements)
@@ -490,7 +492,7 @@ class _ComputationLowering:
         return padded
 
     def _split_for_group(self, instruction: Instruction, node: int, count: int) -> tuple[int, ...]:
-        """What each device of a group is sent of a value."""
+        """The pieces of a value sent to each device of a group."""
         program = self.program
         sizes, elements = tuple(size // count for size in program.sizes_bytes[node]), program.elements[node] // count
         pieces = [program.add("slice", instruction, (node,), sizes, elements) for _ in range(count)]
@@ -498,7 +500,7 @@ class _ComputationLowering:
         return tuple(pieces)
 
     def _concatenate_edges(self, move: Move, shard: int, edges: int, size: int) -> int:
-        """As much as a shard has, of it and its neighbours' edges together."""
+        """A slice of a shard's size, out of the concatenation of the shard and its neighbors' edges."""
         program, instruction = self.program, self.program.instructions[shard]
         (before,) = program.sizes_bytes[shard]
         elements = program.elements[shard] * size // before
@@ -507,7 +509,7 @@ class _ComputationLowering:
         return program.add(_SLICE, instruction, (node,), (before,), program.elements[shard])
 
     def _gathers_inner(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> bool:
-        """Whether the one dimension that a move gathers lies inside others, of more than one element."""
+        """Whether a move gathers one dimension inside others of more than one element."""
         changed = _find_changed_dims(source, target)
         if len(changed) != 1:
             return False
@@ -525,7 +527,7 @@ class _ComputationLowering:
 
 
 def _find_changed_dims(source: TensorSharding, target: TensorSharding) -> list[int]:
-    """The dimensions that lie otherwise."""
+    """The dimensions with different shardings."""
     return [dim for dim, (have, wanted) in enumerate(zip(source.dims, target.dims, strict=True)) if have != wanted]
 
 
@@ -539,5 +541,5 @@ def _is_bf16(instruction: Instruction) -> bool:
 
 
 def _before_reduction(result: TensorSharding, partial: tuple[str, ...]) -> TensorSharding:
-    """How a partial result lies before it is reduced over the axes `partial`."""
+    """Sharding of a partial sum before its reduction over the axes `partial`."""
     return TensorSharding(tuple(tuple(axis for axis in dim if axis not in partial) for dim in result.dims))

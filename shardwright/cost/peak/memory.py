@@ -1,4 +1,4 @@
-"""Peak bytes on one device: the buffers of the program that the device runs, over the order it runs them in."""
+"""Peak bytes on one device: the per-device program's buffers over its schedule."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from shardwright.shardings import Mesh, TensorSharding
 
 
 class LiveBuffer(NamedTuple):
-    """A buffer that is live where a program takes most.
+    """A buffer live at a program's peak.
 
-    name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
-    bring the value to another layout; the value as it is made and padded, which is cut unevenly afterwards, is not.
-    reader: the instruction that it is a copy for, if it is one.
+    name / leaf: the instruction and array leaf of its value.
+    is_added: whether a plan or a compiler adds it to reshard the value; padding before an uneven slice does not count.
+    reader: the consumer of a copy made on its behalf, or None.
     """
 
     name: str
@@ -42,10 +42,10 @@ class LiveBuffer(NamedTuple):
 
 
 class MemoryPrediction(NamedTuple):
-    """What a program takes on one device.
+    """Memory of a program on one device.
 
-    held: what is live where its intermediate values take most. stored: the instruction and array leaf of every value
-    that is in memory at some time, in whatever layout.
+    held: buffers live at the peak of its temporaries.
+    stored: the instruction and array leaf of every value ever in memory, in any sharding.
     """
 
     summary: MemorySummary
@@ -61,7 +61,7 @@ def predict_memory(
     mesh: Mesh,
     profile: HardwareProfile | None = None,
 ) -> MemorySummary:
-    """Predicted bytes on one device for a program planned as given: see `predict_memory_and_peak`."""
+    """Predicted bytes on one device of a planned program: see `predict_memory_and_peak`."""
     return predict_memory_and_peak(module, instructions, parameters, outputs, mesh, profile).summary
 
 
@@ -73,17 +73,17 @@ def predict_memory_and_peak(
     mesh: Mesh,
     profile: HardwareProfile | None = None,
 ) -> MemoryPrediction:
-    """Predicted bytes on one device for a program planned as given, and what takes them.
+    """Predicted bytes on one device of a planned program, and the buffers at its peak.
 
-    instructions: one entry per instruction of the entry computation and of the bodies of
-    while, conditional and call; an instruction without an entry counts as replicated.
-    profile: whose compiler to follow; the CPU's where none is given.
+    instructions: one entry per instruction of the entry computation and of the bodies of while, conditional and call;
+        an instruction without an entry counts as replicated.
+    profile: its compiler's rules apply; by default the CPU's.
     """
     donated = {variable.number: variable.alias for variable in parameters if variable.alias is not None}
     padded = {output.number for output in outputs if output.is_padded}
     estimates = list(_estimates(mesh, instructions, profile or hardware_profile("cpu")))
-    for each in estimates:
-        each.donated[module.entry], each.padded[module.entry] = donated, padded
+    for candidate in estimates:
+        candidate.donated[module.entry], candidate.padded[module.entry] = donated, padded
     estimate = max(estimates, key=lambda each: each.peak_bytes(module.entry))
     summary = MemorySummary(
         arguments_bytes=sum(_variable_bytes(variable, mesh) for variable in parameters),
@@ -96,14 +96,15 @@ def predict_memory_and_peak(
 def temporaries_bytes(
     computations: Iterable[Computation], instructions: Iterable[InstructionPlan], mesh: Mesh, profile: HardwareProfile
 ) -> tuple[int, ...]:
-    """Predicted peak bytes of intermediate values on one device, in each of some computations of a planned program;
-    what they take and hand on is their callers'."""
+    """Predicted peak bytes of temporaries on one device, in each of some computations of a planned program; parameters
+    and results are the callers'.
+    """
     estimates = list(_estimates(mesh, instructions, profile))
-    return tuple(max(each.peak_bytes(computation) for each in estimates) for computation in computations)
+    return tuple(max(estimate.peak_bytes(computation) for estimate in estimates) for computation in computations)
 
 
 def bytes_with_margin(summary: MemorySummary, profile: HardwareProfile) -> int:
-    """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
+    """Bytes a device must have to call a plan feasible: the predicted peak plus a margin on its temporaries.
 
     The margin is the profile's (`Compiler.margin_bytes`); arguments and outputs are known exactly.
     """
@@ -122,7 +123,7 @@ def _variable_bytes(variable: VariablePlan, mesh: Mesh) -> int:
 def _estimates(
     mesh: Mesh, instructions: Iterable[InstructionPlan], profile: HardwareProfile
 ) -> Iterator[_MemoryEstimate]:
-    """One for every order in which programs may run: where it is not known, the one that takes most counts."""
+    """One estimate per possible order of the program; the largest counts if the order is unknown."""
     lowering = Lowering(mesh, {entry.name: entry for entry in instructions}, profile)
     programs = DeviceProgramCache(lowering)
     for order in possible_orders(profile.compiler.schedule):
@@ -130,16 +131,16 @@ def _estimates(
 
 
 class _MemoryEstimate:
-    """What programs take that run in one order (`schedule`)."""
+    """Memory of programs scheduled in one order (`schedule`)."""
 
     def __init__(self, lowering: Lowering, programs: DeviceProgramCache, profile: HardwareProfile, order: str) -> None:
         self._lowering = lowering
         self._programs = programs
         self._profile = profile
         self._order = order
-        #: Per computation, the output leaf that is written over each parameter leaf that is given away.
+        #: Per computation, donated parameter leaf → the output leaf written over it.
         self.donated: dict[Computation, dict[int, int]] = {}
-        #: Per computation, the output leaves that are stored padded.
+        #: Per computation, output leaves stored padded.
         self.padded: dict[Computation, set[int]] = {}
         self._orders: dict[Computation, dict[int, DimOrder]] = {}
         self._free: dict[Computation, list[Interval]] = {}
@@ -153,13 +154,13 @@ class _MemoryEstimate:
         return heap_bytes(intervals_outside(intervals, free) if free else intervals)
 
     def list_live(self, computation: Computation) -> Iterator[LiveBuffer]:
-        """The buffers that are live at the time at which most bytes are."""
+        """The buffers live at the peak."""
         intervals, _ = self._intervals(computation)
         if intervals:
             yield from self._list_live_at(computation, peak_time(intervals), is_loop=False)
 
     def list_stored(self) -> Iterator[tuple[str, int]]:
-        """The instruction and array leaf of every value in a buffer, of the computations that were asked for."""
+        """The instruction and array leaf of every value in a buffer, over the computations estimated."""
         for program, buffers, _ in self._parts.values():
             for (node, leaf), size in zip(buffers.owners, buffers.size_bytes, strict=True):
                 if size:
@@ -175,12 +176,12 @@ class _MemoryEstimate:
                 instruction = program.instructions[node]
                 is_added = program.opcodes[node] not in (instruction.opcode, "pad")
                 yield LiveBuffer(instruction.name, leaf, is_added, size, reader_of(program, users, node))
-        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
+        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs in parallel
         for body, repeats in _bodies(program, step):
             yield from self._list_live_at(body, time - begins[at], is_loop=repeats)
 
     def _intervals(self, computation: Computation, *, is_loop: bool = False) -> tuple[list[Interval], int]:
-        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
+        """Lifetimes of the buffers of a computation and its bodies, and its duration."""
         key = (computation, is_loop)
         if key not in self._known:
             self._known[key] = self._build_intervals(computation, is_loop)
@@ -201,30 +202,30 @@ class _MemoryEstimate:
             fill_tiles(program, self._lowering.lengths)
         donated = _nodes_of_donated(program, self.donated.get(computation, {}))
         buffers = assign_buffers(program, self._profile, donated=donated, in_order=self._order)
-        found: list[Interval] = []
+        intervals: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
-        begins = [0]  # time of each position; what runs a body takes as long as that
+        begins = [0]  # time of each position; a step lasts as long as its longest body
         for step in buffers.order:
             duration = 1
             for body, repeats in _bodies(program, step):
                 inner, takes = self._intervals(body, is_loop=repeats)
-                found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
+                intervals += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
                 duration = max(duration, takes)
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
-                found.append(Interval(workspace, begins[-1], begins[-1]))
+                intervals.append(Interval(workspace, begins[-1], begins[-1]))
             begins.append(begins[-1] + duration)
 
         def to_intervals(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
             return [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in pieces]
 
-        found += to_intervals(select_off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
+        intervals += to_intervals(select_off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
         self._free[computation] = to_intervals(buffers.free)
         self._parts[computation, is_loop] = program, buffers, begins
-        return found, begins[-1]
+        return intervals, begins[-1]
 
 
 def _nodes_of_donated(program: DeviceProgram, donated: Mapping[int, int]) -> dict[int, int]:
-    """The same by the nodes of a program, for parameters and outputs that are one array."""
+    """`donated` by nodes of a program, over single-array parameters and outputs."""
     if not donated or program.opcodes[program.root] != "tuple":
         return {}
     outputs = program.operands[program.root]
@@ -235,8 +236,7 @@ def _nodes_of_donated(program: DeviceProgram, donated: Mapping[int, int]) -> dic
 
 
 def _with_padding(program: DeviceProgram, padded: Collection[int]) -> DeviceProgram:
-    """The same program with zeros written behind the outputs that are stored padded: what else reads one of them reads
-    it without."""
+    """The program with zeros added to outputs stored padded; other readers read the unpadded value."""
     outputs = program.operands[program.root]
     if program.opcodes[program.root] != "tuple" or any(len(program.sizes_bytes[node]) != 1 for node in outputs):
         return program
@@ -253,9 +253,9 @@ def _with_padding(program: DeviceProgram, padded: Collection[int]) -> DeviceProg
 
 
 def _bodies(program: DeviceProgram, step: ScheduleStep) -> Iterator[tuple[Computation, bool]]:
-    """The computations that a step runs, and whether it repeats them."""
+    """The computations called by a step, and whether it repeats them."""
     for node in step:
         opcode = program.opcodes[node]
-        if opcode == program.instructions[node].opcode:  # not what a plan added for it
+        if opcode == program.instructions[node].opcode:  # not added by a plan
             for body in bodies(program.instructions[node]):
                 yield body, opcode == "while"

@@ -1,9 +1,9 @@
-"""The order of XLA:TPU: of two orders that with less memory, then products moved behind collectives they can hide.
+"""Order of XLA:TPU: the memory minimum of several orders, then products delayed behind collectives they can hide.
 
-After XLA's DefaultMemoryScheduler (xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc), which takes the best of a
-list schedule and of post-orders, and its LatencyHidingScheduler (xla/service/latency_hiding_scheduler.cc): as long as
-there is room, what only the updates of variables wait for runs while later collectives do. So what a weight's gradient
-is made of is live for longer than the list schedule has it.
+After XLA's DefaultMemoryScheduler (xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc), the best of a list schedule
+and post-orders, and its LatencyHidingScheduler (xla/service/latency_hiding_scheduler.cc): within the memory available,
+kernels needed only by variable updates run during later collectives. The inputs of a weight's gradient are live longer
+than in the list schedule.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from shardwright.cost.opcodes import PRODUCTS
 from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.fusion import Kernels
 
-#: Their memory is the caller's, or the program's own.
+#: Opcodes in the caller's memory, or the program's own.
 _CALLERS = frozenset({"parameter", "constant"})
 
-#: Collectives that run beside products.
+#: Collectives overlapped with products.
 _ASYNC_COLLECTIVES = frozenset({"all-gather", "all-to-all", "collective-permute"})
 
-#: So many of them begin before a product that can wait is run; fitted with benchmarks/check_memory.py.
+#: Number of collectives started before a delayable product runs; fitted with benchmarks/check_memory.py.
 _COLLECTIVES_AHEAD = 2
 
 
 def schedule_min_memory(program: DeviceProgram, kernels: Kernels) -> list[int]:
-    """Kept nodes in the order they run."""
+    """Stored nodes in execution order."""
     graph = _Graph(program, kernels)
     orders = (_ListSchedule(graph).run(), _post_order(graph))
     return _delay_products(graph, min(orders, key=graph.max_live_bytes))
 
 
 class _Graph:
-    """What reads what, of a program's kept nodes.
+    """Dependencies between a program's stored nodes.
 
-    reads: per node, the kept nodes that it reads. stored: the nodes whose buffers those show. users: of `reads`.
-    size_bytes: of what a node's kernel stores; nothing for views. results: nodes whose buffers the program hands on.
+    reads: per node, the stored nodes that it reads.
+    stored: per node, the nodes whose buffers it shows.
+    users: inverse of `reads`.
+    size_bytes: stored by a node's kernel; 0 on views.
+    results: nodes whose buffers the program returns.
     """
 
     def __init__(self, program: DeviceProgram, kernels: Kernels) -> None:
@@ -45,10 +48,10 @@ class _Graph:
         self.reads = {node: tuple(kernels.reads[node]) for node in self.nodes}
         shown: dict[int, tuple[int, ...]] = {}
         for node in self.nodes:
-            read = (each for operand in program.operands[node] for each in shown.get(operand, ()))
-            shown[node] = tuple(dict.fromkeys(read)) if kernels.is_view[node] else (node,)
+            shown_sources = (kept_node for operand in program.operands[node] for kept_node in shown.get(operand, ()))
+            shown[node] = tuple(dict.fromkeys(shown_sources)) if kernels.is_view[node] else (node,)
         self.stored = {
-            node: tuple(dict.fromkeys(each for source in self.reads[node] for each in shown[source]))
+            node: tuple(dict.fromkeys(kept_node for source in self.reads[node] for kept_node in shown[source]))
             for node in self.nodes
         }
         self.users: dict[int, list[int]] = {node: [] for node in self.nodes}
@@ -62,8 +65,8 @@ class _Graph:
         self.results = frozenset(shown[program.root])
 
     def max_live_bytes(self, order: Sequence[int]) -> int:
-        """Bytes that are live at once, at most."""
-        last = {each: node for node in order for each in (node, *self.stored[node])}
+        """Maximum of live bytes over the order."""
+        last = {buffer: node for node in order for buffer in (node, *self.stored[node])}
         freed: dict[int, int] = {}
         for node, reader in last.items():
             if node not in self.results:
@@ -77,18 +80,18 @@ class _Graph:
 
 
 class _ListSchedule:
-    """Of what can run, what takes least memory beyond what it frees; of equal ones the first of the text.
+    """Greedy list schedule: the ready node with the smallest allocation minus freed bytes; ties in text order.
 
-    Left out: what the bodies of loops take.
+    Left out: memory of loop bodies.
     """
 
     def __init__(self, graph: _Graph) -> None:
         self.graph = graph
         self.waiting = {node: len(sources) for node, sources in graph.reads.items()}
-        self.readers: dict[int, set[int]] = {node: set() for node in graph.nodes}  # those that have not run
+        self.readers: dict[int, set[int]] = {node: set() for node in graph.nodes}  # still to run
         for node, stored in graph.stored.items():
-            for each in stored:
-                self.readers[each].add(node)
+            for buffer in stored:
+                self.readers[buffer].add(node)
         self.ready: list[tuple[int, int]] = []
         self.latest: dict[int, tuple[int, int]] = {}
 
@@ -100,7 +103,7 @@ class _ListSchedule:
         while self.ready:
             entry = heappop(self.ready)
             node = entry[1]
-            if self.latest.get(node) == entry:  # else it has run, or was queued again
+            if self.latest.get(node) == entry:  # else it has run, or was requeued
                 del self.latest[node]
                 order.append(node)
                 self._record_run(node)
@@ -109,18 +112,18 @@ class _ListSchedule:
     def _queue(self, node: int) -> None:
         graph = self.graph
         freed = sum(
-            graph.size_bytes[each]
-            for each in graph.stored[node]
-            if len(self.readers[each]) == 1 and each not in graph.results
+            graph.size_bytes[buffer]
+            for buffer in graph.stored[node]
+            if len(self.readers[buffer]) == 1 and buffer not in graph.results
         )
         self.latest[node] = (graph.size_bytes[node] - freed, node)
         heappush(self.ready, self.latest[node])
 
     def _record_run(self, node: int) -> None:
-        for each in self.graph.stored[node]:
-            readers = self.readers[each]
+        for buffer in self.graph.stored[node]:
+            readers = self.readers[buffer]
             readers.remove(node)
-            if len(readers) == 1:  # which frees it
+            if len(readers) == 1:  # the last one frees it
                 self._queue_again(*readers)
         for user in self.graph.users[node]:
             self.waiting[user] -= 1
@@ -133,7 +136,7 @@ class _ListSchedule:
 
 
 def _post_order(graph: _Graph) -> list[int]:
-    """Everything right before the first that needs it, from the first result on."""
+    """Each node directly before its first reader, from the first result on."""
     order: dict[int, None] = {}
     todo = [*reversed(graph.nodes), graph.program.root]
     while todo:
@@ -148,37 +151,37 @@ def _post_order(graph: _Graph) -> list[int]:
 
 
 def _delay_products(graph: _Graph, order: Sequence[int]) -> list[int]:
-    """The same order with products that only updates wait for, and what needs those, behind more collectives."""
+    """The order with products needed only by updates, and their dependents, delayed behind more collectives."""
     movable, hidden = _movable(graph)
     if not hidden or not movable:
         return list(order)
-    held: dict[int, int] = {}  # by node, how many collectives have begun when it is run
+    held: dict[int, int] = {}  # node → number of collectives started before it runs
     moved: list[int] = []
-    begun = 0
+    started = 0
     for node in order:
         until = max((held[source] for source in graph.reads[node] if source in held), default=0)
         if node in movable:
-            until = max(until, begun + _COLLECTIVES_AHEAD)
-        if until > begun and begun < len(hidden):
+            until = max(until, started + _COLLECTIVES_AHEAD)
+        if until > started and started < len(hidden):
             held[node] = until
             continue
         moved.append(node)
         if node in hidden:
-            begun += 1
-            moved += _pop_released(held, begun if begun < len(hidden) else None)
+            started += 1
+            moved += _pop_released(held, started if started < len(hidden) else None)
     return moved + _pop_released(held, None)
 
 
 def _pop_released(held: dict[int, int], begun: int | None) -> list[int]:
-    """Take what is held until then, all where none is given, in the order that it was held in."""
-    found = [node for node, until in held.items() if begun is None or until <= begun]
-    for node in found:
+    """Remove the nodes held until `begun` (all if None), in holding order."""
+    released = [node for node, until in held.items() if begun is None or until <= begun]
+    for node in released:
         del held[node]
-    return found
+    return released
 
 
 def _movable(graph: _Graph) -> tuple[set[int], set[int]]:
-    """Kernels of products that no other product waits for, and the collectives that one waits for."""
+    """Kernels of products with no dependent products, and the collectives with one."""
     multiplies = set(_with_products(graph))
     awaited: set[int] = set()
     for node in reversed(graph.nodes):
@@ -189,12 +192,12 @@ def _movable(graph: _Graph) -> tuple[set[int], set[int]]:
 
 
 def _with_products(graph: _Graph) -> Iterator[int]:
-    """The kept nodes whose kernels compute a product: their own, or one that they took in."""
-    program, kept = graph.program, set(graph.nodes)
+    """The stored nodes whose kernels compute a product: their own, or a fused one."""
+    program, kept_nodes = graph.program, set(graph.nodes)
     users = program.users()
     computes = [opcode in PRODUCTS for opcode in program.opcodes]
     for node, is_product in enumerate(computes):
-        if is_product and node in kept:
+        if is_product and node in kept_nodes:
             yield node
         elif is_product:
             for user in users[node]:

@@ -1,13 +1,12 @@
-"""What XLA's partitioner puts in the place of padding where shards are uneven and a kernel adds up along them.
+"""Masks the SPMD partitioner inserts before reductions over padded shards.
 
-The last shards of a dimension that its axes do not divide hold elements that are none. Reductions read the number they
-begin with instead, products zeros, in both operands: what is no number in one is not masked by zeros in the other
-(`PartitionedHlo::PadWithValue` in xla/service/spmd/spmd_partitioner.cc, from HandleReduce and, for products, from
-PartitionBaseCase and PartitionDotGroupOnContracting in dot_handler.cc).
+The last shards of a dimension not divided by its axes contain padding. Reductions replace it with their initial value,
+products with zeros in both operands: a NaN in one is not masked by zeros in the other (`PartitionedHlo::PadWithValue`
+in xla/service/spmd/spmd_partitioner.cc, from HandleReduce and, in products, from PartitionBaseCase and
+PartitionDotGroupOnContracting in dot_handler.cc).
 
-A mask compares positions, so it is the same in each pass of a loop. Masks of reductions count the devices of the mesh,
-those of products the devices of a group that differs along the contracted dimension alone: equal masks are merged
-where both are the same.
+A mask compares positions: it is loop-invariant. Masks of reductions count the devices of the mesh, those of products
+the devices of a group along the contracted dimension alone: equal masks are merged if both are the same.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from shardwright.shardings import Mesh, TensorSharding
 
 
 def dims_to_mask(instruction: Instruction, number: int, used: Sequence[TensorSharding], mesh: Mesh) -> tuple[int, ...]:
-    """Dimensions of an instruction's operand along which it is read through a mask.
+    """Dimensions of an instruction's operand read through a mask.
 
-    number: of the operand. used: how each operand lies as it is read, arrays only.
+    number: of the operand. used: the sharding of each operand in its use, arrays only.
     """
     dims = used[number].dims
     shape = instruction.operands[number].shape.leaves[0].dimensions
@@ -31,7 +30,7 @@ def dims_to_mask(instruction: Instruction, number: int, used: Sequence[TensorSha
 
 
 def contraction_dims(instruction: Instruction, number: int) -> Sequence[int]:
-    """Dimensions of an operand that an instruction adds up along, or reduces otherwise."""
+    """Dimensions of an operand that an instruction sums or otherwise reduces over."""
     if instruction.opcode == "reduce":
         is_reduced = number < len(instruction.operands) // 2
         return tuple(instruction.get("dimensions", ())) if is_reduced else ()
@@ -46,9 +45,10 @@ def contraction_dims(instruction: Instruction, number: int) -> Sequence[int]:
 
 
 def is_counted_in_group(instruction: Instruction, used: Sequence[TensorSharding]) -> bool:
-    """Whether an instruction's masks count the devices of a group, not of the mesh: other dimensions of a product than
-    those that it adds up are split, too."""
+    """Whether an instruction's masks count the devices of a group, not of the mesh: a product with split dimensions
+    besides the contracted ones.
+    """
     if instruction.opcode == "reduce":
         return False
     contracted = {axis for dim in contraction_dims(instruction, 0) for axis in used[0].dims[dim]}
-    return any(axis not in contracted for each in used for dim in each.dims for axis in dim)
+    return any(axis not in contracted for sharding in used for dim in sharding.dims for axis in dim)

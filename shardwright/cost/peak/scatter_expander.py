@@ -1,11 +1,11 @@
-"""Scatters into zeros, of which XLA stores less than it is given, and those that it makes itself.
+"""Scatters into zeros, with fewer arrays stored by XLA, and scatters XLA makes itself.
 
-Sums that begin with one: XLA's AlgebraicSimplifier scatters into the other term instead. The gradient of an embedding
-that is also the last layer's weight is such a sum. Without the zeros one table less is stored, and the product that the
-other term is can run as soon as its operands are there.
+Sums with a scatter into zeros: XLA's AlgebraicSimplifier scatters into the other term instead. Example: the gradient of
+an embedding that is also the last layer's weight. This saves one table of zeros, and the product in the other term can
+run directly after its operands.
 
-Those that write one element a row: XLA:TPU compares indices instead, element by element, and stores nothing. The
-gradient of a lookup along an axis is one, as in the cross entropy of labels.
+Scatters of one element per row: XLA:TPU compares indices elementwise instead, and stores nothing. Example: the gradient
+of a lookup along an axis, in the cross entropy of labels.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from math import prod
 from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.hlo import Instruction
 
-#: Of an element's index along one dimension.
+#: Bytes of an element's index along one dimension.
 _INDEX_BYTES = 4
 
 
 def scatter_into_terms(program: DeviceProgram) -> None:
-    """Rewrite `add(x, scatter(zeros, …))` as `scatter(x, …)` where nobody else reads the scatter.
+    """Rewrite `add(x, scatter(zeros, …))` to `scatter(x, …)` if the scatter has no other reader.
 
-    Changes the program; what it no longer reads stays in it, dead.
+    Changes the program in place; unread nodes stay in it, dead.
     """
     users = program.users()
     for node, opcode in enumerate(program.opcodes):
@@ -53,7 +53,7 @@ def writes_one_a_row(program: DeviceProgram, instruction: Instruction, operands:
 
 
 def _fills_zeros(program: DeviceProgram, node: int) -> bool:
-    """Whether a node adds values up in an array of zeros."""
+    """Whether a node sums values into an array of zeros."""
     instruction = program.instructions[node]
     return program.opcodes[node] == instruction.opcode and _adds_to_zeros(program, instruction, program.operands[node])
 
@@ -72,18 +72,18 @@ def _is_zero(program: DeviceProgram, node: int) -> bool:
 
 
 def select_by_indices(program: DeviceProgram, instruction: Instruction, operands: tuple[int, ...]) -> int:
-    """Add what computes a select-and-scatter where it is no instruction of its own; the node of its result.
+    """Add the expansion of a select-and-scatter, on compilers without that instruction; returns the result's node.
 
-    Windows reduce the indices of all elements, one array of them a dimension, and what they select is scattered to.
+    Windows reduce the indices of all elements, one array of them per dimension; the selected elements are scattered to.
     After SelectAndScatterExpander (xla/service/select_and_scatter_expander.cc).
     """
     operand, source, first = operands
     count, windows = program.elements[operand], program.elements[source]
 
     def add(opcode: str, read: tuple[int, ...], sizes: tuple[int, ...], elements: int, *mark: object) -> int:
-        made = program.add(opcode, instruction, read, sizes, elements)
-        program.marks[made] = (opcode, *mark)
-        return made
+        node = program.add(opcode, instruction, read, sizes, elements)
+        program.marks[node] = (opcode, *mark)
+        return node
 
     rank = instruction.shape.leaves[0].rank
     indices = [add("iota", (), (_INDEX_BYTES * count,), count, dim) for dim in range(rank)]

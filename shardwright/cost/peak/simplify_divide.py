@@ -1,10 +1,10 @@
-"""Quotients by a spread divisor: XLA:CPU's AlgebraicSimplifier multiplies by the inverse, and spreads that.
+"""Division by a broadcast: XLA:CPU's AlgebraicSimplifier multiplies by the broadcast inverse.
 
-`x / broadcast(s)` becomes `x * broadcast(1 / s)` where that broadcast alone reads its operand (algebraic_simplifier.cc,
-jaxlib 0.10.2). Of several quotients by one broadcast, the first in post-order is rewritten; from then on the inverse
-reads `s` too. So the forward and the backward pass of a softmax spread apart what they need, and neither is stored.
-Where the forward pass is computed again, the backward pass's quotient may come first: gradients of queries and keys
-ahead of those of values.
+`x / broadcast(s)` becomes `x * broadcast(1 / s)` if that broadcast is the only reader of its operand
+(algebraic_simplifier.cc, jaxlib 0.10.2). Among several quotients by one broadcast, the first in post-order is
+rewritten; afterwards the inverse reads `s` too. The forward and the backward pass of a softmax thus have separate
+broadcasts, and neither is stored. With a recomputed forward pass, the backward pass's quotient may come first:
+gradients of queries and keys ahead of those of values.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from shardwright.cost.peak.device_program import DeviceProgram
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
-#: Mark of a divisor that is spread for one quotient alone, by a later pass than the one that inverts.
+#: Mark of a divisor broadcast in one quotient alone, by a pass after the inverting one.
 OWN_BROADCAST = ("of a product",)
 
 
 def multiply_by_inverses(program: DeviceProgram) -> DeviceProgram:
-    """The same program as it multiplies by inverses; equal nodes are one already."""
+    """The program with multiplications by inverses; equal nodes must already be merged."""
     spread = _find_divisions(program)
     if not spread:
         return program
-    made, place = DeviceProgram(), list[int]()
+    rewritten, place = DeviceProgram(), list[int]()
     for node in range(len(program.opcodes)):
         opcode, operands = program.opcodes[node], tuple([place[operand] for operand in program.operands[node]])
         if node in spread:
-            opcode, operands = "multiply", (operands[0], _add_inverse(program, made, spread[node], place))
-        place.append(made.add_like(program, node, operands, opcode))
-    made.marks.update({place[node]: mark for node, mark in program.marks.items()})
-    made.parameters = [place[node] for node in program.parameters]
-    made.root = place[program.root]
-    return made.without_dead()
+            opcode, operands = "multiply", (operands[0], _add_inverse(program, rewritten, spread[node], place))
+        place.append(rewritten.add_like(program, node, operands, opcode))
+    rewritten.marks.update({place[node]: mark for node, mark in program.marks.items()})
+    rewritten.parameters = [place[node] for node in program.parameters]
+    rewritten.root = place[program.root]
+    return rewritten.without_dead()
 
 
 def _find_divisions(program: DeviceProgram) -> dict[int, int]:
-    """The quotients that become products, and the broadcast that each divides by.
+    """Quotient that becomes a product → the broadcast it divides by.
 
-    What is spread apart later is still one broadcast with the others of its operand.
+    Broadcasts separated later still count with the others of their operand.
     """
     users = program.users()
-    found: dict[int, int] = {}
-    taken: set[int] = set()
+    divisions: dict[int, int] = {}
+    rewritten: set[int] = set()
     for node in program.post_order():
         if program.opcodes[node] != "divide" or not _is_float(program, node):
             continue
@@ -52,10 +52,10 @@ def _find_divisions(program: DeviceProgram) -> dict[int, int]:
             continue
         (source,) = program.operands[spread]
         is_apart = program.marks.get(spread) == OWN_BROADCAST
-        if is_apart or not taken & {spread, source}:
-            found[node] = spread
-            taken.add(source if is_apart else spread)
-    return found
+        if is_apart or not rewritten & {spread, source}:
+            divisions[node] = spread
+            rewritten.add(source if is_apart else spread)
+    return divisions
 
 
 def _is_float(program: DeviceProgram, node: int) -> bool:
@@ -63,10 +63,10 @@ def _is_float(program: DeviceProgram, node: int) -> bool:
 
 
 def _reads_alone(program: DeviceProgram, users: list[list[int]], spread: int) -> bool:
-    """Whether nobody else reads what a broadcast reads, as the simplifier finds it when it comes to the quotient.
+    """Whether a broadcast is the only reader of its operand at the simplifier's visit to the quotient.
 
-    By then it has merged two reshapes in a row, and left out one that adds dimensions of one element. Where a broadcast
-    along such dimensions is spelled as three instructions (`xla.broadcasts`), it has just made the middle one anew.
+    By then it has merged consecutive reshapes, and removed one that adds dimensions of one element. If a broadcast
+    along such dimensions is spelled in three instructions (`xla.broadcasts`), it has just recreated the middle one.
     """
     (source,) = program.operands[spread]
     path = [spread, source]
@@ -80,7 +80,7 @@ def _reads_alone(program: DeviceProgram, users: list[list[int]], spread: int) ->
             path += [*between, base]
     if program.opcodes[path[-1]] == "constant":
         return False
-    return all(_is_only_reader(program, users[each], reader) for reader, each in pairwise(path))
+    return all(_is_only_reader(program, users[node], reader) for reader, node in pairwise(path))
 
 
 def _is_only_reader(program: DeviceProgram, users: list[int], reader: int) -> bool:
@@ -105,13 +105,13 @@ def _adds_ones(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
 
 
 def _add_inverse(program: DeviceProgram, made: DeviceProgram, spread: int, place: list[int]) -> int:
-    """Append the inverse of what a broadcast reads, spread as that; returns the broadcast."""
+    """Append the inverse of a broadcast's operand and its broadcast; returns the latter."""
     (source,) = program.operands[spread]
     operand, instruction = place[source], program.instructions[source]
-    # What is divided, all ones, takes no memory.
+    # The dividend, all ones, takes no memory.
     inverse = made.add("divide", instruction, (operand, operand), program.sizes_bytes[source], program.elements[source])
     made.marks[inverse] = ("inverse",)
     sizes, elements = program.sizes_bytes[spread], program.elements[spread]
-    again = made.add("broadcast", program.instructions[spread], (inverse,), sizes, elements)
-    made.marks[again] = ("of an inverse",)
-    return again
+    inverse_broadcast = made.add("broadcast", program.instructions[spread], (inverse,), sizes, elements)
+    made.marks[inverse_broadcast] = ("of an inverse",)
+    return inverse_broadcast

@@ -1,6 +1,6 @@
-"""Maxima of a maximum and what that one began with: XLA's AlgebraicSimplifier takes the maximum itself.
+"""Maximum of a reduction and its initial value: XLA's AlgebraicSimplifier takes the reduction itself.
 
-Frameworks write that for the maximum that a softmax subtracts. What is left stays one chain from the reduction on.
+Frameworks write such a maximum in the softmax, to subtract it. The rest is one chain from the reduction on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shardwright.cost.peak.device_program import DeviceProgram
 def simplify_limits(program: DeviceProgram) -> None:
     """Let the readers of `maximum(reduce(x, c), c)`, and of such minima, read the reduction.
 
-    Changes the program; what it no longer reads stays in it, dead.
+    Changes the program in place; unread nodes stay in it, dead.
     """
     instead = list(range(len(program.opcodes)))
     for node, opcode in enumerate(program.opcodes):
@@ -27,7 +27,7 @@ def simplify_limits(program: DeviceProgram) -> None:
 
 
 def _is_reduction_from(program: DeviceProgram, reduction: int, opcode: str, limit: int) -> bool:
-    """Whether a node is a reduction by `opcode` of one array, from the number that `limit` is full of."""
+    """Whether a node is a reduction by `opcode` of one array, with the constant in `limit` its initial value."""
     instruction = program.instructions[reduction]
     if program.opcodes[reduction] != "reduce" or len(program.operands[reduction]) != 2:
         return False
@@ -37,7 +37,7 @@ def _is_reduction_from(program: DeviceProgram, reduction: int, opcode: str, limi
 
 
 def _number(program: DeviceProgram, node: int) -> object:
-    """The constant that an array is full of."""
+    """The constant in all elements of an array."""
     while program.opcodes[node] == "broadcast":
         (node,) = program.operands[node]
     return program.instructions[node].payload if program.opcodes[node] == "constant" else None

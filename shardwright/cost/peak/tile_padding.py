@@ -1,9 +1,9 @@
-"""What XLA:TPU fills up: its arrays lie in tiles of 8 by 128 elements, along the two dimensions that it puts innermost.
+"""Tile padding on XLA:TPU: tiles of 8 by 128 elements, along the two innermost dimensions.
 
-A reshape of the innermost dimension copies, from one layout to another. Group normalisation takes features apart so,
-and all that it computes until they are put together lies as that copy does. Of the groups of dimensions that the
-reshape takes for one another, that one is put innermost which needs least to fill up the tiles of both arrays; of
-several, the last. (Observed: libtpu 0.0.42.1, the ten layouts of tests/cost/peak/test_tile_padding.py.)
+A reshape of the innermost dimension copies, from one layout to another. Group normalization splits features this way,
+and its values have that copy's layout until they are joined. Among the groups of dimensions that the reshape maps to
+one another, the innermost one has the least tile padding in both arrays; on ties, the last. (Observed: libtpu 0.0.42.1,
+the ten layouts of tests/cost/peak/test_tile_padding.py.)
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shardwright.hlo import Instruction
 #: Elements of a tile along the innermost dimension, and along the next one.
 _LANES, _SUBLANES = 128, 8
 
-#: What lays its operands and results out as it needs them.
+#: Opcodes that choose the layout of their operands and results.
 _LAYING_OUT = PRODUCTS | {"transpose"}
 
 Lengths = tuple[int, ...]
 
 
 def is_relayout(instruction: Instruction, opcode: str) -> bool:
-    """Whether a reshape has another innermost dimension than its operand, which tiled memory cannot show as a view."""
+    """Whether a reshape changes the innermost dimension: in tiled memory, no view."""
     if opcode != "reshape" or instruction.opcode != "reshape":
         return False
     shapes = (instruction.shape.leaves[0].dimensions, instruction.operands[0].shape.leaves[0].dimensions)
@@ -35,7 +35,7 @@ def is_relayout(instruction: Instruction, opcode: str) -> bool:
 
 
 def fill_tiles(program: DeviceProgram, lengths_of: Callable[[Instruction], Lengths]) -> None:
-    """Store what lies between reshapes of the innermost dimension with what fills up its tiles.
+    """Pad to full tiles the values between reshapes of the innermost dimension.
 
     lengths_of: the dimensions of one device's part of an instruction's only array.
     """
@@ -49,8 +49,8 @@ def fill_tiles(program: DeviceProgram, lengths_of: Callable[[Instruction], Lengt
                 filled[narrow] = padding_factor(narrow, wide)
     for node, opcode in enumerate(program.opcodes):
         if opcode in _LAYING_OUT:
-            for each in (node, *program.operands[node]):
-                filled.pop(lengths[each], None)
+            for end in (node, *program.operands[node]):
+                filled.pop(lengths[end], None)
     for node, dims in enumerate(lengths):
         if dims in filled and program.opcodes[node] != "parameter":
             (size,) = program.sizes_bytes[node]
@@ -58,7 +58,7 @@ def fill_tiles(program: DeviceProgram, lengths_of: Callable[[Instruction], Lengt
 
 
 def _lengths(program: DeviceProgram, node: int, lengths_of: Callable[[Instruction], Lengths]) -> Lengths:
-    """Dimensions longer than one of a node's only array; none for what is no such array, or a part of it."""
+    """Dimensions longer than one of a node's only array; empty on other nodes and on parts of arrays."""
     instruction = program.instructions[node]
     if len(program.sizes_bytes[node]) != 1 or len(instruction.shape.leaves) != 1:
         return ()
@@ -67,7 +67,7 @@ def _lengths(program: DeviceProgram, node: int, lengths_of: Callable[[Instructio
 
 
 def padding_factor(narrow: Lengths, wide: Lengths) -> float:
-    """How many times its own bytes an array takes that a reshape makes of, or takes for, one of wider rows."""
+    """Padded bytes / own bytes of an array reshaped to, or from, one of wider rows."""
     best, inner, second = float("inf"), 1, 1
     for own, other, last in _groups(narrow, wide):
         needed = max(_dim_padding_factor(own[-1], _LANES), _dim_padding_factor(other[-1], _LANES))
@@ -77,8 +77,9 @@ def padding_factor(narrow: Lengths, wide: Lengths) -> float:
 
 
 def _groups(narrow: Lengths, wide: Lengths) -> Iterator[tuple[Lengths, Lengths, int]]:
-    """Dimensions of two arrays that are the same elements, in order; and the one of the narrow array that lies next to
-    the last of the group, if that is innermost."""
+    """Matching dimension groups of two arrays (equal elements), in order; and the narrow array's neighbor of the
+    group's last dimension, with that dimension innermost.
+    """
     ends = [(0, 0), *_ends(narrow, wide)]
     for (i, j), (own_end, other_end) in pairwise(ends):
         own, rest = narrow[i:own_end], (*narrow[:i], *narrow[own_end:])
@@ -86,7 +87,7 @@ def _groups(narrow: Lengths, wide: Lengths) -> Iterator[tuple[Lengths, Lengths, 
 
 
 def _ends(some: Sequence[int], others: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where groups of dimensions of as many elements end in two arrays."""
+    """Ends of groups of dimensions with equal numbers of elements in two arrays."""
     i = j = 0
     own = other = 1
     while i < len(some) or j < len(others):
@@ -100,5 +101,5 @@ def _ends(some: Sequence[int], others: Sequence[int]) -> Iterator[tuple[int, int
 
 
 def _dim_padding_factor(length: int, tile: int) -> float:
-    """What a dimension takes in tiles, as a multiple of its own length."""
+    """Padded length of a dimension in tiles / its own length."""
     return -(-length // tile) * tile / length
