@@ -11,6 +11,7 @@ first part, or of another part for instructions blind to the pieces.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import prod
@@ -148,11 +149,18 @@ class _SplitUndo:
         """Removes the reshapes of values between segments."""
         boundary = []
         for name, sharding in segment.boundary:
-            old, split = values.get(self._reader(name, values)), self._split[name]
-            assert old is not None, "a value of the program"
-            whole, parts = (value.shape.leaves[0].dimensions for value in (old, split))
-            boundary.append((old.name, self._array(whole, parts, sharding, True)))
+            old, split = values[self._reader(name, values)], self._split[name]
+            is_reshaped = old.shape != split.shape
+            boundary.append((old.name, self._boundary(old, split, sharding) if is_reshaped else sharding))
         return replace(segment, boundary=tuple(boundary))
+
+    def _boundary(self, old: Instruction, split: Instruction, sharding: TensorSharding) -> TensorSharding:
+        """The sharding of a reshaped value: of the first array of its rank, where the value has several."""
+        for before, after in zip(old.shape.leaves, split.shape.leaves, strict=True):
+            if after.rank == len(sharding.dims):
+                with suppress(_NotExpressibleError):
+                    return self._array(before.dimensions, after.dimensions, sharding, True)
+        raise _NotExpressibleError
 
 
 def _is_alike(instruction: Instruction) -> bool:

@@ -254,7 +254,7 @@ class _TradeoffTable:
         fallback = self.search.fallback_result or find_fallback_plan(self.search)
         if fallback is None or fallback.best_plan is None:
             refused = [self._smallest_refusal(), *([fallback] if fallback is not None else [])]
-            return min(refused, key=attrgetter("least_bytes"))
+            return min(refused, key=attrgetter("min_needed_bytes"))
         if self.search.must_stop():
             return fallback
         outcome = self.search.search_variant(fallback.search.recomputation, fallback.search.program.micro_batches)
@@ -447,7 +447,7 @@ class _TradeoffTable:
         if not refused:  # the deadline has passed
             refused = [next(iter(self.results.values()))]
             refused[0].search.fit_memory(refused[0])
-        return min(refused, key=attrgetter("least_bytes"))
+        return min(refused, key=attrgetter("min_needed_bytes"))
 
 
 def _min_step_by_mesh(tried: Sequence[MeshSolution]) -> dict[Mesh, float]:
