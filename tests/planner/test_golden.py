@@ -29,7 +29,7 @@ def golden(model: str) -> str:
 
 
 #: Plans whose whole latencies take that much more than the shares that a bound counts.
-MOST_OPEN = {"llama": 0.011, "dlrm": 0.05}
+MOST_OPEN = {"llama": 0.011, "dlrm": 0.065}
 
 
 def test_every_benchmark_model_has_a_golden_plan() -> None:
