@@ -113,9 +113,10 @@ class Program:
         module = self._base_module
         self.clock.check()
         if options.rewrites != "none":
-            module = neutralize_initial_values(
-                split_variadic_reduces(batch_lookups(swap_products(fold_constants(module))))
-            )
+            module = fold_constants(module)
+            if self.profile is not None and self.profile.compiler.folds_transposes:
+                module = swap_products(module)
+            module = neutralize_initial_values(split_variadic_reduces(batch_lookups(module)))
             module = expand_batch_norms(expand_top_k(module))
         if again is not None:
             rewritten = apply_recomputation(module, again)
