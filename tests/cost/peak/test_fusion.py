@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from shardwright.cost.peak.fusion import Kernels, fuse
 from shardwright.cost.peak.memory import temporaries_bytes
 from shardwright.cost.peak.program import Program
 from shardwright.cost.peak.rounding import round_for_products
-from shardwright.cost.peak.schedule import schedule
+from shardwright.cost.peak.schedule import Step, schedule
 from shardwright.hlo import parse
 from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
@@ -121,7 +122,7 @@ ENTRY main {
 def test_readers_run_as_they_are_visited_or_as_they_are_written(name: str, expected: list[str]) -> None:
     program = program_of(RACE)
     kernels = fuse(program, hardware_profile("cpu").compiler)
-    order = [program.instructions[node].name for (node,) in schedule(program, kernels, name)]
+    order = [ran for (ran,) in name_steps(program, schedule(program, kernels, name))]
     assert [each for each in order if each not in {"x", "y", "out"}] == expected
 
 
@@ -133,6 +134,11 @@ def test_of_the_orders_that_are_possible_the_one_counts_that_takes_most() -> Non
     assert most == as_written > 2 * 64 * 4096 * 4
     turned_round = parse(RACE.replace("tuple(first, second)", "tuple(second, first)")).entry
     assert temporaries_bytes([turned_round], [], alone, cpu) == (most,)
+
+
+def name_steps(program: Program, steps: Sequence[Step]) -> list[list[str]]:
+    """The names of the instructions of each step."""
+    return [[program.instructions[node].name for node in step] for step in steps]
 
 
 def test_nodes_that_run_together_wait_for_the_last() -> None:
@@ -148,13 +154,12 @@ ENTRY main {
     program = program_of(text)
     kernels = fuse(program, hardware_profile("cpu").compiler)
     names = {instruction.name: node for node, instruction in enumerate(program.instructions)}
-
-    def order(*together: tuple[int, ...]) -> list[list[str]]:
-        steps = schedule(program, kernels, "breadth-first", together)
-        return [[program.instructions[node].name for node in step] for step in steps]
-
-    assert order() == [["x"], ["early"], ["first"], ["late"], ["out"]]
-    assert order((names["early"], names["late"])) == [["x"], ["first"], ["early", "late"], ["out"]]
+    pair = (names["early"], names["late"])
+    assert name_steps(program, schedule(program, kernels, "breadth-first")) == [
+        ["x"], ["early"], ["first"], ["late"], ["out"],
+    ]  # fmt: skip
+    together = schedule(program, kernels, "breadth-first", [pair])
+    assert name_steps(program, together) == [["x"], ["first"], ["early", "late"], ["out"]]
 
 
 def test_in_the_order_of_the_text_what_runs_together_waits_as_well() -> None:
@@ -173,8 +178,7 @@ ENTRY main {
     kernels = fuse(program, hardware_profile("a100").compiler)
     names = {instruction.name: node for node, instruction in enumerate(program.instructions)}
     steps = schedule(program, kernels, "program", [(names["early"], names["late"])])
-    ran = [[program.instructions[node].name for node in step] for step in steps]
-    assert ran == [["x"], ["first"], ["early", "late"], ["reader"], ["out"]]
+    assert name_steps(program, steps) == [["x"], ["first"], ["early", "late"], ["reader"], ["out"]]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ ENTRY main {
 """
     program = program_of(text)
     kernels = fuse(program, hardware_profile("a100").compiler)
-    order = [program.instructions[node].name for (node,) in schedule(program, kernels, name)]
+    order = [ran for (ran,) in name_steps(program, schedule(program, kernels, name))]
     assert [each for each in order if each not in {"x", "zero", "out"}] == expected
 
 
