@@ -28,8 +28,8 @@ from typing import Any
 from memory_models import LARGE_MODELS, MODELS
 
 import shardwright as sw
-from shardwright.cost import hardware_profile, memory
-from shardwright.cost.peak.memory import required_bytes
+from shardwright.cost import hardware_profile, predict_memory
+from shardwright.cost.peak.memory import bytes_with_margin
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import parse
 from shardwright.plans import MemorySummary, Plan
@@ -87,8 +87,8 @@ def compare(model: str, name: str, text: str, arguments: argparse.Namespace, ser
     else:
         profile = hardware_profile("cpu")
         judged = judged_by_cpu(text, plan, service)
-    predicted = memory(parse(text), plan.instructions, plan.parameters, plan.outputs, plan.mesh, profile)
-    found, required = row(model, name, predicted, judged), required_bytes(predicted, profile)
+    predicted = predict_memory(parse(text), plan.instructions, plan.parameters, plan.outputs, plan.mesh, profile)
+    found, required = row(model, name, predicted, judged), bytes_with_margin(predicted, profile)
     if arguments.tpu_python and required < judged.peak_bytes:  # it had room: what does it take where it has none?
         judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge.py", str(required))
         found["peak_ratio_within_limit"] = round(predicted.peak_bytes / judged.peak_bytes, 3)

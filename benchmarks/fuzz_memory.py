@@ -9,7 +9,7 @@ is planned:
 - remat and parts: everything computed again, or the batch in two parts.
 
 XLA:CPU assigns buffers for the plan's program; code generation is not waited for. A plan is over where a device
-takes more than the least limit under which the plan is called feasible (`cost.required_bytes`). The same seed draws
+takes more than the least limit under which the plan is called feasible (`cost.bytes_with_margin`). The same seed draws
 the same case. Exit code 1 where a plan is over, or a case was not judged.
 
     python -m benchmarks.fuzz_memory [--models random,mlp] [--cluster 8] [--seeds 0:40] [--plans forced,limit]
@@ -33,7 +33,7 @@ from benchmarks.planner.partition import PartitionError, partition
 from benchmarks.random_steps import random_step
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.hlo import parse
 from shardwright.links import Link
@@ -100,7 +100,7 @@ def planned(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
     made = plan(text, linked, options)
     if kind != "limit":
         return made
-    budget = int(rng.uniform(*LIMITS) * required_bytes(made.memory, hardware_profile(linked.hardware)))
+    budget = int(rng.uniform(*LIMITS) * bytes_with_margin(made.memory, hardware_profile(linked.hardware)))
     return plan(text, linked, replace(options, memory_budget=budget))
 
 
@@ -115,7 +115,7 @@ def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
         raise PartitionError("no buffers were assigned")
     return Judged(
         predicted=made.memory.peak_bytes,
-        required=required_bytes(made.memory, hardware_profile(cluster.hardware)),
+        required=bytes_with_margin(made.memory, hardware_profile(cluster.hardware)),
         taken=found.memory_bytes,
         temporaries=(made.memory.temporaries_bytes, found.temporaries_bytes),
     )

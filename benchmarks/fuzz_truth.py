@@ -25,7 +25,7 @@ from shardwright.hlo import parse
 from shardwright.links import Link
 from shardwright.options import DEFAULT_AXES
 from shardwright.planner import plan
-from shardwright.planner.strategies.uneven import divides, divides_or_pays
+from shardwright.planner.strategies.padding import divides, divides_or_pays
 from shardwright.report.proof import Proof, prove
 from shardwright.xla import CompileService
 

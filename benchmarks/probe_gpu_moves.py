@@ -24,7 +24,7 @@ from benchmarks.gpu_targets import (
     require_packages,
 )
 from shardwright.cost import reshard
-from shardwright.cost.moves.relayout import LOOP, PRODUCT, ROWS, STORED, Ends, passed, turned_bytes
+from shardwright.cost.moves.relayout import LOOP, PRODUCT, ROWS, STORED, MoveEnds, access_of, transpose_bytes
 from shardwright.shardings import Mesh, TensorSharding
 
 DEVICES = 8
@@ -42,30 +42,30 @@ class Case(NamedTuple):
     kind: str
     source: int | None
     target: int | None
-    ends: Ends
+    ends: MoveEnds
 
 
 def cases() -> Iterator[Case]:
     """All-gathers, reduce-scatters and all-to-alls of each dimension, with each maker and reader that can be."""
     for dim in range(3):
         for maker in (LOOP, PRODUCT, STORED):
-            yield from (Case(GATHER, dim, None, Ends(maker, reader)) for reader in (LOOP, ROWS, PRODUCT, STORED))
-        yield Case(SCATTER, None, dim, Ends(PRODUCT, LOOP))
+            yield from (Case(GATHER, dim, None, MoveEnds(maker, reader)) for reader in (LOOP, ROWS, PRODUCT, STORED))
+        yield Case(SCATTER, None, dim, MoveEnds(PRODUCT, LOOP))
     for source in range(3):
         for target in range(3):
             if source != target:
-                yield Case(EXCHANGE, source, target, Ends(LOOP, LOOP))
-                yield Case(EXCHANGE, source, target, Ends(STORED, LOOP))
+                yield Case(EXCHANGE, source, target, MoveEnds(LOOP, LOOP))
+                yield Case(EXCHANGE, source, target, MoveEnds(STORED, LOOP))
 
 
 def predicted_bytes(case: Case) -> float:
     """Read and written by kernels that transpose, by the cost model."""
     source = TensorSharding(_split(case.source), ("x",) if case.kind == SCATTER else ())
     moves = [
-        passed(move.kind, move.payload_bytes, move.atoms, move.reads, move.writes)
+        access_of(move.kind, move.payload_bytes, move.atoms, move.reads, move.writes)
         for move in reshard("f32", SHAPE, source, TensorSharding(_split(case.target)), MESH)
     ]
-    return 2 * sum(turned_bytes(moves, SHAPE, case.ends))
+    return 2 * sum(transpose_bytes(moves, SHAPE, case.ends))
 
 
 def _is_by_columns(case: Case) -> bool:
@@ -109,7 +109,7 @@ class Probe:
         first = case._replace(source=0)
         if not _is_by_columns(case):
             return self.bytes_of(first)
-        loop = Ends(case.ends.maker, LOOP)  # a product that makes columns reads more: as much, whatever reads it
+        loop = MoveEnds(case.ends.maker, LOOP)  # a product that makes columns reads more: as much, whatever reads it
         more = self.bytes_of(case._replace(ends=loop)) - self.bytes_of(first._replace(ends=loop))
         return self.bytes_of(first) + more
 

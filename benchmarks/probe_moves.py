@@ -18,8 +18,8 @@ from typing import NamedTuple
 from shardwright.cost import reshard, wire_bytes
 from shardwright.cost.moves.device_groups import groups_along
 from shardwright.hlo.replica_groups import parse_replica_groups
-from shardwright.shardings import Mesh, TensorSharding, turned
-from shardwright.xla import CompileService, observed_collectives
+from shardwright.shardings import Mesh, TensorSharding, rotate_axes
+from shardwright.xla import CompileService, find_collectives
 from shardwright.xla.boundary import sharding_text
 from shardwright.xla.emit import mesh_text
 from shardwright.xla.partial_sums import steps_to
@@ -84,7 +84,7 @@ def shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
             if dim is not None:
                 split[dim] = (*split[dim], axis.name)
         lies = TensorSharding(tuple(split))
-        yield from dict.fromkeys((lies, turned(lies, mesh)))
+        yield from dict.fromkeys((lies, rotate_axes(lies, mesh)))
 
 
 def cases(mesh: Mesh, shape: Sequence[int]) -> Iterator[Case]:
@@ -110,7 +110,7 @@ def realised(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[l
     with CompileService(mesh.device_count) as service:
         text = service.compile_stablehlo(program(mesh, chosen, shape), inspect="partition-pass")
     found: list[list[Collective]] = [[] for _ in chosen]
-    for seen in observed_collectives(text, mesh.device_count):
+    for seen in find_collectives(text, mesh.device_count):
         if seen.group_size > 1 and seen.op_name.startswith("case"):
             groups = [range(mesh.device_count)] if seen.groups == "all" else parse_replica_groups(seen.groups)
             made = _plain(seen.kind, seen.group_size, seen.payload_bytes, groups)

@@ -1,4 +1,4 @@
-"""Addresses of servers, as users write them."""
+"""Server addresses in users' spelling."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)")
 
 
 def read_address(written: str | int, *, where: str = "address") -> str:
-    """`host:port`, an IPv6 address in brackets, of what was written: that, or the port of a server on this machine.
+    """`host:port` (an IPv6 address in brackets) from a user's address; a bare port means this machine.
 
-    Raises OptionError, named `where`, that says what to write instead.
+    Raises OptionError, named `where`, with the correct spelling.
     """
     if isinstance(written, int) and not isinstance(written, bool):
         return join_address(_LOOPBACK, read_port(written, where=where))
@@ -32,7 +32,7 @@ def read_address(written: str | int, *, where: str = "address") -> str:
     url = _URL.match(text)
     if url is not None:
         raise OptionError(f"{text!r} is a URL, not an address", where=where, remedy=f'write "{url[2] or "host:port"}"')
-    host, port = _split(text, where)
+    host, port = _split_address(text, where)
     return join_address(host, read_port(port, where=where))
 
 
@@ -49,7 +49,7 @@ def read_host(written: str, *, where: str) -> str:
 
 
 def read_port(written: str | int, *, where: str) -> int:
-    """A port that a server can listen on. Raises OptionError."""
+    """A valid port of a server. Raises OptionError."""
     text = str(written).strip()
     port = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
     if not 1 <= port <= 65535:
@@ -57,7 +57,7 @@ def read_port(written: str | int, *, where: str) -> int:
     return port
 
 
-def _split(text: str, where: str) -> tuple[str, str]:
+def _split_address(text: str, where: str) -> tuple[str, str]:
     host, separator, port = text.rpartition(":")
     if text.count(":") > 1 and not text.startswith("["):
         if port.isdigit() and _is_ipv6(host):

@@ -1,10 +1,8 @@
 """`shardwright.annotate`: pins on the dimensions of a value, inside a step.
 
-A JAX primitive that is the identity everywhere, and leaves a mark in the HLO
-text only while Shardwright lowers the step: the custom call
-`config.ANNOTATION_TARGET`, which the planner reads as pins and emission removes.
-Being a linear primitive of its own, it survives grad (the cotangent is pinned
-alike), vmap (dimension numbers shift), scan and remat.
+A JAX primitive: the identity everywhere. Only while Shardwright lowers the step, it leaves a mark in the HLO text: the
+custom call `config.ANNOTATION_TARGET`. The planner reads it as pins; emission removes it. As a linear primitive of its
+own, it survives grad (the cotangent gets the same pins), vmap (dimension numbers shift), scan and remat.
 """
 
 from __future__ import annotations
@@ -36,14 +34,13 @@ def annotate(x: Any, pins: Mapping[int, Pin]) -> Any:
     Args:
       x: one array, traced or concrete.
       pins: dimension → an axis name of the mesh (or a tuple of them, major first),
-        `True` for "split over some axis", `None` for "not split". Negative
-        dimensions count from the end; one left out is free.
+        `True` ("split over some axis") or `None` ("not split"). Negative dimensions count from the end; missing ones
+        are free.
 
     Returns `x` itself in meaning: outside a parallelized step nothing changes.
 
-    Raises AnnotationError for a dimension that `x` does not have, a dimension or an
-    axis named twice, or a pin of another kind. One that the planner cannot hold is
-    an AnnotationError when the step is planned.
+    Raises AnnotationError: a dimension missing in `x`, a dimension or an axis named twice, a pin of another kind. A pin
+    beyond the planner's means raises it when the step is planned.
     """
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise AnnotationError(
@@ -55,8 +52,8 @@ def annotate(x: Any, pins: Mapping[int, Pin]) -> Any:
 
 
 @contextmanager
-def annotations_kept() -> Iterator[None]:
-    """While active in this thread, annotations are written into what JAX lowers."""
+def keep_annotations() -> Iterator[None]:
+    """While active in this thread, annotations are written into JAX's lowered text."""
     token = _is_lowering_for_us.set(True)
     try:
         yield

@@ -1,8 +1,8 @@
-"""What a `jax.Array` can do, for arrays that are elsewhere.
+"""Operators and methods of `jax.Array`, for remote arrays.
 
-Every operator and method that computes reads the contents and asks the JAX array of them, so that results, types
-and errors are JAX's own. While a step is traced nothing is read: the handle stands in the jaxpr as a constant, which
-the front end makes an argument of the step. What shape and type tell needs neither.
+Every operator and method that computes reads the contents and calls the JAX array's own: results, types and errors are
+JAX's. While a step is traced nothing is read: the handle stands in the jaxpr as a constant, later made an argument of
+the step by the front end. Shape and type queries need neither.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
-    from shardwright.client.workspace import Workspace
+    from shardwright.client.session_state import SessionState
 
 #: An operator or a function of JAX that reads more warns, once per kind in a session.
 LARGE_FETCH_BYTES = 64_000_000
@@ -41,12 +41,12 @@ _METHODS = (
 _PROPERTIES = "T mT at flat real imag addressable_shards global_shards"
 
 _is_tracing: ContextVar[bool] = ContextVar("shardwright_is_tracing", default=False)
-_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_warned_operations: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def handles_kept() -> Iterator[None]:
-    """While a step is traced: handles that it closes over stay in its jaxpr, unread."""
+def keep_handles() -> Iterator[None]:
+    """While a step is traced: captured handles stay in its jaxpr, unread."""
     token = _is_tracing.set(True)
     try:
         yield
@@ -55,7 +55,7 @@ def handles_kept() -> Iterator[None]:
 
 
 class ArrayOperators(jax.Array):
-    """Operators, methods and properties of `jax.Array`, given `spec` and what reads the contents."""
+    """Operators, methods and properties of `jax.Array`, on top of `spec` and a read function."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -64,7 +64,7 @@ class ArrayOperators(jax.Array):
 
     if TYPE_CHECKING:
         spec: ArraySpec
-        _session: Workspace
+        _session: SessionState
 
         def _contents(self) -> Any: ...
 
@@ -125,17 +125,17 @@ class ArrayOperators(jax.Array):
     # ---- reading it for JAX -------------------------------------------------------
 
     def __jax_array__(self) -> Any:
-        """What functions of JAX compute with: the contents, or in a step that is traced the handle."""
-        return self if _is_tracing.get() else self._read_for("a function of JAX")
+        """The operand of JAX's functions: the contents, or the handle inside a traced step."""
+        return self if _is_tracing.get() else self._read_with_warning("a function of JAX")
 
-    def _read_for(self, kind: str) -> Any:
-        """The contents as a JAX array; warns where they are large."""
+    def _read_with_warning(self, kind: str) -> Any:
+        """The contents as a JAX array; warns at large ones."""
         if self.nbytes > LARGE_FETCH_BYTES:
-            self._warn(kind)
+            self._warn_of_size(kind)
         return self._contents()
 
-    def _warn(self, kind: str) -> None:
-        kinds = _warned.setdefault(self._session, set())
+    def _warn_of_size(self, kind: str) -> None:
+        kinds = _warned_operations.setdefault(self._session, set())
         if kind in kinds:
             return
         kinds.add(kind)
@@ -153,7 +153,7 @@ def _abstract(spec: ArraySpec) -> Any:
 
 
 def frames_to_user() -> int:
-    """As `stacklevel` of the function that calls this: the first frame outside JAX and this package."""
+    """`stacklevel` in the caller: frames up to the first one outside JAX and this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("shardwright", "jax"):
         level, frame = level + 1, frame.f_back
@@ -163,8 +163,8 @@ def frames_to_user() -> int:
 def _attribute(array: Any, name: str) -> Any:
     """`name` of the JAX array with these contents, or while a step is traced of the handle itself."""
     if _is_tracing.get():
-        return private.traced_attribute(array, name)
-    return getattr(array._read_for(name.strip("_")), name)
+        return private.attribute_while_traced(array, name)
+    return getattr(array._read_with_warning(name.strip("_")), name)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ def _property(name: str) -> property:
     return property(lambda self: _attribute(self, name), doc=f"As `jax.Array.{name}`.")
 
 
-for _name in [*(f"__{each}__" for each in _OPERATORS.split()), *_METHODS.split()]:
+for _name in [*(f"__{operator}__" for operator in _OPERATORS.split()), *_METHODS.split()]:
     setattr(ArrayOperators, _name, _method(_name))
 for _name in _PROPERTIES.split():
     setattr(ArrayOperators, _name, _property(_name))

@@ -11,25 +11,27 @@ import jax
 import numpy as np
 
 from shardwright.client.array_operators import ArrayOperators
-from shardwright.client.places import Place, Rows
+from shardwright.client.placement import Placement, RowParts
 from shardwright.errors import ArrayError
 from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import ArraySpec
+    from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
-    from shardwright.client.workspace import Workspace
 
 
 class Pending(Protocol):
-    """What has yet to make an array: an initializer that has not run, a checkpoint that has not been read."""
+    """Source of an array that does not exist yet: an initializer before its run, a checkpoint before its read."""
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
-        """Makes it; `wanted` are the handles that are needed, by `id()`, and how they are to lie: None, as it likes."""
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
+        """Makes it. wanted: the needed handles, by `id()`, with their placement (None: any)."""
 
 
 class RemoteSharding(jax.sharding.SingleDeviceSharding):
-    """How an array lies on the servers, as text, with the methods of `str`; to JAX, where what is read of it lies."""
+    """Sharding of an array on the servers, as text, with the methods of `str`; to JAX, the device of its fetched
+    contents.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(jax.local_devices()[0])
@@ -57,11 +59,11 @@ class RemoteSharding(jax.sharding.SingleDeviceSharding):
 class RemoteArray(ArrayOperators):
     """An array on the servers: a result of a step, or of `step.init`.
 
-    It is a `jax.Array`: operators, methods and functions of JAX and numpy give what they give for an array of the
-    same contents, which they read each time. Nothing is read before; `shape`, `dtype` and what follows from them
-    (`jnp.zeros_like`, `jax.eval_shape`) never do. Dropping the handle frees the array. A donated handle, and one whose
-    step failed, raises when it is used. The contents of a PRNG key are its `uint32` words, and `to_jax()` gives the
-    key itself.
+    It is a `jax.Array`: operators, methods and functions of JAX and numpy return the same results on it and on a local
+    array of the same contents; each call reads the contents. Nothing is read before; `shape`, `dtype` and their
+    dependents (`jnp.zeros_like`, `jax.eval_shape`) never read. Dropping the handle frees the array. A donated handle
+    raises on use, and so does the handle of a failed step. The contents of a PRNG key are its `uint32` words;
+    `to_jax()` returns the key itself.
     """
 
     __slots__ = (
@@ -77,17 +79,17 @@ class RemoteArray(ArrayOperators):
         "spec",
     )
 
-    def __new__(cls, session: Workspace, spec: ArraySpec, **rest: Any) -> RemoteArray:
+    def __new__(cls, session: SessionState, spec: ArraySpec, **rest: Any) -> RemoteArray:
         del session, rest
         return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,
-        session: Workspace,
+        session: SessionState,
         spec: ArraySpec,
         *,
         ids: tuple[int, ...] = (),
-        place: Place | None = None,
+        place: Placement | None = None,
         result: StepResult | None = None,
         pending: Pending | None = None,
     ) -> None:
@@ -100,19 +102,19 @@ class RemoteArray(ArrayOperators):
         self._deleted = ""  # why it is gone
         self._read_ahead: np.ndarray | None = None  # read with those of others, until they are asked for
         self._is_owned = False  # its place is that of a step which updates it in place
-        self._join_result()
+        self._set_result()
 
     # ---- what it is, without reading it ------------------------------------------
 
     @property
     def sharding(self) -> RemoteSharding:
-        """Its text says which axes split which dimension, e.g. `[data, -] on data=2 × model=4`."""
+        """Its text maps dimensions to mesh axes, e.g. `[data, -] on data=2 × model=4`."""
         return RemoteSharding(self._layout_text())
 
     def _layout_text(self) -> str:
         if self._place is None:
             return "not placed yet"
-        if isinstance(self._place, Rows):
+        if isinstance(self._place, RowParts):
             return str(self._place)
         return f"{self._place.sharding} on {self._place.mesh}"
 
@@ -122,7 +124,7 @@ class RemoteArray(ArrayOperators):
 
     @property
     def why_deleted(self) -> str:
-        """What became of it, e.g. "donated to update"; "" while it is there."""
+        """The reason of deletion, e.g. "donated to update"; "" while the array exists."""
         return self._deleted
 
     def delete(self) -> None:
@@ -143,14 +145,14 @@ class RemoteArray(ArrayOperators):
     # ---- reading it ----------------------------------------------------------------
 
     def block_until_ready(self) -> RemoteArray:
-        """Returns when it is computed; raises what went wrong."""
-        self._ready()
+        """Returns when it is computed; raises the step's error."""
+        self._require_ready()
         return self
 
     def copy_to_host_async(self) -> None:
-        """Announces that it will be read: the first read of an announced handle reads others in the same round trip.
+        """Announces a read: the first read of an announced handle reads others in the same round trip.
 
-        Raises nothing: what is wrong with it is said when it is read.
+        Raises nothing; the read itself reports errors.
         """
         self._session.announce(self)
 
@@ -161,7 +163,7 @@ class RemoteArray(ArrayOperators):
         return value if dtype is None else value.astype(dtype)
 
     def to_jax(self) -> Any:
-        """A JAX array on this machine; for a PRNG key the key."""
+        """A JAX array on this machine; of a PRNG key the key."""
         return self._contents()
 
     def _contents(self) -> Any:
@@ -170,17 +172,17 @@ class RemoteArray(ArrayOperators):
         return result_value(self._fetch(), self.spec)
 
     def devices(self) -> set[Any]:
-        """Where what is read lies."""
+        """The device of the fetched contents."""
         return self.sharding.device_set
 
     @property
     def device(self) -> Any:
-        """Where what is read lies."""
+        """The device of the fetched contents."""
         (device,) = self.sharding.device_set
         return device
 
     def item(self, *args: int) -> Any:
-        """The only element, or the one named, as a Python number."""
+        """The only element, or the named one, converted to a Python number."""
         return self._fetch().item(*args)
 
     def tolist(self) -> Any:
@@ -205,13 +207,13 @@ class RemoteArray(ArrayOperators):
         return operator.index(self._contents() if self.shape else self._fetch().item())
 
     def __format__(self, spec: str) -> str:
-        return repr(self) if self._deleted else format(self._read_for("format")[()], spec)
+        return repr(self) if self._deleted else format(self._read_with_warning("format")[()], spec)
 
     def __str__(self) -> str:
-        return repr(self) if self._deleted else str(self._read_for("str"))
+        return repr(self) if self._deleted else str(self._read_with_warning("str"))
 
     def _number(self) -> Any:
-        """The only element; JAX's own error where there are others."""
+        """The only element; of larger arrays JAX's own error."""
         return self._fetch().item() if not self.shape and not self.spec.is_key else self._contents()
 
     def __reduce__(self) -> NoReturn:
@@ -225,35 +227,35 @@ class RemoteArray(ArrayOperators):
 
     # ---- for the session and its steps -------------------------------------------------------------
 
-    def _ready(self) -> None:
-        """Computed, or an error that says why not."""
+    def _require_ready(self) -> None:
+        """Waits until computed; raises an error with the reason otherwise."""
         if self._deleted:
             raise ArrayError(
                 f"this array of shape {list(self.shape)} was {self._deleted}",
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._pending.materialize(self._session.wanted_with(self))
+            self._pending.materialize(self._session.group_with_announced(self))
         if self._result is not None:
             self._result.wait()
 
     def _adopt(self, other: RemoteArray) -> None:
-        """Becomes `other`, whose handle is empty afterwards; what it was before is freed."""
+        """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
         self._session.release_later(*self._ids)
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
-        self._join_result()
+        self._set_result()
 
-    def _join_result(self) -> None:
-        """The step that computes it knows its handle."""
+    def _set_result(self) -> None:
+        """Links the handle to the step that computes it."""
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._deleted:  # while it waited
             self._session.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
-        """Gone into a step; one that the step does not reuse is freed."""
+        """Marks it donated to a step; an array not reused by the step is freed."""
         self._deleted = f"donated to {step}"
         self._read_ahead = None
         if not is_reused:
@@ -268,7 +270,7 @@ class RemoteArray(ArrayOperators):
         return result is None or (result.is_done and result.error is None and self._ids[0] not in result.values)
 
     def _fetch(self) -> np.ndarray:
-        self._ready()
+        self._require_ready()
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]
         return self._session.fetch(self)
@@ -281,5 +283,5 @@ class RemoteKey(RemoteArray):
 
 
 for _type in (RemoteArray, RemoteKey):
-    private.register_array_type(_type, lambda array: array._read_for("a function of JAX"))
+    private.register_array_type(_type, lambda array: array._read_with_warning("a function of JAX"))
 private.register_key_type(RemoteKey, lambda array: array._contents())

@@ -1,7 +1,7 @@
-"""Saving state from the servers to files, and restoring it: what `Session` and `Step` offer.
+"""Saving state from the servers to files, and restoring it, for `Session` and `Step`.
 
-Only commands and descriptions pass through the client; the workers write and read the
-arrays themselves, each its own part, in a directory that all of them see.
+Only commands and descriptions pass through the client. Each worker writes and reads its own part of the arrays, in a
+directory visible to all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax
 
 from shardwright import trees, wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, stored_spec
-from shardwright.client.placement import materialize
-from shardwright.client.places import Place, parts_of
-from shardwright.client.structure import rebuilt, structure_of
+from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
+from shardwright.client.placement import Placement, parts_of
+from shardwright.client.pytrees import rebuild, structure_of
+from shardwright.client.resharding import materialize
 from shardwright.directories import MAX_STEP, resolve_directory
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.layouts import Layout
@@ -63,7 +63,7 @@ class Save:
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Returns when the checkpoint is complete. Raises CheckpointError, or what else went wrong."""
+        """Returns when the checkpoint is complete. Raises CheckpointError, or the failure of the step."""
         self._thread.join()
         if self._error is not None:
             self._is_seen = True
@@ -73,8 +73,8 @@ class Save:
         """Returns when it is complete or has failed; its error is still to be met."""
         self._thread.join()
 
-    def unseen_error(self) -> ShardwrightError | None:
-        """Waits; what went wrong, if nobody has met it yet: the caller is to tell."""
+    def take_unreported_error(self) -> ShardwrightError | None:
+        """Waits; returns an error not raised before: the caller must report it."""
         self._thread.join()
         was_seen, self._is_seen = self._is_seen, True
         return None if was_seen else self._error
@@ -84,7 +84,7 @@ class Save:
         return f"Save({os.path.join(self.directory, str(self.step))}, {state})"
 
     def _follow(self) -> None:
-        """Until it has ended: what a save that failed has made is gone by then, and the next may begin."""
+        """Waits for the end of the save: by then a failed save's files are gone, and the next may begin."""
         try:
             self._result.wait()
         except ShardwrightError as error:
@@ -92,11 +92,11 @@ class Save:
             if isinstance(error, ServerUnavailableError):
                 return
         try:
-            self.written_bytes, self.save_s = self._ended()
+            self.written_bytes, self.save_s = self._await_end()
         except ShardwrightError as error:
             self._error = self._error or error
 
-    def _ended(self) -> tuple[int, float]:
+    def _await_end(self) -> tuple[int, float]:
         deadline_s = time.monotonic() + RECONNECT_S
         while True:
             try:
@@ -125,10 +125,10 @@ def save(
     request = master_pb2.RunStepsRequest(save=order)
     materialize(leaves, [None] * len(leaves))
     kinds = [array_type(name, _spec(leaf)) for name, leaf in zip(names, leaves, strict=True)]
-    temporary = _uploaded(session, leaves, kinds)
+    temporary = _upload_leaves(session, leaves, kinds)
     try:
         for number, (kind, leaf) in enumerate(zip(kinds, leaves, strict=True)):
-            _add_arguments(request, kind, *(temporary.get(number) or _placed(session, leaf)))
+            _add_arguments(request, kind, *(temporary.get(number) or _locate_handle(session, leaf)))
         result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for ids, _ in temporary.values():
@@ -156,19 +156,19 @@ def restore(session: Session, directory: str | os.PathLike[str], *, step: int | 
     stored = {array.name: array.type for array in reply.arrays}
     pending = PendingRestore(session, folder, step)
     if like is None:
-        return rebuilt(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
+        return rebuild(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
     tree, leaves = structure_of(like, _spec)
     where = f"{folder}/{step}"
     handles = []
     for leaf, wanted in zip(trees.leaves_of(tree), leaves, strict=True):
         spec = _spec(wanted)
-        _check_fits(leaf.name, spec, stored, where)
+        _check_type(leaf.name, spec, stored, where)
         handles.append(pending.handle(leaf.name, spec))
     return jax.tree.unflatten(jax.tree.structure(like), handles)
 
 
 class PendingRestore:
-    """A checkpoint whose arrays have yet to be read: their layouts are known when a step is called with them."""
+    """A checkpoint with arrays still to read: their layouts become final when a step is called with them."""
 
     def __init__(self, session: Session, directory: str, step: int) -> None:
         self._session = session
@@ -186,10 +186,10 @@ class PendingRestore:
     def is_waiting(self, key: int) -> bool:
         return key in self._waiting
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
-        """Reads those of `wanted`, places by `id()` of a handle, that wait to be read.
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
+        """Reads the waiting ones of `wanted` (`id()` of a handle → placement).
 
-        Those that no step has said a place for are split over all devices where that goes evenly.
+        Handles without a placement are split over all devices when the split is even.
         """
         with self._lock:
             chosen = []
@@ -197,27 +197,27 @@ class PendingRestore:
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    place = wanted[key] or _spread(handle.spec, self._session.info.device_count)
+                    place = wanted[key] or _check_rows(handle.spec, self._session.info.device_count)
                     chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
             for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
                 self._waiting.pop(key, None)
 
-    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Place]]) -> None:
+    def _read(self, chosen: Sequence[tuple[str, RemoteArray, Placement]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
-        made: list[tuple[int, ...]] = []
+        new_ids: list[tuple[int, ...]] = []
         for name, _, place in chosen:
             parts = parts_of(place)
-            made.append(tuple(self._session.new_id() for _ in parts))
-            request.outputs.extend(made[-1])
+            new_ids.append(tuple(self._session.new_id() for _ in parts))
+            request.outputs.extend(new_ids[-1])
             request.restore.parts.extend(
                 master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
                 for layout, first_row in parts
             )
         result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
-        for ids, (_, handle, place) in zip(made, chosen, strict=True):
+        for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
             handle._adopt(RemoteArray(self._session, handle.spec, ids=ids, place=place, result=result))
 
 
@@ -228,14 +228,14 @@ class PendingArray:
         self._restore = restore
         self._key = key
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
-        """Reads it, and whatever else of its checkpoint is wanted."""
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
+        """Reads it, with the other wanted arrays of its checkpoint."""
         if self._restore.is_waiting(self._key):
             self._restore.materialize({self._key: None, **wanted})
 
 
 def _directory(session: Session, directory: str | os.PathLike[str]) -> str:
-    """As the workers are to see it; those of an embedded server see what this program sees."""
+    """The directory for the workers. An embedded server shares this program's file system."""
     return resolve_directory(directory, is_local=session._server is not None)
 
 
@@ -250,10 +250,10 @@ def _spec(leaf: Any) -> ArraySpec:
     return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
-def _uploaded(
+def _upload_leaves(
     session: Session, leaves: Sequence[Any], kinds: Sequence[ArrayType]
-) -> dict[int, tuple[tuple[int, ...], Place]]:
-    """Ids and places, by number, of leaves that are not on the servers yet and are put there for a save."""
+) -> dict[int, tuple[tuple[int, ...], Placement]]:
+    """(ids, placement) by number, of leaves uploaded for a save."""
     mesh = Mesh.of({"x": 1})
     places = {
         number: Layout.replicated(kind.element_type, kind.shape, mesh)
@@ -261,18 +261,18 @@ def _uploaded(
         if not isinstance(leaf, RemoteArray)
     }
     values = [(host_value(leaves[number], _spec(leaves[number])), place) for number, place in places.items()]
-    made = session.upload(values)
-    return {number: (ids, place) for (number, place), ids in zip(places.items(), made, strict=True)}
+    uploaded = session.upload(values)
+    return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
 
 
-def _placed(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Place]:
-    """Ids of its parts, and where they lie."""
+def _locate_handle(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
+    """Ids and placement of its parts."""
     ids, place = session.usable_ids(handle), handle._place
     assert place is not None
     return ids, place
 
 
-def _add_arguments(request: master_pb2.RunStepsRequest, kind: ArrayType, ids: Sequence[int], place: Place) -> None:
+def _add_arguments(request: master_pb2.RunStepsRequest, kind: ArrayType, ids: Sequence[int], place: Placement) -> None:
     """Adds an array of the state to a save."""
     parts = parts_of(place)
     chunk = chunk_shape(kind.shape, parts)
@@ -291,16 +291,16 @@ def _check_leaves(names: Sequence[str], leaves: Sequence[Any]) -> None:
             raise CheckpointError(f"{name} has no elements", remedy="leave it out: Orbax does not keep empty arrays")
 
 
-def _check_fits(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
-    """Raises CheckpointError unless the checkpoint has that array, with that type."""
+def _check_type(name: str, spec: ArraySpec, stored: Mapping[str, common_pb2.ArrayType], where: str) -> None:
+    """Raises CheckpointError unless the checkpoint has the array with the same type."""
     if name not in stored:
         some = ", ".join(sorted(stored)[:5])
         raise CheckpointError(f"the checkpoint has no array {name!r}; it has {some}, …", where=where)
-    kind, found = array_type(name, spec), stored[name]
-    if (kind.element_type, kind.shape) != (found.element_type, tuple(found.dimensions)):
+    kind, stored_type = array_type(name, spec), stored[name]
+    if (kind.element_type, kind.shape) != (stored_type.element_type, tuple(stored_type.dimensions)):
         raise CheckpointError(
             f"{name} is {kind.element_type}{list(kind.shape)}, but "
-            f"{found.element_type}{list(found.dimensions)} in the checkpoint",
+            f"{stored_type.element_type}{list(stored_type.dimensions)} in the checkpoint",
             where=where,
             remedy="restore with a state of the types that were saved",
         )
@@ -312,10 +312,10 @@ def _spec_in(stored: Mapping[str, common_pb2.ArrayType], leaf: trees.Leaf) -> Ar
             f"{leaf.name} of the checkpoint is no array", remedy="pass like=..., a pytree of the arrays to restore"
         )
     kind = stored[leaf.name]
-    return stored_spec(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
+    return spec_of_stored(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
 
 
-def _spread(spec: ArraySpec, device_count: int) -> Layout:
+def _check_rows(spec: ArraySpec, device_count: int) -> Layout:
     kind = array_type("", spec)
     mesh = Mesh.of({"x": device_count})
     split = next((dim for dim, size in enumerate(kind.shape) if size and size % device_count == 0), None)

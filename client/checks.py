@@ -1,4 +1,4 @@
-"""JAX's settings around a step: NaNs and infinities are looked for on the servers, what has no effect is told of."""
+"""JAX's settings around a step: the servers look for NaNs and infinities; settings without effect give a warning."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardwright.xla import private
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
-    from shardwright.client.workspace import Workspace
     from shardwright.proto.v1 import master_pb2
 
 #: Names of bad results that an error gives, at most.
-_NAMED = 5
+_MAX_REPORTED = 5
 
-_UNGUARDED = "what goes to the servers, and comes from them, is not guarded"
+_NOT_GUARDED = "what goes to the servers, and comes from them, is not guarded"
 
 #: Settings that act where a program runs → what that means for a step.
 _WITHOUT_EFFECT: dict[str, str] = {
@@ -32,23 +32,23 @@ _WITHOUT_EFFECT: dict[str, str] = {
     "jax_debug_key_reuse": "the keys of a step are not followed; call the function itself to have them checked",
     "jax_log_compiles": 'the servers compile; logging.getLogger("shardwright") tells of it at level INFO',
     "jax_explain_cache_misses": 'the logger "shardwright" tells at level INFO what is planned and compiled',
-    "jax_transfer_guard": _UNGUARDED,
-    "jax_transfer_guard_host_to_device": _UNGUARDED,
-    "jax_transfer_guard_device_to_host": _UNGUARDED,
+    "jax_transfer_guard": _NOT_GUARDED,
+    "jax_transfer_guard_host_to_device": _NOT_GUARDED,
+    "jax_transfer_guard_device_to_host": _NOT_GUARDED,
     "jax_default_device": "steps run on the devices of the servers",
 }
 #: Settings that change what is traced, though `jax.jit` itself traces nothing anew when they change.
-_ALSO_TRACED = ("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key")
+_TRACED_SETTINGS = ("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key")
 
 #: Values of a setting that is not on.
 _OFF = (None, False, "", "allow")
 
-_told: weakref.WeakKeyDictionary[Workspace, set[str]] = weakref.WeakKeyDictionary()
+_warned_settings: weakref.WeakKeyDictionary[SessionState, set[str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What the servers are to look for in the results of a step."""
+    """Checks by the servers on the results of a step."""
 
     nans: bool = False
     infs: bool = False
@@ -60,26 +60,26 @@ class Checks:
 NO_CHECKS = Checks()
 
 
-def checks_asked_for() -> Checks:
-    """What `jax_debug_nans` and `jax_debug_infs` ask for, here and now."""
+def checks_from_settings() -> Checks:
+    """The checks requested by `jax_debug_nans` and `jax_debug_infs` now."""
     nans, infs = (bool(getattr(jax.config, name)) for name in ("jax_debug_nans", "jax_debug_infs"))
     return Checks(nans, infs) if nans or infs else NO_CHECKS
 
 
 def raise_not_finite(lowered: LoweredProgram, results: Sequence[RemoteArray | None], result: Any) -> None:
-    """Waits for the step that makes `results`, the leaves of `result`; raises its error where it failed.
+    """Waits for the step that makes `results`, the leaves of `result`; raises the step's error.
 
-    Raises NonFiniteError that names the first result with NaNs or infinities by its path.
+    Raises NonFiniteError with the path of the first result with NaNs or infinities.
     """
     handles = [(number, handle) for number, handle in enumerate(results) if handle is not None]
     step = next((handle._result for _, handle in handles if handle._result is not None), None)
     if step is None:
         return
     step.wait()
-    bad = [(lowered.outputs[number].name, handle) for number, handle in handles if _findings(step, handle)]
+    bad = [(lowered.outputs[number].name, handle) for number, handle in handles if _find_not_finite(step, handle)]
     if bad:
         error = NonFiniteError(
-            _words(step, bad),
+            _describe_values(step, bad),
             where=lowered.name,
             remedy="look at the error's `result`: handles of all that the step returned; what was donated is gone",
         )
@@ -87,34 +87,34 @@ def raise_not_finite(lowered: LoweredProgram, results: Sequence[RemoteArray | No
         raise error
 
 
-def _findings(step: StepResult, handle: RemoteArray) -> list[master_pb2.NotFinite]:
+def _find_not_finite(step: StepResult, handle: RemoteArray) -> list[master_pb2.NotFinite]:
     return [finding for finding in step.not_finite if finding.array_id in handle._ids]
 
 
-def _words(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -> str:
+def _describe_values(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -> str:
     name, handle = bad[0]
-    findings = _findings(step, handle)
-    has_nans, has_infs = any(each.nans for each in findings), any(each.infs for each in findings)
+    findings = _find_not_finite(step, handle)
+    has_nans, has_infs = any(finding.nans for finding in findings), any(finding.infs for finding in findings)
     what = "NaNs and infinities" if has_nans and has_infs else "NaNs" if has_nans else "infinities"
-    others = [other for other, _ in bad[1:_NAMED]]
+    others = [other for other, _ in bad[1:_MAX_REPORTED]]
     more = len(bad) - 1 - len(others)
     tail = f"; so do {', '.join(others)}" if others else ""
     return f"{name}, {handle.dtype}{list(handle.shape)}, holds {what}{tail}{f' and {more} more' if more else ''}"
 
 
-def settings_that_trace() -> Any:
-    """Equal, and hashed alike, where a function would be traced and lowered the same."""
-    return private.trace_context(), *(getattr(jax.config, name) for name in _ALSO_TRACED)
+def trace_settings() -> Any:
+    """Equal, with equal hashes, under equal settings of tracing and lowering."""
+    return private.trace_context(), *(getattr(jax.config, name) for name in _TRACED_SETTINGS)
 
 
-def tell_of_settings(session: Workspace) -> None:
+def warn_of_settings(session: SessionState) -> None:
     """Warns, once a session and setting, of settings of JAX that are on and change nothing on the servers."""
     for name, meaning in _WITHOUT_EFFECT.items():
         if getattr(jax.config, name, None) in _OFF:
             continue
-        told = _told.setdefault(session, set())
-        if meaning not in told:
-            told.add(meaning)
+        warned_names = _warned_settings.setdefault(session, set())
+        if meaning not in warned_names:
+            warned_names.add(meaning)
             warnings.warn(
                 f"{name} has no effect on the servers: {meaning}", SettingWarning, stacklevel=frames_to_user()
             )

@@ -33,7 +33,7 @@ PLAN_TEXT_LIMIT_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node of the cluster: where its arrays are read and written, and which devices it has."""
+    """A node of the cluster: its devices, and the address of its arrays' transfers."""
 
     index: int
     data_address: str
@@ -42,7 +42,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """What the server said when the session was opened."""
+    """The server's reply to opening a session."""
 
     session_id: str
     server_version: str
@@ -89,7 +89,7 @@ class MasterConnection:
         self.info: SessionInfo
 
     def open(self, client_version: str) -> SessionInfo:
-        """Raises ServerUnavailableError, at once where nothing listens."""
+        """Raises ServerUnavailableError, at once when nothing listens."""
         _require_listener(self.address)
         self._client_version = client_version
         try:
@@ -104,7 +104,7 @@ class MasterConnection:
         try:
             reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
         except DeadlineError as error:
-            raise self._incomplete() or error from None
+            raise self._missing_nodes() or error from None
         self._server_version = reply.server_version
         _compare_versions(client_version, reply.server_version, self.address)
         self.info = SessionInfo(
@@ -125,8 +125,8 @@ class MasterConnection:
         )
         return self.info
 
-    def _incomplete(self) -> ServerUnavailableError | None:
-        """Which nodes the master waits for; None where all of them are there."""
+    def _missing_nodes(self) -> ServerUnavailableError | None:
+        """The nodes missing from the cluster; None when it is complete."""
         absent = [node for node in self.status().nodes if node.state in ("waiting", "lost")]
         if not absent:
             return None
@@ -168,7 +168,7 @@ class MasterConnection:
     ) -> tuple[str, Plan | PipelinePlan]:
         """(plan id, plan) for these devices of the cluster, default all.
 
-        `on_progress` is called as planning goes. Leaving it by an exception ends the planning.
+        on_progress: called during planning; an exception from it ends the planning.
         """
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
         unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
@@ -177,7 +177,7 @@ class MasterConnection:
             for reply in replies:
                 kind = reply.WhichOneof("kind")
                 if kind == "progress":
-                    on_progress(wire.plan_progress_from(reply.progress))
+                    on_progress(wire.plan_progress_from_proto(reply.progress))
                 elif kind == "result":
                     plan_id = reply.result.plan_id
                 elif kind == "plan_chunk":
@@ -252,7 +252,7 @@ class MasterConnection:
 
 
 def _compare_versions(client: str, server: str, address: str) -> None:
-    """Tells of a server of another minor version: what one of the two does not know may fail."""
+    """Warns about a server of another minor version: either side may lack a feature of the other."""
     if client.split(".")[:2] != server.split(".")[:2]:
         _log.warning(
             "the client is Shardwright %s, the server at %s %s: install the same version on both sides if calls fail",
@@ -261,7 +261,7 @@ def _compare_versions(client: str, server: str, address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """A plain connection first: it says at once, and why, that nobody is there."""
+    """Tries a plain connection first: an absent server is reported at once, with the reason."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()

@@ -1,4 +1,4 @@
-"""Files that show what the servers run."""
+"""Files showing the servers' programs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardwright.errors import OptionError
 from shardwright.pipelines import TASKS_FILE, PipelinePlan
 
 if TYPE_CHECKING:
-    from shardwright.client.programs import Program
+    from shardwright.client.programs import StepProgram
     from shardwright.client.session import Session
 
 
-def dump(session: Session, program: Program, folder: Path) -> tuple[Path, ...]:
+def dump(session: Session, program: StepProgram, folder: Path) -> tuple[Path, ...]:
     """Writes every text of a loaded program into `folder`; see `Step.dump`."""
     session.require_open()
     texts = {f"{name or program.name}.{form}": text for name, form, text in session.master.dump(program.executable_id)}

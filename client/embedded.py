@@ -1,4 +1,4 @@
-"""An embedded server: a child process that lives as long as its session."""
+"""An embedded server: a child process with the lifetime of its session."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class EmbeddedServer:
     """`python -m shardwright.server --embedded N`, started and stopped by the client.
 
     The child prints one JSON line, `{"address": "127.0.0.1:port", "token": "…"}`,
-    when it is ready, and ends when its standard input closes, so that it never
-    outlives this process.
+    when it is ready. It ends when its standard input closes: it never outlives this process.
     """
 
     def __init__(self, devices: int) -> None:

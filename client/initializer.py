@@ -1,8 +1,7 @@
-"""`step.init`: an initializer that runs on the servers, sharded as its step wants.
+"""`step.init`: an initializer that runs on the servers, sharded like the step's arguments.
 
-Its layouts are known only once the step is planned, so it runs at the first
-call of the step with its results; or, planned on its own, when the user reads
-one before.
+Its layouts follow from the step's plan: it runs at the first call of the step with its results. A handle read earlier
+makes it run planned on its own.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import jax
 import numpy as np
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.checks import checks_asked_for, raise_not_finite
+from shardwright.client.checks import checks_from_settings, raise_not_finite
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram
-from shardwright.client.placement import place, settled, type_of_value
-from shardwright.client.places import Place, Rows
+from shardwright.client.placement import Placement, RowParts
+from shardwright.client.resharding import pin_layouts, place, type_of_value
 from shardwright.config import PlanOptions
 from shardwright.layouts import Layout
 from shardwright.shardings import Mesh
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PendingInit:
-    """An initializer that was called but has yet to run; its handles wait for it."""
+    """A called initializer before its run; its handles wait for it."""
 
     def __init__(self, session: Session, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._session = session
@@ -44,48 +43,48 @@ class PendingInit:
         self._has_run = False
 
     def handles(self) -> Any:
-        """The pytree that the initializer returns, as handles."""
+        """The initializer's result pytree, in handles."""
         tree = self._lowered.result_tree
         handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
         self._handles = [weakref.ref(handle) for handle in handles]
         return jax.tree.unflatten(tree, handles)
 
-    def materialize(self, wanted: Mapping[int, Place | None]) -> None:
-        """Runs it; `wanted` are places by `id()` of a handle. One program for each mesh that they lie on."""
+    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
+        """Runs it, one program for each mesh. wanted: `id()` of a handle → placement."""
         with self._lock:
             if self._has_run:
                 return
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
             places = {n: wanted.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
-            for part in _parts_by_mesh(places, self._session):
+            for part in _group_by_mesh(places, self._session):
                 for output, result in zip(part.outputs, self._run(part), strict=True):
                     parts.setdefault(output.number, {})[output.rows] = result
             self._has_run = True
             self._leaves = []
             for number, handle in handles.items():
-                handle._adopt(_together(handle, places[number], parts[number]))
+                handle._adopt(_handle_of_parts(handle, places[number], parts[number]))
 
     def _run(self, part: _Part) -> list[RemoteArray]:
         """The outputs of one mesh, computed there."""
         session, outputs = self._session, part.outputs
         is_whole = [output.number for output in outputs] == list(range(len(self._lowered.results)))
-        lowered = self._lowered if is_whole and not part.has_rows else self._restricted(outputs)
+        lowered = self._lowered if is_whole and not part.has_rows else self._lower_outputs(outputs)
         options = PlanOptions(
             mesh=part.mesh.sizes if part.mesh is not None else None,
             argument_names=lowered.argument_names,
             output_names=lowered.output_names,
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
-        program = session.prepare(lowered, settled(options, {}, layouts), devices=part.devices)
-        checks = checks_asked_for()
+        program = session.prepare(lowered, pin_layouts(options, {}, layouts), devices=part.devices)
+        checks = checks_from_settings()
         leaves = place(session, lowered.with_captured(self._leaves), program)
         results = session.run(program, leaves, checks=checks)
         if checks:
             raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
 
-    def _restricted(self, outputs: Sequence[_Output]) -> LoweredProgram:
+    def _lower_outputs(self, outputs: Sequence[_Output]) -> LoweredProgram:
         """The initializer, cut down to some of its results, or rows of them: XLA computes nothing else."""
 
         def initialize(*args: Any) -> tuple[Any, ...]:
@@ -99,7 +98,7 @@ class PendingInit:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A result of the initializer, or rows of one, and how it is to lie; None: as the planner likes."""
+    """A result of the initializer, or rows of one, with its layout; None: the planner chooses."""
 
     number: int
     layout: Layout | None
@@ -119,14 +118,14 @@ class _Part:
         return any(output.rows is not None for output in self.outputs)
 
 
-def _parts_by_mesh(places: Mapping[int, Place | None], session: Session) -> list[_Part]:
-    """The results that are wanted, sorted by where they are to lie; those that nobody places go with others."""
+def _group_by_mesh(places: Mapping[int, Placement | None], session: Session) -> list[_Part]:
+    """The wanted results, grouped by mesh; those without a placement join another group."""
     parts: dict[tuple[Mesh, range] | None, _Part] = {}
     free = [number for number, wish in places.items() if wish is None]
     for number, wish in places.items():
         if wish is None:
             continue
-        pieces = zip(wish.layouts, wish.bounds, strict=True) if isinstance(wish, Rows) else [(wish, None)]
+        pieces = zip(wish.layouts, wish.bounds, strict=True) if isinstance(wish, RowParts) else [(wish, None)]
         for layout, rows in pieces:
             part = parts.setdefault(
                 (layout.mesh, layout.devices), _Part(layout.mesh, session.part_of_cluster(layout), [])
@@ -145,11 +144,11 @@ def _rows_of(value: Any, rows: tuple[int, int] | None) -> Any:
     return value if rows is None else value[slice(*rows)]
 
 
-def _together(
-    handle: RemoteArray, wish: Place | None, parts: Mapping[tuple[int, int] | None, RemoteArray]
+def _handle_of_parts(
+    handle: RemoteArray, wish: Placement | None, parts: Mapping[tuple[int, int] | None, RemoteArray]
 ) -> RemoteArray:
-    """What `handle` is to become: one array, or the parts of one."""
-    if not isinstance(wish, Rows):
+    """The new content of `handle`: one array, or the parts of one."""
+    if not isinstance(wish, RowParts):
         return parts[None]
     ids: list[int] = []
     for bounds in wish.bounds:

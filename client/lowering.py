@@ -1,4 +1,4 @@
-"""`shardwright.lower`: a function as HLO text, without a server."""
+"""`shardwright.lower`: HLO text of a function, without a server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def lower(
     platform: str = "cpu",
     **kwargs: Any,
 ) -> LoweredProgram:
-    """The program of `fn(*args, **kwargs)`; its `hlo_text` is what `shardwright.plan` takes.
+    """The program of `fn(*args, **kwargs)`; its `hlo_text` is the input of `shardwright.plan`.
 
-    Unlike the text of `jax.jit(fn).lower(...)` it keeps every argument and what `annotate` pins.
+    Unlike the text of `jax.jit(fn).lower(...)` it keeps every argument and all annotations.
 
     Args:
       args, kwargs: pytrees of arrays, numbers or `jax.ShapeDtypeStruct`; no array is needed.
-      donate_argnums, donate_argnames: arguments whose arrays are updated in place, as for `jax.jit`.
-      static_argnums, static_argnames: arguments that are part of the program, by value.
-      platform: that of the cluster ("cpu", "cuda" or "tpu"), on any machine.
+      donate_argnums, donate_argnames: arguments updated in place, with `jax.jit`'s meaning.
+      static_argnums, static_argnames: arguments compiled into the program by value.
+      platform: the cluster's platform ("cpu", "cuda" or "tpu"); this machine's may differ.
 
-    Raises OptionError for argument numbers and names that do not exist, UnsupportedProgramError for what cannot
-    be sent to a server, and what `fn` itself raises.
+    Raises OptionError: unknown argument numbers or names. UnsupportedProgramError: the program cannot be sent to a
+    server. Errors of `fn` itself come through.
     """
     function = JaxFunction(
         fn,

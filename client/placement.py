@@ -1,166 +1,123 @@
-"""Bringing handles into the layout that a program wants.
+"""Placements of a step's arrays on the servers: an executable's entries, mapped to the user's arguments and outputs.
 
-In steady state nothing is moved: programs are planned to fit the arrays. What
-is left is arrays that a function planned earlier has laid out otherwise.
+An executable of one program has one entry per argument and output of the user. A pipeline may take one argument on
+several stages (a batch read by two of them), keep rows of it on each (stacked layers), or drop it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 
-import jax
 import numpy as np
 
-from shardwright.client.arrays import Pending, RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
-from shardwright.client.places import Place, can_be_moved
-from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
 from shardwright.layouts import Layout
-from shardwright.shardings import Mesh
-
-if TYPE_CHECKING:
-    from shardwright.client.programs import Program
-    from shardwright.client.session import Session
+from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan
+from shardwright.plans import Plan
 
 
-def type_of(leaf: Any) -> ArraySpec:
-    """Type of a leaf of a call: a handle's, or as `spec_of` says."""
-    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of(leaf)
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """An array kept in parts, one array each: rows `bounds[k]` of its first dimension have layout `layouts[k]`."""
+
+    layouts: tuple[Layout, ...]
+    bounds: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"rows {start}:{stop} as {layout.sharding} on {layout.mesh} from device {layout.first_device} on"
+            for layout, (start, stop) in zip(self.layouts, self.bounds, strict=True)
+        )
 
 
-def type_of_value(leaf: Any) -> ArraySpec:
-    """`type_of` a leaf that has contents."""
-    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of_value(leaf)
+#: How an array lies. Equal places are the same object within a session.
+Placement = Layout | RowParts
 
 
-def fits(leaves: Sequence[Any], places: Sequence[Place | None]) -> bool:
-    """Whether every handle among `leaves` lies as `places` say; None takes any."""
-    for leaf, place in zip(leaves, places, strict=True):
-        if isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None:
-            return False
-    return True
+@dataclass(frozen=True, slots=True)
+class ExecutableEntry:
+    """An argument or output of an executable. number: the user's flat one; rows: its range of rows, None: all."""
+
+    number: int
+    layout: Layout
+    rows: tuple[int, int] | None = None
 
 
-def place(session: Session, leaves: Sequence[Any], program: Program, donated: Sequence[int] = ()) -> list[Any]:
-    """`leaves`, with every handle laid out as `program` wants it.
+def argument_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[ExecutableEntry, ...]:
+    """The arguments of an executable, in order. first_device: of a single-program plan."""
+    if isinstance(plan, PipelinePlan):
+        return tuple(_entry(plan, entry, entry.argument) for entry in plan.arguments)
+    return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.parameters)
 
-    Initializers and checkpoints that wait are run and read now, straight into these places. Handles that lie
-    otherwise are moved and stay where they are then. Copies are passed, and the
-    handles left as they are, where they stand twice with different places, or
-    belong to another step and are not donated to this one.
+
+def output_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[ExecutableEntry, ...]:
+    """The outputs of an executable, in order."""
+    if isinstance(plan, PipelinePlan):
+        return tuple(_entry(plan, entry, entry.output) for entry in plan.outputs)
+    return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.outputs)
+
+
+def _entry(plan: PipelinePlan, entry: ArgumentEntry | OutputEntry, number: int) -> ExecutableEntry:
+    stage = plan.stages[entry.stage]
+    return ExecutableEntry(number, Layout.of(entry.variable, stage.mesh, stage.first_device), entry.rows)
+
+
+def placements_of(entries: Iterable[ExecutableEntry], count: int) -> tuple[Placement | None, ...]:
+    """Placement of each of the user's `count` arguments or outputs; None: no entry.
+
+    The first of several copies is the array's home. Raises InternalError on missing rows.
     """
-    places = program.leaf_places
-    materialize(leaves, places)
-    placed = list(leaves)
-    movers: dict[int, Place] = {
-        number: wanted
-        for number, (leaf, wanted) in enumerate(zip(leaves, places, strict=True))
-        if isinstance(leaf, RemoteArray) and wanted is not None and leaf._place is not wanted
-    }
-    if not movers:
-        return placed
-    moved = _move(session, [leaves[number] for number in movers], list(movers.values()))
-    seen: set[int] = {id(leaf) for leaf, wanted in zip(leaves, places, strict=True) if _lies_as(leaf, wanted)}
-    for number, copy in zip(movers, moved, strict=True):
-        if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
-            placed[number] = copy
-        else:
-            seen.add(id(leaves[number]))
-            leaves[number]._adopt(copy)
-    return placed
+    entries_by_number: list[list[ExecutableEntry]] = [[] for _ in range(count)]
+    for entry in entries:
+        entries_by_number[entry.number].append(entry)
+    return tuple(_placement(copies) if copies else None for copies in entries_by_number)
 
 
-def settled(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapping[int, Layout]) -> PlanOptions:
-    """The options, with arguments and outputs (by flat number) that must lie as these layouts say."""
-
-    def axes(layouts: Mapping[int, Layout]) -> dict[int, tuple[tuple[str, ...], ...]]:
-        return {number: layout.sharding.dims for number, layout in layouts.items()}
-
-    def views(layouts: Mapping[int, Layout]) -> dict[int, tuple[int, ...]]:
-        return {number: layout.shape for number, layout in layouts.items() if layout.view_of is not None}
-
-    return replace(
-        options,
-        argument_axes=axes(arguments),
-        output_axes=axes(outputs),
-        argument_views=views(arguments),
-        output_views=views(outputs),
-    )
+def _placement(entries: list[ExecutableEntry]) -> Placement:
+    if entries[0].rows is None:
+        return entries[0].layout
+    parts = {entry.rows: entry.layout for entry in reversed(entries) if entry.rows is not None}
+    bounds = tuple(sorted(parts))
+    if bounds[0][0] != 0 or any(before[1] != after[0] for before, after in pairwise(bounds)):
+        raise InternalError(f"argument or output {entries[0].number} is kept as rows {bounds}")
+    return RowParts(tuple(parts[rows] for rows in bounds), bounds)
 
 
-def _lies_as(leaf: Any, wanted: Place | None) -> bool:
-    return isinstance(leaf, RemoteArray) and leaf._place is wanted
+def parts_of(place: Placement) -> tuple[tuple[Layout, int], ...]:
+    """Layout of each part, and the first of its rows."""
+    if isinstance(place, RowParts):
+        return tuple((layout, start) for layout, (start, _) in zip(place.layouts, place.bounds, strict=True))
+    return ((place, 0),)
 
 
-def materialize(leaves: Sequence[Any], places: Sequence[Place | None]) -> None:
-    """Runs initializers and reads checkpoints that handles among `leaves` wait for, straight into these places."""
-    wanted: dict[int, Place | None] = {}
-    waiting: dict[int, Pending] = {}
-    for leaf, wish in zip(leaves, places, strict=True):
-        if isinstance(leaf, RemoteArray) and leaf._pending is not None:
-            wanted[id(leaf)] = wanted.get(id(leaf)) or wish
-            waiting[id(leaf._pending)] = leaf._pending
-    for pending in waiting.values():
-        pending.materialize(wanted)
+def can_be_moved(here: Placement, there: Placement) -> bool:
+    """Whether workers can hand over the contents of `there`: a whole array or some of its rows, in the same view."""
+    before, after = _rows_as_stored(here), _rows_as_stored(there)
+    if before is None or after is None or before[0] != after[0]:
+        return False
+    (first, last), (wanted, end) = before[1], after[1]
+    return before[1] == after[1] or (isinstance(there, RowParts) and first <= wanted and end <= last)
 
 
-def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Place]) -> list[RemoteArray]:
-    """Copies of `handles` at `places`."""
-    on_mesh: dict[tuple[Mesh, int], list[int]] = {}
-    between: list[int] = []
-    through_client: list[int] = []
-    copies: dict[int, RemoteArray] = {}
-    for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
-        mesh = _common_mesh(handle._place, wanted)
-        if mesh is not None:
-            on_mesh.setdefault(mesh, []).append(number)
-        elif handle._place is not None and can_be_moved(handle._place, wanted):
-            between.append(number)
-        else:  # viewed in other dimensions
-            through_client.append(number)
-            handle.copy_to_host_async()
-    contents = [(np.asarray(handles[n]), places[n]) for n in through_client]
-    for number, ids in zip(through_client, session.upload(contents), strict=True):
-        copies[number] = RemoteArray(session, handles[number].spec, ids=ids, place=places[number])
-    copies.update(zip(between, session.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
-    for numbers in on_mesh.values():
-        layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
-        copies.update(zip(numbers, _move_on_servers(session, [handles[n] for n in numbers], layouts), strict=True))
-    return [copies[number] for number in range(len(handles))]
-
-
-def _common_mesh(here: Place | None, there: Place) -> tuple[Mesh, int] | None:
-    """Mesh and first device of both, or None where they differ."""
-    if not (isinstance(here, Layout) and isinstance(there, Layout)):
+def _rows_as_stored(place: Placement) -> tuple[tuple[str, int, tuple[int, ...]], tuple[int, int]] | None:
+    """(element type, rank and dimensions of a stored row, range of rows); None when the parts' views differ."""
+    kinds = {(layout.element_type, len(layout.shape), layout.shape[1:]) for layout, _ in parts_of(place)}
+    if len(kinds) > 1:
         return None
-    mesh = (here.mesh, here.first_device)
-    return mesh if mesh == (there.mesh, there.first_device) else None
+    if isinstance(place, Layout):
+        return kinds.pop(), (0, place.shape[0] if place.shape else 1)
+    if any(layout.shape[0] != stop - start for layout, (start, stop) in zip(place.layouts, place.bounds, strict=True)):
+        return None
+    return kinds.pop(), (place.bounds[0][0], place.bounds[-1][1])
 
 
-def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
-    """One program that returns its arguments, planned with both sides pinned; all lie on one mesh."""
+def placement_of(entry: ExecutableEntry) -> Placement:
+    """Placement of a single entry."""
+    return entry.layout if entry.rows is None else RowParts((entry.layout,), (entry.rows,))
 
-    def relayout(*arrays: Any) -> tuple[Any, ...]:
-        return arrays
 
-    tree = jax.tree.structure((tuple(handles), {}))
-    lowered = JaxFunction(relayout).lower(
-        Signature((), tree, tuple(handle.spec for handle in handles)), platform=session.info.platform
-    )
-    program = session.prepare(
-        lowered,
-        settled(
-            PlanOptions(mesh=layouts[0].mesh.sizes),
-            {n: handle._place for n, handle in enumerate(handles) if isinstance(handle._place, Layout)},
-            dict(enumerate(layouts)),
-        ),
-        devices=session.part_of_cluster(layouts[0]),
-    )
-    results = [result for result in session.run(program, handles) if result is not None]
-    for result, layout in zip(results, layouts, strict=True):
-        if result._place is not layout:
-            raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")
-    return results
+def part_of(value: np.ndarray, entry: ExecutableEntry) -> np.ndarray:
+    """The entry's part of an argument's contents."""
+    return value if entry.rows is None else value[slice(*entry.rows)]

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from shardwright.client.frontends.jax import ArrayType, LoweredProgram
-from shardwright.client.places import Entry, Place
+from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
 from shardwright.pipelines import PipelinePlan
@@ -20,53 +20,53 @@ READ_BACK_BYTES = 4 << 10
 #: … for at most so many outputs.
 READ_BACK_OUTPUTS = 16
 #: Arguments that a message lists, at most.
-_LISTED = 3
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedPlan:
-    """What the servers hold for all functions that lower to one program under one plan."""
+    """The servers' part, shared by all functions with one program under one plan."""
 
     plan: Plan | PipelinePlan
     load: master_pb2.LoadResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
-    """Where an argument of the executable comes from: a leaf of the call, or a constant that was hoisted.
+class ArgumentSource:
+    """Source of an executable's argument: a leaf of the call, or a hoisted constant.
 
-    leaf: number among the leaves, −1 of a constant. constant: its part that the entry holds. proto: the entry's layout.
+    leaf: number among the leaves, −1 of a constant. constant: the entry's part of it. proto: the entry's layout.
     """
 
-    entry: Entry
+    entry: ExecutableEntry
     leaf: int
     constant: np.ndarray | None
     proto: common_pb2.ArrayLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Program:
-    """What a step needs to run: an executable on the servers and how its numbers are laid out.
+class StepProgram:
+    """An executable on the servers, with the user's argument and output numbers mapped to it.
 
-    arguments / outputs: places by flat number, None for an argument that nothing reads; equal ones are the same object
-        within a session.
+    arguments / outputs: places by flat number, None: an unread argument; equal ones are the same object within a
+    session.
     leaf_numbers: flat argument number of each leaf of the call.
     leaf_places: `arguments` in the order of the call's leaves.
-    sources / results: what the executable takes and leaves, in its order.
-    read_back: outputs small enough to come with the reply.
-    load: what the servers said when they loaded it.
+    sources / results: inputs and outputs of the executable, in its order.
+    read_back: small outputs, returned with the reply.
+    load: the servers' reply to loading it.
     """
 
     lowered: LoweredProgram
     plan: Plan | PipelinePlan
     executable_id: str
     load: master_pb2.LoadResult
-    arguments: tuple[Place | None, ...]
-    outputs: tuple[Place, ...]
+    arguments: tuple[Placement | None, ...]
+    outputs: tuple[Placement, ...]
     leaf_numbers: tuple[int, ...]
-    leaf_places: tuple[Place | None, ...]
-    sources: tuple[Source, ...]
-    results: tuple[Entry, ...]
+    leaf_places: tuple[Placement | None, ...]
+    sources: tuple[ArgumentSource, ...]
+    results: tuple[ExecutableEntry, ...]
     read_back: tuple[int, ...]
 
     @property
@@ -80,27 +80,29 @@ def leaf_numbers(lowered: LoweredProgram) -> tuple[int, ...]:
     return tuple(number for number in range(len(lowered.arguments)) if number not in constants)
 
 
-def difference(first: LoweredProgram, other: LoweredProgram) -> str:
-    """Why a function has another program than its first, in words."""
+def describe_difference(first: LoweredProgram, other: LoweredProgram) -> str:
+    """The reason of a program unlike the function's first, in words."""
     before = {argument.name: argument for argument in first.arguments}
     changed = [
-        f"{each.name} is {_type_words(each)}, was {_type_words(before[each.name])}"
-        for each in other.arguments
-        if each.name in before and before[each.name] != each
+        f"{leaf.name} is {_describe_type(leaf)}, was {_describe_type(before[leaf.name])}"
+        for leaf in other.arguments
+        if leaf.name in before and before[leaf.name] != leaf
     ]
     if changed:
-        return "; ".join(changed[:_LISTED]) + (f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else "")
+        return "; ".join(changed[:_MAX_LISTED]) + (
+            f" and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
+        )
     if first.argument_names != other.argument_names:
         return "its arguments have other leaves"
     return "a static argument, JAX's settings, weak types or how arrays lie differ"
 
 
-def _type_words(argument: ArrayType) -> str:
+def _describe_type(argument: ArrayType) -> str:
     return f"{argument.element_type}[{','.join(map(str, argument.shape))}]"
 
 
 def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
-    """Small results, such as a loss; state that is updated in place is not read."""
+    """Small results, e.g. a loss; state updated in place is not read."""
     small = [
         number
         for number, output in enumerate(lowered.outputs)
@@ -110,7 +112,7 @@ def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
 
 
 def options_key(options: PlanOptions) -> str:
-    """Equal for options that ask for the same plan."""
+    """Equal options, for planning, have equal keys."""
     by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())

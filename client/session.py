@@ -1,4 +1,4 @@
-"""`shardwright.connect`: a session with a server, and what a user calls of it."""
+"""`shardwright.connect`: a session with a server, and its user interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
 from shardwright.client.embedded import EmbeddedServer
-from shardwright.client.workspace import Workspace
+from shardwright.client.session_state import SessionState
 from shardwright.cluster import join_address
 from shardwright.errors import OptionError, ShardwrightError
 from shardwright.options import Force, MemoryBudget, Mesh, plan_options
@@ -32,15 +32,13 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
     """Opens a session.
 
     Args:
-      address: "host:port" of a server ("[::1]:2222" for IPv6), or the port of one on this machine. Without it
-        `$SERVER_IP` and `$SERVER_PORT` name
-        one; without those a server is started as a child process, which ends with
-        the session.
-      devices: CPU devices of the child, where one is started.
-      token: what the server asks for; default `$SHARDWRIGHT_TOKEN`. For a server with
-        TLS, `$SHARDWRIGHT_CA` names the file of the certificate to trust.
+      address: "host:port" of a server ("[::1]:2222" in IPv6), or the port of one on this machine. Default: `$SERVER_IP`
+        and `$SERVER_PORT`; without those a child process serves and ends with the session.
+      devices: CPU devices of the child.
+      token: the server's access token; default `$SHARDWRIGHT_TOKEN`. With TLS, `$SHARDWRIGHT_CA` names the trusted
+        certificate file.
 
-    Raises ServerUnavailableError where nothing answers, AuthenticationError for a wrong token.
+    Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token.
     """
     server = None
     address = _address_from_environment() if address is None else read_address(address)
@@ -69,7 +67,7 @@ def _address_from_environment() -> str | None:
     return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
-class Session(Workspace):
+class Session(SessionState):
     """A name space of programs and arrays on a server; a context manager.
 
     Made by `connect`. Closing it frees everything it holds there.
@@ -109,37 +107,35 @@ class Session(Workspace):
         constraints: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> Step:
-        """`fn` as a step that runs on the servers; call it as you would `jax.jit(fn, ...)`.
+        """`fn` wrapped in a step that runs on the servers; it is called like `jax.jit(fn, ...)`.
 
         Args:
-          donate_argnums, donate_argnames: arguments whose arrays are updated in place; their handles are gone
-            afterwards. Where neither is given, those that `fn` donates if it is a `jax.jit`.
-          static_argnums, static_argnames: arguments that are part of the program, by value; those of `fn`, if it is
-            a `jax.jit`, are static as well.
+          donate_argnums, donate_argnames: arguments updated in place; their handles are gone afterwards. Default: those
+            of `fn`, when it is a `jax.jit`.
+          static_argnums, static_argnames: arguments compiled into the program by value, besides those of a `jax.jit`.
           mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
-          force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or
-            argument name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
-          memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of
-            its memory (0.5, "50%"); default: all of it.
-          deadline: seconds after which the best plan found so far is taken; 2 seconds or a fifth later there is a
-            plan or an error.
-          effort: "fast", "default" or "best": how hard the planner searches (`options.plan_options`).
-          rewrites: "auto" (default) or "none": plan the program as it stands.
-          remat: what the backward pass finds computed again instead of kept: "auto" (default) as much as the memory
-            makes necessary, "none", or "full".
+          force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or argument name
+            pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
+          memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
+            "50%"); default: all of it.
+          deadline: seconds until the search ends with its incumbent plan; 2 seconds or a fifth later there is a plan or
+            an error.
+          effort: "fast", "default" or "best": effort of the planner's search (`options.plan_options`).
+          rewrites: "auto" (default) or "none": plan the program unchanged.
+          remat: rematerialization in the backward pass: "auto" (default) by the memory's need, "none", or "full".
           mode: "search" (default), or "propagate": follow the annotations and search nothing.
-          micro_batches: parts of the batch that are computed one after the other, their gradients added up: less
-            memory for the same result. Default: as the planner sees fit; 1: the batch at once.
-          micro_batch_inexact: let what needs the whole batch (batch norm's statistics) be that of each micro-batch.
-          stages: pipeline stages, each on devices of its own; 1 for none. Default: the planner chooses.
+          micro_batches: sequential parts of the batch, their gradients summed: less memory, same result. Default: the
+            planner chooses; 1: no split.
+          micro_batch_inexact: allow whole-batch values (batch norm's statistics) per micro-batch.
+          stages: pipeline stages, each on devices of its own; 1: no pipeline. Default: the planner chooses.
           schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
-          imbalance: how much longer than the average stage the slowest one may take, as a part of that; default: as
-            little as can be.
-          constraints: "keep" (default) the shardings that the function brings along (`with_sharding_constraint`,
-            `in_shardings`, …), or "ignore" them; annotations count in either case.
-          progress: called in this thread with a `PlanProgress` as planning goes on.
+          imbalance: limit of the slowest stage's excess over the average stage, relative to the average; default: the
+            minimum.
+          constraints: "keep" (default) the function's own shardings (`with_sharding_constraint`, `in_shardings`, …), or
+            "ignore" them; annotations count in either case.
+          progress: called in this thread with a `PlanProgress` during planning.
 
-        Raises OptionError for a wrong option. Nothing is traced before the first call.
+        Raises OptionError: a wrong option. Nothing is traced before the first call.
         """
         from shardwright.client.frontends.jax import JaxFunction
         from shardwright.client.step import Step
@@ -158,48 +154,48 @@ class Session(Workspace):
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
-        """Writes `state` as it is after the last step sent, as checkpoint number `step` of `directory`.
+        """Writes `state`, after the last step sent, under checkpoint number `step` of `directory`.
 
-        Returns at once; later steps may change or donate the arrays. The next save and `close` wait
-        until it is complete, and raise what went wrong, unless `Save.wait` has. An interrupted save
-        leaves the checkpoints that are complete as they are.
+        Returns at once; later steps may change or donate the arrays. The next save and `close` wait until it is
+        complete, and raise its error unless `Save.wait` has. An interrupted save leaves the complete checkpoints
+        unchanged.
 
         Args:
           state: a pytree of handles; arrays and numbers in it are sent to the servers first.
-          directory: as every worker sees it: an absolute path on a file system that they share, or a URL that Orbax
-            takes ("gs://…"). A relative path and "~" are resolved here where `connect` started the server, and refused
-            where it runs elsewhere. It is made, with its parents. One session at a time saves in it, from its first
-            save until it is closed. Orbax reads it, with or without Shardwright.
+          directory: the workers' path of it: absolute, on a shared file system, or a URL known to Orbax ("gs://…"). A
+            relative path and "~" are resolved here when `connect` started the server, and refused otherwise. It is
+            made, with its parents. One session at a time saves in it, from its first save until it is closed. Orbax
+            reads it, with or without Shardwright.
           step: default: one more than the latest in the directory.
-          max_to_keep: remove older checkpoints beyond so many, once this one is complete. Only what Shardwright
-            wrote is counted and removed; one into which you have put something stays.
+          max_to_keep: number of checkpoints to keep; older ones are removed once this one is complete. Only
+            Shardwright's own checkpoints are counted and removed; one with files of yours stays.
 
-        Raises CheckpointError for a state that cannot be written and a directory that is none, OptionError for a wrong
-        number. `Save.wait` raises CheckpointError where another session saves in the directory, and where `step` does
-        not come after its checkpoints or names something else.
+        Raises CheckpointError: the state cannot be written, or the directory is none. OptionError: a wrong number.
+        `Save.wait` raises CheckpointError when another session saves in the directory, and when `step` does not follow
+        its checkpoints or names something else.
         """
         from shardwright.client import checkpoints
 
         self.require_open()
         with self._saving:
-            if self._save is not None and (error := self._save.unseen_error()) is not None:
+            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
                 raise error
             self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
             return self._save
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
-        """The state of a checkpoint, as handles; arrays are read when a step is first called with them.
+        """The state of a checkpoint, in handles; arrays are read when a step is first called with them.
 
-        Then each worker reads its own part, as the step's plan lays it out, whatever the plan or
-        the number of workers was when it was saved. Waits for a save of this session that is under way.
+        Each worker then reads its own part under the step's plan; plan and worker count of the save do not matter.
+        Waits for an unfinished save of this session.
 
         Args:
           step: number of the checkpoint; default: the latest.
-          like: a pytree of the structure and the types to restore, e.g. what `step.init` returns (which
-            then does not run), or `jax.eval_shape` does. It may be a part of what was saved. Needed
-            for states with nodes other than dicts, lists, tuples and named tuples.
+          like: a pytree of the structure and the types to restore, e.g. the result of `step.init` (which then does not
+            run) or of `jax.eval_shape`. It may be a part of the saved state. Needed when the state has nodes other than
+            dicts, lists, tuples and named tuples.
 
-        Raises CheckpointError where there is no such checkpoint, or it does not hold what `like` asks for.
+        Raises CheckpointError: no such checkpoint, or `like` asks for missing contents.
         """
         from shardwright.client import checkpoints
 
@@ -209,9 +205,9 @@ class Session(Workspace):
         return checkpoints.restore(self, directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
-        """Numbers of the checkpoints in a directory that Orbax completed, ascending; waits for a save under way.
+        """Numbers of the checkpoints completed by Orbax in a directory, ascending; waits for an unfinished save.
 
-        The directory is named as for `save`. Raises CheckpointError where it is none, or cannot be listed.
+        directory: see `save`. Raises CheckpointError when it is none, or cannot be listed.
         """
         from shardwright.client import checkpoints
 
@@ -226,26 +222,26 @@ class Session(Workspace):
         return self.master.status()
 
     def close(self) -> None:
-        """Waits for a save under way, frees what the session holds on the server, stops an embedded server.
+        """Waits for an unfinished save, frees the session's arrays on the server, stops an embedded server.
 
-        May be called twice. Raises the error of a save that nobody has met yet.
+        May be called twice. Raises a save's error not raised before.
         """
         error = self._close()
         if error is not None:
             raise error
 
     def _close(self) -> ShardwrightError | None:
-        """The error of a save that nobody has met yet."""
+        """The error of a save, not raised before."""
         if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return None
-        error = self._save.unseen_error() if self._save is not None else None
+        error = self._save.take_unreported_error() if self._save is not None else None
         self._end()
         if self._server is not None:
             self._server.close()
         return error
 
     def close_quietly(self) -> None:
-        """Where nobody is left to raise an error to."""
+        """Closes without raising, when no caller is left."""
         error = self._close()
         if error is not None:
             _log.error("the last save failed: %s", error)

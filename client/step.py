@@ -1,4 +1,4 @@
-"""One parallelized function: calls become programs that fit the arrays, then numbered steps."""
+"""One parallelized function: calls become programs planned around the arrays, then numbered steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import jax
 
 from shardwright import wire
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.checks import checks_asked_for, raise_not_finite, settings_that_trace, tell_of_settings
+from shardwright.client.checks import checks_from_settings, raise_not_finite, trace_settings, warn_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
-from shardwright.client.frontends.modules import write_back
+from shardwright.client.frontends.nnx_modules import write_back
 from shardwright.client.initializer import PendingInit
-from shardwright.client.placement import fits, place, settled, type_of, type_of_value
-from shardwright.client.places import Place
-from shardwright.client.programs import Program, difference, leaf_numbers
+from shardwright.client.placement import Placement
+from shardwright.client.programs import StepProgram, describe_difference, leaf_numbers
+from shardwright.client.resharding import fits, pin_layouts, place, type_of, type_of_value
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.layouts import Layout
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
-    from shardwright.client.measured import MeasuredStep
     from shardwright.client.session import Session
+    from shardwright.client.step_trace import StepTrace
     from shardwright.proto.v1 import master_pb2
 
 _log = logging.getLogger("shardwright")
@@ -43,11 +43,10 @@ PROGRAMS_OF_A_SIGNATURE = 2
 
 
 class Step:
-    """A function that runs on the servers; made by `Session.parallelize`, called like the function.
+    """A function running on the servers; made by `Session.parallelize`, called like the function.
 
-    The first call traces, plans, compiles and loads a program; later calls with
-    arguments of the same types run it. A call with other types (a last, smaller
-    batch) plans another program that takes the state as it lies.
+    The first call traces, plans, compiles and loads a program; later calls with arguments of the same types run it. A
+    call with other types (a last, smaller batch) plans another program around the state's layouts.
     """
 
     def __init__(
@@ -62,37 +61,36 @@ class Step:
         self._options = options
         self._progress = progress
         self._lowered: dict[Signature, LoweredProgram] = {}
-        self._programs: dict[Signature, list[Program]] = {}
+        self._programs: dict[Signature, list[StepProgram]] = {}
         self._donated: dict[Signature, tuple[int, ...]] = {}
-        self._main: Program | None = None
+        self._main: StepProgram | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function on the servers; returns its result with a RemoteArray for each array.
+        """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
 
-        Does not wait for the result: an error of the step is raised where a result is read, or by
-        the next call. Arguments: pytrees of handles, numpy and JAX arrays, numbers.
+        Does not wait for the result: an error of the step is raised when a result is read, or by the next call.
+        Arguments: pytrees of handles, numpy and JAX arrays, numbers.
 
-        Handles that the function closes over are arguments of every call, those that it met when it was traced.
-        With `jax_debug_nans` or `jax_debug_infs` the call waits, and raises NonFiniteError for a result that holds
-        such values.
+        Handles captured by the function at tracing are arguments of every call. With `jax_debug_nans` or
+        `jax_debug_infs` the call waits, and raises NonFiniteError when a result holds such values.
         """
         return self._run(args, kwargs)[1]
 
-    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, MeasuredStep]:
-        """A call whose tasks are measured, and waited for: its result, and when each task of each stage ran.
+    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
+        """A measured call, waited for: its result, and the times of each stage's tasks.
 
-        Tasks wait for their results one by one, so that the step is a little slower than others.
+        Tasks wait for their results one by one: the step is a little slower than usual.
         """
-        return self._measured(args, kwargs)[1:]
+        return self._run_measured(args, kwargs)[1:]
 
     def trace(self, path: str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
-        """A call that is measured, and written to `path` as a trace, which ui.perfetto.dev shows: what the plan
-        predicted above what was measured, with a track per device. Returns the call's result.
+        """A measured call, written to `path` in the trace format of ui.perfetto.dev: predicted times above measured
+        ones, a track per device. Returns the call's result.
         """
         from shardwright.report.plan_trace import plan_trace
         from shardwright.report.trace import write_trace
 
-        program, result, measured = self._measured(args, kwargs)
+        program, result, measured = self._run_measured(args, kwargs)
         node_of = {device: node.index for node in self._session.info.nodes for device in node.devices}
         trace = plan_trace(
             program.plan, measured=measured.tasks, measured_s=measured.run_s, node_of=node_of.__getitem__
@@ -100,31 +98,33 @@ class Step:
         write_trace(path, trace)
         return result
 
-    def _measured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, Any, MeasuredStep]:
-        from shardwright.client.measured import MeasuredStep
+    def _run_measured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StepProgram, Any, StepTrace]:
+        from shardwright.client.step_trace import StepTrace
 
         program, result = self._run(args, kwargs, is_traced=True)
         done = next((leaf._result for leaf in jax.tree.leaves(result) if leaf._result is not None), None)
         if done is None:
-            return program, result, MeasuredStep(run_s=0.0, tasks=(), live=())
+            return program, result, StepTrace(run_s=0.0, tasks=(), live=())
         done.wait()
-        return program, result, MeasuredStep.of(done.traces, done.run_s)
+        return program, result, StepTrace.of(done.traces, done.run_s)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False) -> tuple[Program, Any]:
-        tell_of_settings(self._session)
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, settings_that_trace())
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
+    ) -> tuple[StepProgram, Any]:
+        warn_of_settings(self._session)
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, trace_settings())
         leaves = self._lower(signature).with_captured(leaves)
-        program = self._fitting(signature, leaves)
+        program = self._find_program(signature, leaves)
         if program is None:
-            program = self._prepared(signature, leaves, dynamic)
+            program = self._prepare_program(signature, leaves, dynamic)
             leaves = place(self._session, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         if program.lowered.changed:
             self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
-        checks = checks_asked_for()
+        checks = checks_from_settings()
         results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
-        self._pass_on(program, leaves, donated, results)
+        self._transfer_donated(program, leaves, donated, results)
         result_tree = program.lowered.result_tree
         result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
         write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
@@ -133,10 +133,10 @@ class Step:
         return program, result
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
-        """`init_fn(*args)`, run on the servers and laid out as this step wants its arguments.
+        """`init_fn(*args)`, run on the servers in the layouts of this step's arguments.
 
-        Returns handles at once; it runs when the step is first called with them, or
-        when one of them is read. Raises UnsupportedProgramError for host callbacks in `init_fn`.
+        Returns handles at once; it runs when the step is first called with them, or when one of them is read. Raises
+        UnsupportedProgramError on host callbacks in `init_fn`.
         """
         self._session.require_open()
         return PendingInit(self._session, init_fn, args).handles()
@@ -144,26 +144,26 @@ class Step:
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
-        """Writes `state`, a pytree of handles, as a checkpoint; see `Session.save`."""
+        """Writes `state`, a pytree of handles, to a checkpoint; see `Session.save`."""
         return self._session.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
-        """A checkpoint as handles, laid out as this step wants them when it is called; see `Session.restore`."""
+        """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
         return self._session.restore(directory, step=step, like=like)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
-        """The HLO text for these arguments, with names of arguments and outputs; nothing is sent or run.
+        """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
-        signature, _, _ = self._function.describe(args, kwargs, type_of, settings_that_trace())
+        signature, _, _ = self._function.describe(args, kwargs, type_of, trace_settings())
         return self._lower(signature)
 
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
-        """Plans, compiles and loads the program for these arguments without running it."""
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, settings_that_trace())
+        """Plans, compiles and loads the program of a call without running it."""
+        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, trace_settings())
         leaves = self._lower(signature).with_captured(leaves)
-        program = self._fitting(signature, leaves) or self._prepared(signature, leaves, dynamic)
+        program = self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
         return program.plan
 
     @property
@@ -173,7 +173,7 @@ class Step:
 
     @property
     def report(self) -> str:
-        """What the plan expects beside what XLA made of it, as text: collectives, and memory of a device."""
+        """The plan's expectation beside XLA's result, in text: collectives, and memory of a device."""
         from shardwright.report.collectives import explain_collectives
         from shardwright.report.memory import explain_memory
 
@@ -188,7 +188,7 @@ class Step:
             aliased_bytes=load.aliased_bytes,
             temporaries_bytes=load.temporaries_bytes,
         )
-        return f"{explain_collectives(plan, wire.observed_collectives(load))}\n{memory}"
+        return f"{explain_collectives(plan, wire.collectives_from_result(load))}\n{memory}"
 
     @staticmethod
     def _report_of_parts(plan: PipelinePlan, load: master_pb2.LoadResult) -> str:
@@ -196,16 +196,16 @@ class Step:
 
         return "\n".join(
             f"{part.name} (stage {part.stage})\n"
-            f"{explain_collectives(plan.program[part.name].plan, wire.observed_collectives(part.result))}"
+            f"{explain_collectives(plan.program[part.name].plan, wire.collectives_from_result(part.result))}"
             for part in load.parts
         )
 
     def dump(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Writes what the servers run of the first program into a folder, which is made; returns the files.
+        """Writes the servers' form of the first program into a folder, which is made; returns the files.
 
-        Of every program (one, or those of a pipeline's stages) `NAME.mlir`, the StableHLO with the plan as Shardy
-        constraints, and `NAME.hlo`, what XLA's partitioner made of it for each device; of a pipeline `tasks.dot` as
-        well, the task graph. Raises PlanError before the first call, OptionError where files cannot be written.
+        Per program (one, or a pipeline's stages): `NAME.mlir`, the StableHLO with the plan in Shardy constraints;
+        `NAME.hlo`, the output of XLA's partitioner on each device. Of a pipeline also `tasks.dot`, the task graph.
+        Raises PlanError before the first call, OptionError when files cannot be written.
         """
         from shardwright.client.dumps import dump
 
@@ -216,14 +216,14 @@ class Step:
 
     # ---- which program ---------------------------------------------------------------
 
-    def _fitting(self, signature: Signature, leaves: list[Any]) -> Program | None:
+    def _find_program(self, signature: Signature, leaves: list[Any]) -> StepProgram | None:
         for program in self._programs.get(signature, ()):
             if fits(leaves, program.leaf_places):
                 return program
         return None
 
-    def _prepared(self, signature: Signature, leaves: list[Any], dynamic: Any) -> Program:
-        """A program for the call; handles may have to be moved for it."""
+    def _prepare_program(self, signature: Signature, leaves: list[Any], dynamic: Any) -> StepProgram:
+        """A program for the call; handles may have to be resharded."""
         programs = self._programs.setdefault(signature, [])
         has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
@@ -232,25 +232,25 @@ class Step:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._session.usable_ids(leaf)
         self._function.require_unshared(dynamic)
-        donated = self._function.donated_leaves(dynamic)
+        donated = self._function.find_donated_leaves(dynamic)
         lowered = self._lower(signature)
         if self._main is not None:
-            _log.info("%s: another program: %s", self._function.name, difference(self._main.lowered, lowered))
-        program = self._planned(lowered, leaves, donated)
+            _log.info("%s: another program: %s", self._function.name, describe_difference(self._main.lowered, lowered))
+        program = self._plan_program(lowered, leaves, donated)
         self._donated[signature] = tuple(sorted(donated))
         programs.append(program)
         self._main = self._main or program
         return program
 
-    def _planned(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> Program:
-        """A program that takes arrays as they lie; where the user's force forbids that, one they are moved for."""
+    def _plan_program(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> StepProgram:
+        """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
         options = self._plan_options(lowered, leaves, donated)
         try:
             return self._session.prepare(lowered, options, self._progress)
         except (AnnotationError, PlanError):
             if self._options.force is None or not (options.argument_axes or options.output_axes):
                 raise
-            free = settled(replace(options, mesh=self._options.mesh), {}, {})
+            free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
             return self._session.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
@@ -267,24 +267,26 @@ class Step:
         return lowered
 
     def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
-        """The user's options, with the layouts of arrays that are to stay as they lie."""
+        """The user's options, plus pinned layouts of the arrays that stay in place."""
         options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
-        pinned = self._pinned_layouts(lowered, leaves, donated)
+        pinned = self._layouts_to_pin(lowered, leaves, donated)
         mesh = self._common_mesh(list(pinned.values()))
         if mesh is None:
             return options
         numbers = leaf_numbers(lowered)
         arguments = {numbers[n]: layout for n, layout in pinned.items() if layout.mesh == mesh}
         outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
-        return settled(replace(options, mesh=mesh.sizes), arguments, self._settled_outputs(lowered, mesh) | outputs)
+        return pin_layouts(
+            replace(options, mesh=mesh.sizes), arguments, self._main_output_layouts(lowered, mesh) | outputs
+        )
 
-    def _pinned_layouts(
+    def _layouts_to_pin(
         self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
     ) -> dict[int, Layout]:
-        """Leaf number → layout that the program must take.
+        """Leaf number → pinned layout.
 
-        A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless
-        another such step has chosen before. Whatever only reads arrays takes them as they lie.
+        A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless another such step
+        has chosen before. Steps that only read arrays accept their layouts.
         """
         is_choosing = self._main is None
         has_wishes = self._options.mesh is not None or self._options.force is not None
@@ -299,21 +301,21 @@ class Step:
                 continue
             pinned[number] = leaf._place
         if not is_choosing:
-            settled = self._settled_arguments(lowered)
+            settled = self._main_argument_layouts(lowered)
             pinned = {n: layout for n, layout in settled.items() if n in donated} | pinned
         return pinned
 
-    def _may_stay(self, place: Place | None) -> TypeGuard[Layout]:
-        """Whether a program can be planned for arrays that lie so: over the whole cluster."""
+    def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
+        """Whether a program can be planned around the placement: a layout over the whole cluster."""
         return isinstance(place, Layout) and self._session.part_of_cluster(place) is None
 
     def _is_forced(self, name: str) -> bool:
-        """Whether the user pins this very argument; then the array is moved, if need be."""
+        """Whether the user's force pins this very argument; then the array is moved when needed."""
         force = self._options.force
         return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
 
     def _common_mesh(self, pinned: Sequence[Layout]) -> Mesh | None:
-        """The mesh of most bytes among `pinned`; None where the user wants another, or nothing is pinned."""
+        """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
         sizes: dict[Mesh, int] = {}
         for layout in pinned:
             sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
@@ -323,23 +325,27 @@ class Step:
         is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
         return mesh if is_wanted else None
 
-    def _settled_arguments(self, lowered: LoweredProgram) -> dict[int, Layout]:
+    def _main_argument_layouts(self, lowered: LoweredProgram) -> dict[int, Layout]:
         """Leaf number → layout of the argument of the same name and type in this step's first program."""
         main = self._require_program()
-        known = dict(zip(main.lowered.arguments, main.arguments, strict=True))
+        layout_by_argument = dict(zip(main.lowered.arguments, main.arguments, strict=True))
         numbers = enumerate(leaf_numbers(lowered))
-        places = {n: known[lowered.arguments[a]] for n, a in numbers if lowered.arguments[a] in known}
+        places = {
+            n: layout_by_argument[lowered.arguments[a]]
+            for n, a in numbers
+            if lowered.arguments[a] in layout_by_argument
+        }
         return {n: place for n, place in places.items() if self._may_stay(place)}
 
-    def _settled_outputs(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
-        """Layouts of outputs that this step's first program has as well: state that is not donated keeps its own."""
+    def _main_output_layouts(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
+        """Layouts of outputs shared with this step's first program: state that is not donated keeps its own."""
         if self._main is None:
             return {}
-        known = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
-        places = {n: known[output] for n, output in enumerate(lowered.outputs) if output in known}
+        main_layouts = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
+        places = {n: main_layouts[output] for n, output in enumerate(lowered.outputs) if output in main_layouts}
         return {n: place for n, place in places.items() if self._may_stay(place) and place.mesh == mesh}
 
-    def _require_program(self) -> Program:
+    def _require_program(self) -> StepProgram:
         if self._main is None:
             raise PlanError(
                 f"{self._function.name} has no plan yet",
@@ -349,7 +355,7 @@ class Step:
 
     # ---- donation ----------------------------------------------------------------------
 
-    def _check_donated(self, program: Program, leaves: Sequence[Any], donated: Sequence[int]) -> None:
+    def _check_donated(self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int]) -> None:
         """Each donated handle stands once among the arguments."""
         if not donated:
             return
@@ -367,10 +373,10 @@ class Step:
                     remedy="pass a copy in one of the places, or do not donate it",
                 )
 
-    def _pass_on(
-        self, program: Program, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
+    def _transfer_donated(
+        self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
     ) -> None:
-        """Marks donated handles as gone, and the results in their place as owners of the layout."""
+        """Marks donated handles deleted, and the results in their place owners of the layout."""
         if not donated:
             return
         aliases = program.lowered.aliases

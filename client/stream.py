@@ -37,7 +37,7 @@ _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.Statu
 
 
 class StepResult:
-    """What will be known of one step: its error or its small results, once `wait` returns."""
+    """The future outcome of one step: its error or its small results, once `wait` returns."""
 
     __slots__ = (
         "_done",
@@ -67,7 +67,7 @@ class StepResult:
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Returns when the step has run; raises its error where it failed."""
+        """Returns when the step has run; raises the step's error."""
         self._done.wait()
         if self.error is not None:
             self.is_seen = True
@@ -85,7 +85,7 @@ class StepResult:
 class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
 
-    call: opens the stream, given the iterator of requests. losses: steps that failed so far because a worker was lost.
+    call: opens the stream, given the iterator of requests. losses: number of steps failed by a lost worker.
     """
 
     def __init__(self, call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any], session_id: str) -> None:
@@ -110,9 +110,9 @@ class StepStream:
         return not self._unanswered
 
     def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
-        """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are under way.
+        """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished.
 
-        Raises the error that ended the stream, where it ended.
+        Raises the error of an ended stream.
         """
         with self._changed:
             while len(self._unanswered) >= STEPS_AHEAD and self._failure is None and not self._is_closed:
@@ -127,16 +127,16 @@ class StepStream:
         return result
 
     def take_error(self) -> ShardwrightError | None:
-        """The error of the first step that failed since the last call, if nobody has met it yet.
+        """The error of the first failed step since the last call, unless already raised.
 
-        Steps that fail of the same error, and were sent before it was raised, are not mentioned again: neither those
-        that lack its results, nor that step itself where the error was met at the handle of a later one.
+        Steps failed by the same error, and sent before it was raised, are not mentioned again: neither dependents of
+        the failed step, nor that step itself after a later handle raised its error.
         """
         failed, self._failed = self._failed, []
-        for each in failed:
-            if each.is_seen:
-                self._met[str(each.error)] = self._next_number - 1
-        first = next((each for each in failed if each.number > self._met.get(str(each.error), 0)), None)
+        for step in failed:
+            if step.is_seen:
+                self._met[str(step.error)] = self._next_number - 1
+        first = next((step for step in failed if step.number > self._met.get(str(step.error), 0)), None)
         if first is None:
             return None
         first.is_seen = True
@@ -157,7 +157,7 @@ class StepStream:
     # ---- the receiving thread -----------------------------------------------------
 
     def _open(self) -> None:
-        """Opens a stream and sends what is not answered; the first message only says whose stream it is."""
+        """Opens a stream and sends the unanswered requests; the first message only names the session."""
         outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._outbox.put(None)  # ends the request iterator of the stream before
         self._outbox = outbox
@@ -199,7 +199,7 @@ class StepStream:
         result.finish(error)
 
     def _reopen(self, error: grpc.RpcError | None) -> bool:
-        """Opens a new stream; False where the session is closed or the error will not go away."""
+        """Opens a new stream; False after the session's end or a permanent error."""
         lived_s = time.monotonic() - self._opened_at_s
         if lived_s > RECONNECT_S:
             self._broken_since = None  # it had recovered

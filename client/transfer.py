@@ -1,8 +1,7 @@
 """Contents of arrays, straight to and from the nodes that hold them.
 
-Only distinct shards travel: a node gets each part it holds once, whatever the
-number of its devices that keep a copy, and a fetch reads each part of an array
-from one holder. Many arrays go in one call to each node, as one run of bytes.
+Only distinct shards travel: a node receives each of its parts once, regardless of copies on its devices; a fetch reads
+each part of an array from one holder. Many arrays go in one call to each node, in one run of bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import numpy as np
 from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
-from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, stored_part
-from shardwright.parcels import ARRAY_TRANSFER, Parcel, cut, reader, to_wire
+from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
+from shardwright.parcels import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
@@ -29,7 +28,7 @@ LISTING_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Upload:
-    """A logical array that is to be on the servers."""
+    """A logical array to put on the servers."""
 
     array_id: int
     value: np.ndarray
@@ -37,8 +36,8 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Wanted:
-    """An array that is being read, and which of its shards one node sends. number: in the fetch."""
+class _ArrayFetch:
+    """A fetched array, with the shards requested from one node. number: in the fetch."""
 
     number: int
     array_id: int
@@ -66,7 +65,7 @@ class ArrayTransfer:
             channel.close()
 
     def put(self, uploads: Sequence[Upload]) -> None:
-        """Writes arrays to every node that holds some of them, each its shards; returns when all have them."""
+        """Writes arrays to every node holding some of them, each its shards; returns when all have them."""
         layouts = {id(upload.layout): upload.layout for upload in uploads}
         held = {
             node.index: {
@@ -74,21 +73,21 @@ class ArrayTransfer:
             }
             for node in self._info.nodes
         }
-        self._each(
+        self._call_nodes(
             [node for node in self._info.nodes if held[node.index]],
             lambda node: self._put_on(node, uploads, held[node.index]),
         )
 
     def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
-        """The logical arrays of these ids, put together from their shards, or for each why it could not be read."""
+        """The logical arrays of these ids, assembled from their shards; or an error in an array's place."""
         arrays = [np.empty(layout.stored_shape, layout.dtype) for _, layout in wanted]
-        by_node: dict[int, list[_Wanted]] = {}
+        by_node: dict[int, list[_ArrayFetch]] = {}
         for number, holders in enumerate(self._holders([layout for _, layout in wanted])):
             for index, shards in holders.items():
-                each = _Wanted(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
-                by_node.setdefault(index, []).append(each)
+                fetch = _ArrayFetch(number=number, array_id=wanted[number][0], stored=arrays[number], shards=shards)
+                by_node.setdefault(index, []).append(fetch)
         failed: dict[int, ShardwrightError] = {}
-        self._each(
+        self._call_nodes(
             [node for node in self._info.nodes if node.index in by_node],
             lambda node: failed.update(self._fetch_from(node, by_node[node.index])),
         )
@@ -111,16 +110,16 @@ class ArrayTransfer:
     def _put_on(self, node: NodeInfo, uploads: Iterable[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
         here = (upload for upload in uploads if id(upload.layout) in held)
 
-        def requests() -> Iterator[Parcel[master_pb2.PutArraysRequest]]:
+        def requests() -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
             announced = master_pb2.PutArraysRequest(session_id=self._info.session_id)
-            for pieces in cut(_contents(here, held, announced), self._info.chunk_bytes):
-                yield Parcel(message=announced, pieces=pieces)  # which gRPC writes at once
+            for pieces in cut_chunks(_contents(here, held, announced), self._info.chunk_bytes):
+                yield ChunkedMessage(message=announced, pieces=pieces)  # which gRPC writes at once
                 announced.Clear()
-            yield Parcel(message=announced)
+            yield ChunkedMessage(message=announced)
 
         put = self._channel(node).stream_unary(
             f"/{ARRAY_TRANSFER}/PutArrays",
-            request_serializer=to_wire,
+            request_serializer=serializer_of,
             response_deserializer=master_pb2.PutArraysReply.FromString,
         )
         try:
@@ -132,16 +131,18 @@ class ArrayTransfer:
         ours = wire.error_from_rpc(error, where=node.data_address)
         return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
 
-    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_Wanted]) -> dict[int, ShardwrightError]:
-        """Fills arrays with the shards that the node sends; what it does not send, by number, and why."""
+    def _fetch_from(self, node: NodeInfo, wanted: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
+        """Fills arrays with the node's shards; returns the errors of missing ones, by number."""
         request = master_pb2.FetchArraysRequest(session_id=self._info.session_id)
-        for each in wanted:
-            request.arrays.add(array_id=each.array_id, devices=[_holder(node, shard) for shard in each.shards])
-        inflow = _Inflow(wanted)
+        for array_fetch in wanted:
+            request.arrays.add(
+                array_id=array_fetch.array_id, devices=[_holder(node, shard) for shard in array_fetch.shards]
+            )
+        inflow = _ShardAssembler(wanted)
         fetch = self._channel(node).unary_stream(
             f"/{ARRAY_TRANSFER}/FetchArrays",
             request_serializer=master_pb2.FetchArraysRequest.SerializeToString,
-            response_deserializer=reader(master_pb2.FetchArraysReply),
+            response_deserializer=parser_of(master_pb2.FetchArraysReply),
         )
         try:
             for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
@@ -156,7 +157,7 @@ class ArrayTransfer:
         return inflow.failed
 
     def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
-        """For each array, by node, the distinct shards that this one is to send; the load is spread evenly."""
+        """For each array, by node, the distinct shards requested from it; the load is spread evenly."""
         load = dict.fromkeys((node.index for node in self._info.nodes), 0)
         choices: dict[int, list[tuple[Shard, list[int]]]] = {}
         for layout in layouts:
@@ -177,8 +178,8 @@ class ArrayTransfer:
             self._channels[node.index] = self._dialer.dial(node.data_address)
         return self._channels[node.index]
 
-    def _each(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
-        """`act(node)` for all nodes at the same time; the first failure is raised."""
+    def _call_nodes(self, nodes: Sequence[NodeInfo], act: Callable[[NodeInfo], None]) -> None:
+        """`act(node)` on all nodes at the same time; the first failure is raised."""
         if len(nodes) == 1:
             act(nodes[0])
             return
@@ -186,12 +187,12 @@ class ArrayTransfer:
             future.result()
 
 
-class _Inflow:
-    """Puts one run of bytes where it belongs: the shards of arrays, one after another."""
+class _ShardAssembler:
+    """Distributes one run of bytes: the shards of arrays, one after another."""
 
-    def __init__(self, wanted: Iterable[_Wanted]) -> None:
+    def __init__(self, wanted: Iterable[_ArrayFetch]) -> None:
         self.failed: dict[int, ShardwrightError] = {}
-        self._targets = deque((each.number, each.stored, shard) for each in wanted for shard in each.shards)
+        self._targets = deque((fetch.number, fetch.stored, shard) for fetch in wanted for shard in fetch.shards)
         self._left: np.ndarray | None = None  # what has yet to come of the first target, once some has
         self._staged: np.ndarray | None = None  # that target, or in its place what does not lie there in one run
 
@@ -200,13 +201,13 @@ class _Inflow:
         self.failed.setdefault(number, error)
 
     def end(self, error: ShardwrightError) -> None:
-        """Nothing more will come: arrays that lack something fail of `error`."""
+        """Ends the run: incomplete arrays fail with `error`."""
         self.take(memoryview(b""))
         for number, _, _ in self._targets:
             self.fail(number, error)
 
     def take(self, chunk: memoryview) -> None:
-        """Raises InternalError for more bytes than were asked for."""
+        """Raises InternalError on excess bytes."""
         data = np.frombuffer(chunk, np.uint8)
         while self._targets:
             number, stored, shard = self._targets[0]
@@ -220,7 +221,9 @@ class _Inflow:
             raise InternalError(f"{data.size} bytes more than were asked for")
 
     def _fill(self, region: np.ndarray, data: np.ndarray) -> np.ndarray:
-        """Puts bytes into the first target; returns what is left of them. Afterwards `_left` is None if it is full."""
+        """Puts bytes into the first target; returns the rest of them. Afterwards `_left` is None when the target is
+        full.
+        """
         if self._left is None:
             self._staged = region if region.flags.c_contiguous else np.empty(region.shape, region.dtype)
             self._left = self._staged.reshape(-1).view(np.uint8)
@@ -250,7 +253,7 @@ def _contents(
         devices = [shard.holders[0] for shard in shards]
         announced.arrays.add(array_id=upload.array_id, layout=numbers[key], devices=devices)
         for shard in shards:
-            yield as_bytes(stored_part(upload.value, upload.layout, shard.slices))
+            yield as_bytes(slice_stored(upload.value, upload.layout, shard.slices))
 
 
 def _holds(node: NodeInfo, shard: Shard) -> bool:
@@ -262,5 +265,5 @@ def _holder(node: NodeInfo, shard: Shard) -> int:
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """Contents in C order; also for dtypes that numpy's buffer protocol does not know."""
+    """Contents in C order; also of dtypes unknown to numpy's buffer protocol."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,12 +1,11 @@
-"""Work on a second core, in a forked child, where forking is safe.
+"""Work on a second core, in a forked child, when forking is safe.
 
-A fork has everything that was read and built so far, without a byte copied: only the result is pickled. But it has one
-thread, and what the others held locked stays locked. So a child only begins once it is certain that there were none:
-not before its parent looked at its own threads after the fork (OpenBLAS ends its pool for one, and may be counted
-before). Until then it waits for a byte, which needs no lock. Without `/proc`, a second core or that certainty nothing
-is forked, and work is done when its result is asked for. So is what a child failed at, whatever the reason: an error
-is raised where it is expected, a child that dies costs time and nothing else. Results must not depend on where they
-were made.
+A fork has all data read and built so far without copying a byte; only the result is pickled. But it has one thread, and
+locks held by others stay locked. So a child begins only once it is certain that no other threads existed: after its
+parent has looked at its own threads after the fork (OpenBLAS ends its pool for one, and may be counted before). Until
+then it waits for a byte, without needing a lock. Without `/proc`, a second core or that certainty nothing is forked,
+and the work is done on request of its result. The same happens after any failure in the child: an error is raised in
+the caller's place, and a dead child costs only time. Results must not depend on the process.
 """
 
 from __future__ import annotations
@@ -27,63 +26,63 @@ from shardwright.processes import die_with_parent
 
 T = TypeVar("T")
 
-#: Seconds that a result is waited for; then the work is done again here.
-PATIENCE_S = 120.0
+#: Seconds to wait for a result; then the work is done again here.
+TIMEOUT_S = 120.0
 
-#: Libraries that mind a fork, having threads or not.
-_THREADED = ("jaxlib", "tensorflow", "torch")
+#: Libraries broken by a fork, with or without threads.
+_THREADED_LIBRARIES = ("jaxlib", "tensorflow", "torch")
 
-_TASKS = Path("/proc/self/task")
+_THREADS_FOLDER = Path("/proc/self/task")
 
 
-class Ahead(Generic[T]):
-    """The result of `work`, made in a child since now, or here when it is asked for."""
+class ForkedFuture(Generic[T]):
+    """The result of `work`, computed in a child from now on, or here on request."""
 
-    def __init__(self, work: Callable[[], T], *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, work: Callable[[], T], *, patience_s: float = TIMEOUT_S) -> None:
         self._work = work
-        self._patience_s = patience_s
+        self._timeout_s = patience_s
         self._child = _fork(work) if _may_fork() else None
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether a child is at it, or was."""
+    def is_forked(self) -> bool:
+        """Whether a child computes it, or did."""
         return self._child is not None
 
     def result(self) -> T:
-        """What `work` returns. Raises what it raises. To be asked for once."""
+        """The return value of `work`. Raises its errors. To be called once."""
         if self._child is not None:
-            answer = self._child.answer(self._patience_s)
+            answer = self._child.answer(self._timeout_s)
             self.cancel()
-            with suppress(Exception):  # a child that failed has written nothing, or half of it
-                found: T = pickle.loads(answer)
-                return found
+            with suppress(Exception):  # a failed child has written nothing, or half of it
+                value: T = pickle.loads(answer)
+                return value
         return self._work()
 
     def cancel(self) -> None:
-        """End the child, if there is one: the result is not needed."""
+        """End the child, if any: its result is not needed."""
         if self._child is not None:
             self._child.end()
             self._child = None
 
 
 class _Child:
-    """A forked process that writes one answer. pipe: where from."""
+    """A forked process that writes one answer to `pipe`."""
 
     def __init__(self, pid: int, pipe: int) -> None:
         self.pid = pid
         self.pipe = pipe
 
     def answer(self, patience_s: float) -> bytes:
-        """All it writes until it ends, or is given up."""
-        found = bytearray()
+        """All bytes it writes until its end; empty after a timeout."""
+        received = bytearray()
         end_s = time.monotonic() + patience_s
         while (left_s := end_s - time.monotonic()) > 0:
             if not select.select([self.pipe], [], [], left_s)[0]:
                 break
             block = os.read(self.pipe, 1 << 20)
             if not block:
-                return bytes(found)
-            found += block
+                return bytes(received)
+            received += block
         return b""
 
     def end(self) -> None:
@@ -96,17 +95,17 @@ class _Child:
 
 
 def _may_fork() -> bool:
-    """What can be said before a fork."""
+    """Whether forking seems safe, judged before the fork."""
     return (
         sys.platform == "linux"
         and len(os.sched_getaffinity(0)) > 1
         and threading.active_count() == 1
-        and not any(name in sys.modules for name in _THREADED)
+        and not any(name in sys.modules for name in _THREADED_LIBRARIES)
     )
 
 
 def _fork(work: Callable[[], Any]) -> _Child | None:
-    """A child at `work`; None where there turn out to be threads."""
+    """A child running `work`; None if other threads turn up."""
     pipe, writing = os.pipe()
     waiting, start = os.pipe()
     parent = os.getpid()
@@ -114,11 +113,11 @@ def _fork(work: Callable[[], Any]) -> _Child | None:
     if pid == 0:
         os.close(pipe)
         os.close(start)
-        _be_child(work, parent, waiting, writing)
+        _run_child(work, parent, waiting, writing)
     os.close(writing)
     os.close(waiting)
     child = _Child(pid, pipe)
-    is_alone = len(list(_TASKS.iterdir())) == 1
+    is_alone = len(list(_THREADS_FOLDER.iterdir())) == 1
     with suppress(BrokenPipeError):
         os.write(start, b"!" if is_alone else b"")
     os.close(start)
@@ -128,8 +127,8 @@ def _fork(work: Callable[[], Any]) -> _Child | None:
     return None
 
 
-def _be_child(work: Callable[[], Any], parent: int, waiting: int, writing: int) -> None:
-    """Answer and end; without an answer where anything goes wrong, or nobody waits for it."""
+def _run_child(work: Callable[[], Any], parent: int, waiting: int, writing: int) -> None:
+    """Answer and end; without an answer after any failure, or when nobody waits for it."""
     try:
         if os.read(waiting, 1) == b"!":
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""One program on all devices, or a pipeline of stages: whichever is faster."""
+"""One program on all devices, or a pipeline of stages: the faster one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.again.trails import Trails
 from shardwright.planner.clock import Clock, OutOfTimeError
-from shardwright.planner.enough import with_enough_devices
 from shardwright.planner.graph.source import Source
-from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
+from shardwright.planner.min_devices import suggest_device_count
+from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
+from shardwright.planner.search.feasibility import StateTooLargeError
 from shardwright.planner.search.search import plan as plan_whole
-from shardwright.planner.search.state_floor import StateTooLargeError
+from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 
-#: Steps shorter than this are planned as one program: looking for a pipeline takes seconds, which what it might save of
-#: so short a step returns after thousands of them.
-WORTH_S = 0.02
+#: Steps shorter than this are planned as one program: a pipeline search takes seconds, and savings on so short a step
+#: repay them only after thousands of steps.
+MIN_PIPELINE_STEP_S = 0.02
 
-#: Devices of several nodes from which on one program for all of them is only planned on one mesh, nodes × devices of a
-#: node, as it stands, before a pipeline is looked for: the whole search of a program worth one takes minutes.
-VAST_DEVICES = 256
+#: Number of devices, on several nodes, from which one program is planned on one mesh only (nodes × devices of a node,
+#: unmodified program) before a pipeline search: the whole search takes minutes for a program worth a pipeline.
+HUGE_DEVICE_COUNT = 256
 
 Listener = Callable[[PlanProgress], None]
 
@@ -37,92 +37,100 @@ def plan_step(
     options: PlanOptions | None = None,
     *,
     progress: Listener | None = None,
-    trails: Trails | None = None,
+    trails: SearchHistory | None = None,
     clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
 
-    With `options.stages` of 2 or more a pipeline, with 1 none. Without it one program on all devices, unless that does
-    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter. trails: of earlier searches
-    for one program on all devices, which this one may follow. clock: that the deadline runs by; None begins one now.
+    `options.stages` of 2 or more asks for a pipeline, 1 for none. By default one program on all devices, unless it does
+    not fit the memory, or the cluster has several nodes and a pipeline's step is shorter.
 
-    Raises what `search.plan` and `search_pipeline` raise.
+    trails: earlier searches for one program on all devices, as a warm start.
+    clock: of the deadline; None starts one now.
+
+    Raises the errors of `search.plan` and `choose_pipeline`.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    made = _planned(source, cluster, options, progress, trails, clock)
-    return replace(made, planning_s=clock.elapsed_s) if isinstance(made, PipelinePlan) else made
+    step_plan = _plan(source, cluster, options, progress, trails, clock)
+    return replace(step_plan, planning_s=clock.elapsed_s) if isinstance(step_plan, PipelinePlan) else step_plan
 
 
-def _planned(
+def _plan(
     source: Source,
     cluster: Cluster,
     options: PlanOptions,
     progress: Listener | None,
-    trails: Trails | None,
+    trails: SearchHistory | None,
     clock: Clock,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
-        searched = searched_pipeline(source, cluster, options, progress=progress, clock=clock)
-        return pipeline_of(source.text, cluster, options, searched, progress=progress)
-    narrowed = whole_options(cluster, options)
+        searched = choose_pipeline(source, cluster, options, progress=progress, clock=clock)
+        return build_pipeline(source.text, cluster, options, searched, progress=progress)
+    narrowed = single_program_options(cluster, options)
     try:
-        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails, clock=clock.fresh())
+        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails, clock=clock.renew())
     except MemoryBudgetError as error:
-        if isinstance(error, StateTooLargeError) or clock.is_late or not _may_pipeline(cluster, options):
-            raise with_enough_devices(error, source, cluster, options, clock) from None
-        return _where_nothing_else_fits(source, cluster, options, error, progress, clock)
-    if not (_may_pipeline(cluster, options) and _is_worth_it(cluster, options, whole)):
-        return whole if narrowed is options else _widened(source, cluster, options, whole, progress, trails, clock)
+        if isinstance(error, StateTooLargeError) or clock.is_expired or not _may_pipeline(cluster, options):
+            raise suggest_device_count(error, source, cluster, options, clock) from None
+        return _plan_fitting_pipeline(source, cluster, options, error, progress, clock)
+    if not (_may_pipeline(cluster, options) and _is_pipeline_worthwhile(cluster, options, whole)):
+        return (
+            whole
+            if narrowed is options
+            else _search_all_meshes(source, cluster, options, whole, progress, trails, clock)
+        )
     if narrowed is not options:
-        whole = _noted(whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all")
-    return _faster(source, cluster, options, whole, progress, clock)
+        whole = _add_note(
+            whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all"
+        )
+    return _choose_pipeline(source, cluster, options, whole, progress, clock)
 
 
-def whole_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
-    """What is asked of the plan of one program ahead of pipelines."""
-    each = {node.device_count for node in cluster.workers}
-    is_vast = cluster.device_count >= VAST_DEVICES and len(cluster.workers) > 1 and len(each) == 1
+def single_program_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
+    """The options of the single-program plan made before pipelines."""
+    device_counts = {node.device_count for node in cluster.workers}
+    is_vast = cluster.device_count >= HUGE_DEVICE_COUNT and len(cluster.workers) > 1 and len(device_counts) == 1
     is_vast = is_vast and options.effort == "default"
     if not (is_vast and _may_pipeline(cluster, options)):
         return options
-    size = each.pop()
+    size = device_counts.pop()
     mesh = {"data": cluster.device_count // size, "model": size}
     return replace(options, mesh=mesh, remat="none", micro_batches=options.micro_batches or 1)
 
 
-def _widened(
+def _search_all_meshes(
     source: Source,
     cluster: Cluster,
     options: PlanOptions,
     narrow: Plan,
     progress: Listener | None,
-    trails: Trails | None,
+    trails: SearchHistory | None,
     clock: Clock,
 ) -> Plan:
-    """The plan of one program after all, where no pipeline is looked for: on every mesh, in the time that is left."""
-    if clock.is_late:
+    """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
+    if clock.is_expired:
         return narrow
     try:
-        known = clock.fresh(interrupts=True)
-        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=known)
+        interruptible = clock.renew(interrupts=True)
+        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=interruptible)
     except OutOfTimeError:
         return narrow
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
-    """Whether stages are left to the planner, and nothing else that was asked for speaks of one program."""
+    """Whether stages are left to the planner, and no other option asks for one program."""
     is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
 
 
-def _is_worth_it(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
-    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= WORTH_S
+def _is_pipeline_worthwhile(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
+    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= MIN_PIPELINE_STEP_S
 
 
-def _where_nothing_else_fits(
+def _plan_fitting_pipeline(
     source: Source,
     cluster: Cluster,
     options: PlanOptions,
@@ -131,38 +139,38 @@ def _where_nothing_else_fits(
     clock: Clock,
 ) -> PipelinePlan:
     try:
-        searched = searched_pipeline(
-            source, cluster, options, why_not=error.message, progress=progress, clock=clock.fresh()
+        searched = choose_pipeline(
+            source, cluster, options, why_not=error.message, progress=progress, clock=clock.renew()
         )
-        return pipeline_of(source.text, cluster, options, searched, progress=progress)
+        return build_pipeline(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
-        raise with_enough_devices(error, source, cluster, options, clock) from why
+        raise suggest_device_count(error, source, cluster, options, clock) from why
 
 
-def _faster(
+def _choose_pipeline(
     source: Source, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None, clock: Clock
 ) -> Plan | PipelinePlan:
-    """A pipeline, if its step is shorter with what starting its tasks takes; else the plan, saying why not."""
-    if clock.is_late:
-        return _noted(whole, "no pipeline: the deadline came before one was looked for")
+    """A pipeline, if its step is shorter including its tasks' launches; else the plan, with a note on the reason."""
+    if clock.is_expired:
+        return _add_note(whole, "no pipeline: the deadline came before one was looked for")
     try:
-        known = clock.fresh(interrupts=True)
-        searched = searched_pipeline(
-            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=known
+        interruptible = clock.renew(interrupts=True)
+        searched = choose_pipeline(
+            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=interruptible
         )
-        found = searched.choice
-        if found.step_s >= whole.cost.step_s:
-            return _noted(whole, found.notes[0] if found.notes else "no pipeline is faster")
-        pipeline = pipeline_of(source.text, cluster, options, searched, progress=progress)
+        choice = searched.choice
+        if choice.step_s >= whole.cost.step_s:
+            return _add_note(whole, choice.notes[0] if choice.notes else "no pipeline is faster")
+        pipeline = build_pipeline(source.text, cluster, options, searched, progress=progress)
     except PlanError as why:
-        return _noted(whole, f"no pipeline: {why.message}")
+        return _add_note(whole, f"no pipeline: {why.message}")
     task_s = hardware_profile(cluster.hardware).task_s
     dispatch_s = task_s * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
     if pipeline.step_s + dispatch_s < whole.cost.step_s:
         return pipeline
-    slower = f"the best one, of {found.stages} stages, is not shorter once its tasks are started one by one"
-    return _noted(whole, f"no pipeline: {slower}")
+    slower = f"the best one, of {choice.stages} stages, is not shorter once its tasks are started one by one"
+    return _add_note(whole, f"no pipeline: {slower}")
 
 
-def _noted(whole: Plan, note: str) -> Plan:
+def _add_note(whole: Plan, note: str) -> Plan:
     return replace(whole, notes=(*whole.notes, note))

@@ -1,4 +1,4 @@
-"""What a server allows and how long it waits. Seconds and bytes, in the names."""
+"""Limits and waiting times of a server. Seconds and bytes, in the names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Limits:
 
     program_bytes: HLO text of one program, unpacked.
     session_array_bytes: logical bytes of all arrays of one session.
-    pending_steps: step numbers a client may send ahead of the replies it has received;
-        that many replies are kept for a client that comes back.
-    grace_s: how long a session lives without an open RunSteps stream or a call.
-    argument_wait_s: how long a step waits for arguments that are still on their way.
-    divergence_s: how long the other executors may go on with a step that failed on one of
-        them before all are started anew (they may wait for it in a collective for ever).
-    transfer_wait_s: how long a stage of a pipeline waits for what another one sends, its computing included.
-    save_s: how long a save may take until its checkpoint is complete.
+    pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
+        until a client comes back.
+    grace_s: lifetime of a session without an open RunSteps stream or a call.
+    argument_wait_s: a step's longest wait on arguments still on their way.
+    divergence_s: time the other executors may go on with a step failed on one of them; then all are started anew (they
+        may wait in a collective for ever).
+    transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
+    save_s: longest time of a save until its checkpoint is complete.
     start_attempts: generations in a row that may fail to start before the server gives up.
     """
 

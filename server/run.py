@@ -38,7 +38,7 @@ _log = logging.getLogger("shardwright.server")
 Ending = tuple[int, ShardwrightError | None]
 
 
-class _Stop:
+class _StopRequest:
     """Somebody asked this process to stop: a signal, or (embedded) the end of stdin."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ async def run_worker(cluster: Cluster, index: int, limits: Limits, *, wait_s: fl
 
 async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float) -> Ending:
     """Serve task 0 until a signal or an error ends it."""
-    return await _serve(cluster, limits, wait_s, _Stop(), lambda address: None)
+    return await _serve(cluster, limits, wait_s, _StopRequest(), lambda address: None)
 
 
 async def run_embedded(devices: int, limits: Limits) -> Ending:
@@ -72,7 +72,7 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
     Prints one line of JSON, `{"address", "token"}`, once it listens; ends with stdin.
     """
     cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32))
-    stop = _Stop()
+    stop = _StopRequest()
 
     def read_stdin() -> None:
         if not os.read(sys.stdin.fileno(), 4096):
@@ -87,7 +87,7 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
 
 
 async def _serve(
-    cluster: Cluster, limits: Limits, wait_s: float, stop: _Stop, announce: Callable[[str], None]
+    cluster: Cluster, limits: Limits, wait_s: float, stop: _StopRequest, announce: Callable[[str], None]
 ) -> Ending:
     protection = Protection.of(cluster)
     master = Master(cluster, limits, wait_s=wait_s)
@@ -115,7 +115,9 @@ async def _serve(
         await server.stop(grace=2.0)
 
 
-def _ending(stop: _Stop, master: Master, daemon: asyncio.Future[st.Exit] | None, clock: asyncio.Future[None]) -> Ending:
+def _ending(
+    stop: _StopRequest, master: Master, daemon: asyncio.Future[st.Exit] | None, clock: asyncio.Future[None]
+) -> Ending:
     if stop.exit_code.done():
         return stop.exit_code.result(), None
     if master.halted.done():

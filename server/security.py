@@ -116,7 +116,7 @@ class TokenInterceptor(Interceptor):
         def deny(request: Any, context: grpc.ServicerContext) -> None:
             abort(context, _DENIAL)
 
-        return _same_kind(handler, deny)
+        return _wrap_handler(handler, deny)
 
 
 class AioTokenInterceptor(AioInterceptor):
@@ -138,7 +138,7 @@ class AioTokenInterceptor(AioInterceptor):
         async def deny(request: Any, context: Any) -> None:
             await abort_aio(context, _DENIAL)
 
-        return _same_kind(handler, deny)
+        return _wrap_handler(handler, deny)
 
 
 def abort(context: grpc.ServicerContext, error: ShardwrightError) -> None:
@@ -152,7 +152,7 @@ async def abort_aio(context: Any, error: ShardwrightError) -> None:
     await context.abort(wire.status_of(error), error.message, wire.trailing_error(error))
 
 
-def _same_kind(handler: Any, behaviour: Any) -> Handler:
+def _wrap_handler(handler: Any, behaviour: Any) -> Handler:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -165,7 +165,7 @@ def _same_kind(handler: Any, behaviour: Any) -> Handler:
 def check_port(host: str, port: int) -> None:
     """Raises ServerUnavailableError, in words, where `host:port` cannot be bound."""
     try:
-        with _bound_socket(host, port):
+        with _bind_socket(host, port):
             pass
     except OSError as error:
         address = join_address(host, port)
@@ -181,11 +181,11 @@ def check_port(host: str, port: int) -> None:
 
 def free_port(host: str) -> int:
     """A port of `host` that is free now."""
-    with _bound_socket(host, 0) as bound:
+    with _bind_socket(host, 0) as bound:
         return int(bound.getsockname()[1])
 
 
-def _bound_socket(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.socket(family, kind, protocol)
     try:

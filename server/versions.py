@@ -9,7 +9,7 @@ from shardwright import __version__
 
 
 def shardwright_version() -> str:
-    """The version of the code that runs: what is installed may be older where the sources are in place."""
+    """The version of the running code: the installed one may be older when the sources are in place."""
     return __version__
 
 

@@ -22,7 +22,7 @@ from shardwright.links import Link
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 #: Devices of one node at most, as `cluster.schema.json` has it.
-MOST_DEVICES = 4096
+MAX_CLUSTER_DEVICES = 4096
 
 #: Hardware profile of a platform where the file names none.
 DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "tpu-v5e"}
@@ -118,9 +118,9 @@ class Cluster:
         """One CPU node on loopback, on ports that are free when it starts: the embedded server's cluster."""
         if isinstance(devices, bool) or devices < 1:
             raise ClusterConfigError(f"a cluster needs at least one device, not {devices}", remedy="pass devices=8")
-        if devices > MOST_DEVICES:
+        if devices > MAX_CLUSTER_DEVICES:
             raise ClusterConfigError(
-                f"a node has at most {MOST_DEVICES} devices, not {devices}",
+                f"a node has at most {MAX_CLUSTER_DEVICES} devices, not {devices}",
                 remedy="describe a larger cluster by nodes, in a cluster file",
             )
         return cls(name="local", nodes=(ClusterNode(index=0, ip="127.0.0.1", port=0, device_count=devices),))
@@ -157,8 +157,8 @@ class Cluster:
         return replace(
             self,
             nodes=tuple(nodes),
-            hardware=joined_hardware(node.hardware or self.hardware for node in nodes),
-            memory_bytes_per_device=least_memory_bytes(nodes, self.memory_bytes_per_device),
+            hardware=join_hardware(node.hardware or self.hardware for node in nodes),
+            memory_bytes_per_device=min_memory_bytes(nodes, self.memory_bytes_per_device),
         )
 
     @property
@@ -227,11 +227,11 @@ def join_address(host: str, port: int | str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def joined_hardware(hardware: Iterable[str]) -> str:
+def join_hardware(hardware: Iterable[str]) -> str:
     """The profile of devices of several kinds, `a100+h100`."""
     return "+".join(sorted({name for names in hardware for name in names.split("+")}))
 
 
-def least_memory_bytes(nodes: Sequence[ClusterNode], default: int | None) -> int | None:
+def min_memory_bytes(nodes: Sequence[ClusterNode], default: int | None) -> int | None:
     """The memory of the node's device that has least; `default` where none says its own."""
     return min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=default)

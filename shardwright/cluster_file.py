@@ -20,8 +20,8 @@ from shardwright.cluster import (
     Cluster,
     ClusterNode,
     Security,
-    joined_hardware,
-    least_memory_bytes,
+    join_hardware,
+    min_memory_bytes,
 )
 from shardwright.cluster_schema import check_schema
 from shardwright.errors import ClusterConfigError
@@ -34,7 +34,7 @@ _HOST_NAME = re.compile(
 
 
 def read_text(path: Path) -> str:
-    """A cluster file's text. Raises ClusterConfigError where it cannot be read."""
+    """A cluster file's text. Raises ClusterConfigError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -46,10 +46,10 @@ def read_text(path: Path) -> str:
 
 
 def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool = False) -> Cluster:
-    """The cluster that JSON text means; paths in it are relative to `directory`.
+    """The cluster described by JSON text; paths in it are relative to `directory`.
 
-    source: what errors call the text. for_planning: leave out security, for which files of the nodes are read.
-    Raises ClusterConfigError with source, field, problem and remedy.
+    source: the text's name in errors. for_planning: leave out security, whose files belong to the nodes. Raises
+    ClusterConfigError with source, field, problem and remedy.
     """
     data = _parse_json(text, source)
     check_schema(data, source)
@@ -64,8 +64,8 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
         name=data.get("name", Path(source).stem),
         nodes=nodes,
         platform=platform,
-        hardware=joined_hardware(node.hardware for node in workers),
-        memory_bytes_per_device=least_memory_bytes(workers, None),
+        hardware=join_hardware(node.hardware for node in workers),
+        memory_bytes_per_device=min_memory_bytes(workers, None),
         intra_node=_link(data, "intra_node", nodes, source),
         inter_node=_link(data, "inter_node", nodes, source),
         overlap=data.get("links", {}).get("overlap"),
@@ -94,7 +94,7 @@ def _field(index: int) -> str:
     return "master" if index == 0 else f"workers[{index - 1}]"
 
 
-def _contributing(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+def _contributing_nodes(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
     """(task, node object) of the nodes that contribute devices."""
     first = [] if data.get("coordinator_only") else [(0, data["master"])]
     return first + list(enumerate(data.get("workers", []), start=1))
@@ -102,7 +102,7 @@ def _contributing(data: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]
 
 def _platform(data: Mapping[str, Any], source: str) -> str:
     """The one platform of all nodes that contribute devices."""
-    contributing = _contributing(data)
+    contributing = _contributing_nodes(data)
     if not contributing:
         raise _error(
             source,
@@ -111,14 +111,14 @@ def _platform(data: Mapping[str, Any], source: str) -> str:
             field="coordinator_only",
         )
     default = data.get("platform")
-    found: dict[str, int] = {}
+    first_node_of_platform: dict[str, int] = {}
     for index, node in contributing:
         platform = node.get("platform") or default or ("cuda" if node.get("gpu_ids") else "cpu")
-        found.setdefault(platform, index)
-    if len(found) > 1:
-        kinds = ", ".join(f"{platform} at {_field(index)}" for platform, index in found.items())
+        first_node_of_platform.setdefault(platform, index)
+    if len(first_node_of_platform) > 1:
+        kinds = ", ".join(f"{platform} at {_field(index)}" for platform, index in first_node_of_platform.items())
         raise _error(source, f"the nodes run different platforms ({kinds})", "use one platform in one cluster file")
-    return next(iter(found))
+    return next(iter(first_node_of_platform))
 
 
 def _nodes(data: Mapping[str, Any], source: str, platform: str) -> tuple[ClusterNode, ...]:
@@ -126,10 +126,10 @@ def _nodes(data: Mapping[str, Any], source: str, platform: str) -> tuple[Cluster
     nodes = []
     for index, node in enumerate([data["master"], *data.get("workers", [])]):
         contributes = index > 0 or not data.get("coordinator_only", False)
-        read = _node(index, node, source, platform, contributes=contributes)
+        cluster_node = _node(index, node, source, platform, contributes=contributes)
         own = _memory_bytes(node, source, f"{_field(index)}.")
         nodes.append(
-            replace(read, hardware=node.get("hardware", hardware), memory_bytes=memory if own is None else own)
+            replace(cluster_node, hardware=node.get("hardware", hardware), memory_bytes=memory if own is None else own)
         )
     lacking = next((node for node in nodes if node.device_count and node.memory_bytes is None), None)
     if lacking is not None and any(node.memory_bytes for node in nodes):
@@ -168,7 +168,7 @@ def _node(index: int, node: Mapping[str, Any], source: str, platform: str, *, co
 
 def _check_addresses(data: Mapping[str, Any], nodes: tuple[ClusterNode, ...], source: str) -> None:
     """Every address is one that others can dial, and no two ports of a machine are the same."""
-    taken: dict[tuple[str, int], str] = {}
+    field_of_port: dict[tuple[str, int], str] = {}
     for node in nodes:
         field = _field(node.index)
         _check_host(node.ip, source, f"{field}.ip")
@@ -176,7 +176,7 @@ def _check_addresses(data: Mapping[str, Any], nodes: tuple[ClusterNode, ...], so
         for key, port in (("port", node.port), ("data_port", node.data_port)):
             if port is None:
                 continue
-            other = taken.setdefault((host, port), f"{field}.{key}")
+            other = field_of_port.setdefault((host, port), f"{field}.{key}")
             if other != f"{field}.{key}":
                 problem = f"{node.ip}:{port} is already taken by {other}"
                 raise _error(source, problem, "give each node of a machine its own port", field=f"{field}.{key}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import ClusterConfigError
-from shardwright.json_reader import is_number, shown
+from shardwright.json_reader import format_value, is_number
 from shardwright.spelling import did_you_mean, nearest
 
 _SCHEMA_PATH = Path(__file__).with_name("cluster.schema.json")
@@ -23,7 +23,7 @@ def schema() -> dict[str, Any]:
 
 
 def check_schema(data: Mapping[str, Any], source: str) -> None:
-    """Raise ClusterConfigError for the first key or value that the schema does not allow."""
+    """Raises ClusterConfigError on the first key or value forbidden by the schema."""
     from jsonschema import Draft202012Validator
 
     problem = next(_unusable_values(data, ()), None)
@@ -35,38 +35,42 @@ def check_schema(data: Mapping[str, Any], source: str) -> None:
         return
     finding = findings[0]
     path = _field_path(finding.absolute_path)
-    message, remedy, key = _words(finding)
+    message, remedy, key = _describe_finding(finding)
     field = ".".join(part for part in (path, key) if part)
     raise ClusterConfigError(message, where=f"{source}: {field}" if field else source, remedy=remedy)
 
 
 def _unusable_values(data: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
-    """(path, what is wrong, what to do) of each value that no field takes, though JSON can spell it."""
+    """(path, problem, remedy) of each value accepted by no field, though JSON can spell it."""
     if isinstance(data, dict):
         for key, value in data.items():
             if not key.isprintable():
-                yield path, f"the key {shown(key)} holds a character that cannot be printed", "rename or drop the key"
+                yield (
+                    path,
+                    f"the key {format_value(key)} holds a character that cannot be printed",
+                    "rename or drop the key",
+                )
             yield from _unusable_values(value, (*path, key))
     elif isinstance(data, list):
         for index, value in enumerate(data):
             yield from _unusable_values(value, (*path, index))
     elif isinstance(data, str):
         if not data.isprintable():
-            yield path, f"{shown(data)} holds a character that cannot be printed", "write plain text"
+            yield path, f"{format_value(data)} holds a character that cannot be printed", "write plain text"
     elif data is not None and not is_number(data) and not isinstance(data, bool):
-        yield path, f"{shown(data)} is out of range", "write a finite number of at most 64 bits"
+        yield path, f"{format_value(data)} is out of range", "write a finite number of at most 64 bits"
 
 
 def _field_path(parts: Iterable[str | int]) -> str:
-    """`workers[1].port` for ("workers", 1, "port")."""
+    """`workers[1].port` from ("workers", 1, "port")."""
     path = ""
     for part in parts:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
 
 
-def _words(finding: Any) -> tuple[str, str, str]:
-    """(what is wrong, what to do, the key to add to the path) of one jsonschema error."""
+def _describe_finding(finding: Any) -> tuple[str, str, str]:
+    """(problem, remedy, key to append to the path) of one jsonschema error."""
     match finding.validator:
         case "additionalProperties":
             return _unknown_key(finding)
@@ -76,30 +80,30 @@ def _words(finding: Any) -> tuple[str, str, str]:
         case "type":
             expected = finding.validator_value
             expected = expected if isinstance(expected, str) else " or ".join(expected)
-            return f"expected {_article(expected)}, found {_written(finding.instance)}", "change the value", ""
+            return f"expected {_article(expected)}, found {_to_json_text(finding.instance)}", "change the value", ""
         case "enum":
-            known = ", ".join(finding.validator_value)
+            allowed_values = ", ".join(finding.validator_value)
             near = nearest(str(finding.instance), finding.validator_value)
-            remedy = f'use "{near[0]}"' if near else f"use one of {known}"
-            return f"{_written(finding.instance)} is not one of {known}", remedy, ""
+            remedy = f'use "{near[0]}"' if near else f"use one of {allowed_values}"
+            return f"{_to_json_text(finding.instance)} is not one of {allowed_values}", remedy, ""
         case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
-            return f"{finding.instance} is out of range", f"use a number {_span(finding.schema)}", ""
+            return f"{finding.instance} is out of range", f"use a number {_describe_range(finding.schema)}", ""
         case "minLength":
             return "the text is empty", "fill it in, or drop the key", ""
         case "uniqueItems":
-            return f"{_written(finding.instance)} names a device twice", "list each device once", ""
+            return f"{_to_json_text(finding.instance)} names a device twice", "list each device once", ""
         case _:
             return str(finding.message), "see shardwright/cluster.schema.json", ""
 
 
-def _written(value: Any) -> str:
-    """A value as JSON spells it, in at most 60 characters."""
+def _to_json_text(value: Any) -> str:
+    """A value in JSON's spelling, in at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _span(limits: Mapping[str, Any]) -> str:
-    """The numbers that a schema allows, in words."""
+def _describe_range(limits: Mapping[str, Any]) -> str:
+    """The numbers allowed by a schema, in words."""
     if "minimum" in limits and "maximum" in limits:
         return f"between {limits['minimum']} and {limits['maximum']}"
     low = f"at least {limits['minimum']}" if "minimum" in limits else f"above {limits.get('exclusiveMinimum', 0)}"
@@ -113,19 +117,19 @@ def _article(expected: str) -> str:
 
 
 def _unknown_key(finding: Any) -> tuple[str, str, str]:
-    known = list(finding.schema["properties"])
-    key = next(key for key in finding.instance if key not in known)
-    meant = did_you_mean(key, known)
+    schema_keys = list(finding.schema["properties"])
+    key = next(key for key in finding.instance if key not in schema_keys)
+    meant = did_you_mean(key, schema_keys)
     if meant:
         return f"unknown key {key!r}", meant, ""
-    home = next((place for place, keys in _homes().items() if key in keys and keys != known), None)
+    home = next((place for place, keys in _describe_key_places().items() if key in keys and keys != schema_keys), None)
     if home:
         return f"unknown key {key!r} here", f"move it {home}", ""
-    return f"unknown key {key!r}", f"the keys here are {', '.join(known)}", ""
+    return f"unknown key {key!r}", f"the keys here are {', '.join(schema_keys)}", ""
 
 
-def _homes() -> dict[str, list[str]]:
-    """Where each known key belongs, in words."""
+def _describe_key_places() -> dict[str, list[str]]:
+    """The place of each known key, in words."""
     top = schema()["properties"]
     return {
         "to the top level": list(top),

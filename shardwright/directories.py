@@ -1,4 +1,4 @@
-"""Directories of checkpoints, as a user names them and as the workers see them."""
+"""Checkpoint directories: a user's name of one, and the workers' path."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def resolve_directory(directory: Any, *, is_local: bool) -> str:
     text = _text(directory)
     url = _URL.match(text)
     if url is not None:
-        return _checked_url(text, url)
+        return _check_url(text, url)
     if os.path.isabs(text):
         return os.path.abspath(text)
     if not is_local:
-        raise _refused(
+        raise _refusal(
             directory,
             "is relative to this program's own directories, which the server's workers do not have",
             "name an absolute path, as the workers see it",
         )
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
-        raise _refused(directory, "begins with the home of a user who is not known", "name an absolute path")
+        raise _refusal(directory, "begins with the home of a user who is not known", "name an absolute path")
     return os.path.abspath(expanded)
 
 
@@ -56,29 +56,29 @@ def _text(directory: Any) -> str:
     except TypeError:
         text = None
     if not isinstance(text, str):
-        raise _refused(directory, "is no path", "name a directory, by a string or a pathlib.Path")
+        raise _refusal(directory, "is no path", "name a directory, by a string or a pathlib.Path")
     if not text.strip():
-        raise _refused(directory, "names no directory", 'name one; "." is the working directory')
+        raise _refusal(directory, "names no directory", 'name one; "." is the working directory')
     try:
         is_name = "\0" not in text.encode().decode()
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        raise _refused(directory, "holds characters that no path may have", "name another directory")
+        raise _refusal(directory, "holds characters that no path may have", "name another directory")
     return text
 
 
-def _checked_url(text: str, url: re.Match[str]) -> str:
+def _check_url(text: str, url: re.Match[str]) -> str:
     scheme, second_slash, rest = url.groups()
     if scheme.lower() not in STORES:
-        known = ", ".join(f"{store}://" for store in STORES)
-        raise _refused(text, "is of a scheme that Orbax does not take", f"name an absolute path, or one of {known}")
+        stores = ", ".join(f"{store}://" for store in STORES)
+        raise _refusal(text, "is of a scheme that Orbax does not take", f"name an absolute path, or one of {stores}")
     if not second_slash:
-        raise _refused(text, "has lost a slash, as in pathlib.Path", "pass the URL as a string")
+        raise _refusal(text, "has lost a slash, as in pathlib.Path", "pass the URL as a string")
     if not rest.strip("/"):
-        raise _refused(text, "names no bucket", f"name one: {scheme}://bucket/folder")
+        raise _refusal(text, "names no bucket", f"name one: {scheme}://bucket/folder")
     return text
 
 
-def _refused(directory: Any, why: str, remedy: str) -> CheckpointError:
+def _refusal(directory: Any, why: str, remedy: str) -> CheckpointError:
     return CheckpointError(f"the checkpoint directory {directory!r} {why}", where="directory", remedy=remedy)

@@ -1,4 +1,4 @@
-"""HLO element types ↔ numpy dtypes (with ml_dtypes for what numpy lacks)."""
+"""HLO element types ↔ numpy dtypes (ml_dtypes when numpy lacks one)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ELEMENT_TYPES: dict[np.dtype, str] = {dtype: element for element, dtype in _DTY
 
 
 def to_dtype(element_type: str) -> np.dtype:
-    """The numpy dtype of an HLO element type; UnsupportedProgramError where none exists."""
+    """The numpy dtype of an HLO element type; UnsupportedProgramError if none exists."""
     try:
         return _DTYPES[element_type]
     except KeyError:
@@ -40,7 +40,7 @@ def to_dtype(element_type: str) -> np.dtype:
 
 
 def to_element_type(dtype: object) -> str:
-    """HLO's name of a numpy dtype; UnsupportedProgramError where XLA has none."""
+    """HLO's name of a numpy dtype; UnsupportedProgramError if XLA has none."""
     try:
         return _ELEMENT_TYPES[np.dtype(dtype)]  # type: ignore[call-overload]
     except KeyError:

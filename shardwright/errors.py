@@ -1,8 +1,7 @@
-"""Every error that Shardwright raises on purpose.
+"""All errors raised on purpose by Shardwright.
 
-One flat family under `ShardwrightError`. An error says what is wrong, where
-(line, tensor, field, address) and what to do about it, and carries a stable
-`code` by which it crosses the wire and comes back as the same class.
+One flat family under `ShardwrightError`. An error names the problem, its place (line, tensor, field, address) and a
+remedy. Its stable `code` carries it across the wire to the same class.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 
 class ShardwrightError(Exception):
-    """Base class: `message` says what, `where` says where, `remedy` says what to do."""
+    """Base class. `message`: the problem; `where`: its place; `remedy`: the advice."""
 
     code: ClassVar[str] = "error"
 
@@ -29,8 +28,8 @@ class ShardwrightError(Exception):
         return (_rebuild, (type(self), self.message, self.where, self.remedy))
 
 
-def placed(error: ShardwrightError, place: str) -> ShardwrightError:
-    """The same error, with a place ahead of where it came up."""
+def add_place(error: ShardwrightError, place: str) -> ShardwrightError:
+    """The same error, with an outer place in front."""
     where = f"{place}, {error.where}" if error.where else place
     return type(error)(error.message, where=where, remedy=error.remedy)
 
@@ -40,7 +39,7 @@ def _rebuild(cls: type[ShardwrightError], message: str, where: str, remedy: str)
 
 
 class HloSyntaxError(ShardwrightError):
-    """HLO text that cannot be read; `where` is `line:column`, the message shows a caret."""
+    """Unreadable HLO text; `where` is `line:column`, the message shows a caret."""
 
     code = "hlo_syntax"
 
@@ -52,13 +51,13 @@ class UnsupportedProgramError(ShardwrightError):
 
 
 class OptionError(ShardwrightError):
-    """An option has a wrong value, or names a feature that this version does not have."""
+    """An option has a wrong value, or names a feature missing in this version."""
 
     code = "option"
 
 
 class AnnotationError(ShardwrightError):
-    """A pin on a tensor that cannot hold; names the tensor, its shape, its line and why."""
+    """An infeasible pin on a tensor; names the tensor, its shape, its line and the reason."""
 
     code = "annotation"
 
@@ -70,25 +69,25 @@ class PlanError(ShardwrightError):
 
 
 class MicroBatchError(PlanError):
-    """A step that does not split into micro-batches; names the instruction that needs the whole batch, and its line."""
+    """A step cannot be split into micro-batches; names the instruction needing the whole batch, and its line."""
 
     code = "micro_batch"
 
 
 class UnpartitionableError(PlanError):
-    """A resharding on which XLA's partitioner ends its process; names the array and both shardings."""
+    """A resharding that crashes XLA's partitioner; names the array and both shardings."""
 
     code = "unpartitionable"
 
 
 class MemoryBudgetError(PlanError):
-    """No plan fits the memory of a device; says what is needed, what dominates, and what would help."""
+    """No plan fits the memory of a device; names the need, the dominant part, and remedies."""
 
     code = "memory_budget"
 
 
 class PlanCheckError(PlanError):
-    """The plan checker found a plan that breaks a rule: a defect of ours, never run."""
+    """The plan checker found a plan in violation of a rule: a defect of ours, never run."""
 
     code = "plan_check"
 
@@ -142,7 +141,7 @@ class SessionError(ShardwrightError):
 
 
 class ArrayError(ShardwrightError):
-    """A remote array that does not exist: released, donated, or never written."""
+    """A missing remote array: released, donated, or never written."""
 
     code = "array"
 
@@ -168,7 +167,7 @@ class ExecutionError(ShardwrightError):
 class NonFiniteError(ExecutionError, FloatingPointError):
     """A result of a step holds NaNs or infinities, while JAX's `jax_debug_nans` or `jax_debug_infs` is on.
 
-    `result` is what the step returned, as handles.
+    `result` is the step's result, in handles.
     """
 
     code = "non_finite"
@@ -176,27 +175,27 @@ class NonFiniteError(ExecutionError, FloatingPointError):
 
 
 class CheckpointError(ShardwrightError):
-    """A checkpoint that cannot be written or read: the directory, a step number, or what it holds."""
+    """A checkpoint cannot be written or read: the directory, a step number, or its contents."""
 
     code = "checkpoint"
 
 
 class InternalError(ShardwrightError):
-    """A defect of Shardwright; the message holds what a bug report needs."""
+    """A defect of Shardwright; the message holds the material of a bug report."""
 
     code = "internal"
 
 
 class ShardwrightWarning(UserWarning):
-    """Base class of what Shardwright warns of."""
+    """Base class of Shardwright's warnings."""
 
 
 class LargeFetchWarning(ShardwrightWarning):
-    """An operator, or a function of JAX, reads a large array from the servers; names what computes there."""
+    """An operator, or a function of JAX, reads a large array from the servers; names the caller."""
 
 
 class SettingWarning(ShardwrightWarning):
-    """A setting of JAX is on that has no effect on what runs on the servers."""
+    """An active setting of JAX has no effect on programs on the servers."""
 
 
 def _family(cls: type[ShardwrightError]) -> list[type[ShardwrightError]]:

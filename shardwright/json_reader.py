@@ -1,4 +1,4 @@
-"""Reading JSON strictly: typed access by key, errors that name the path, keys that nobody knows refused."""
+"""Strict JSON reading: typed access by key, errors that name the path, unknown keys refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG_NUMBER = re.compile(r"\d{1000,}")
 
 
 class JsonProblem(ValueError):
-    """What is wrong with a JSON text, and where: line and column, from 1; (0, 0) where no place can be told."""
+    """Problem of a JSON text, and its place: line and column, from 1; (0, 0) if unknown."""
 
     def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class JsonProblem(ValueError):
 
 
 def load_json(text: str) -> Any:
-    """The data of a JSON text as RFC 8259 has it: without NaN and Infinity, each key of an object once.
+    """The data of a JSON text under RFC 8259: without NaN and Infinity, each key of an object once.
 
     Raises JsonProblem.
     """
@@ -46,11 +46,11 @@ def load_json(text: str) -> Any:
     except RecursionError:
         raise JsonProblem("nested too deeply") from None
     except _Constant as error:
-        raise _located(f"{error} is no JSON number", text, _CONSTANT) from None
+        raise _locate_problem(f"{error} is no JSON number", text, _CONSTANT) from None
     except JsonProblem:
         raise
     except ValueError:  # Python reads no integer of more than some 4,300 digits
-        raise _located("the number has too many digits", text, _LONG_NUMBER) from None
+        raise _locate_problem("the number has too many digits", text, _LONG_NUMBER) from None
 
 
 class _Constant(ValueError):
@@ -66,11 +66,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise JsonProblem(f"key {shown(twice)} appears twice in one object")
+        raise JsonProblem(f"key {format_value(twice)} appears twice in one object")
     return data
 
 
-def _located(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
+def _locate_problem(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
     """The problem at the first match of a pattern outside strings."""
     match = pattern.search(_STRING.sub(lambda string: " " * len(string[0]), text))
     if match is None:
@@ -79,12 +79,12 @@ def _located(message: str, text: str, pattern: re.Pattern[str]) -> JsonProblem:
     return JsonProblem(message, line, match.start() - text.rfind("\n", 0, match.start()))
 
 
-class Reader:
+class ObjectReader:
     """One JSON object: typed access by key, errors that name the path, unknown keys refused."""
 
     def __init__(self, data: Any, path: str, *, refuse_unknown: bool) -> None:
         if not isinstance(data, dict):
-            raise PlanError(f"expected an object, found {shown(data)}", where=path)
+            raise PlanError(f"expected an object, found {format_value(data)}", where=path)
         self._data = data
         self._path = path
         self._refuse_unknown = refuse_unknown
@@ -100,14 +100,14 @@ class Reader:
         return key in self._data
 
     def names(self) -> list[str]:
-        """Keys of an object whose keys are names of the program's own."""
+        """Keys of an object with keys chosen by the program."""
         for key in self._data:
             if not _is_text(key):
                 raise PlanError("expected a name of Unicode characters", where=f"{self._path}.{_key(key)}")
         return list(self._data)
 
     def wrong(self, key: str, expected: str, found: Any) -> PlanError:
-        return PlanError(f"expected {expected}, found {shown(found)}", where=f"{self._path}.{key}")
+        return PlanError(f"expected {expected}, found {format_value(found)}", where=f"{self._path}.{key}")
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -159,19 +159,19 @@ class Reader:
             raise self.wrong(key, f"a position below {len(table)}", position)
         return table[position]
 
-    def object(self, key: str) -> Reader:
-        return Reader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
+    def object(self, key: str) -> ObjectReader:
+        return ObjectReader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
 
-    def objects(self, key: str, read: Callable[[Reader], T]) -> tuple[T, ...]:
-        found = []
+    def objects(self, key: str, read: Callable[[ObjectReader], T]) -> tuple[T, ...]:
+        values = []
         for i, item in enumerate(self.items(key)):
-            row = Reader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
+            row = ObjectReader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
             try:
-                found.append(read(row))
+                values.append(read(row))
             except PlanError as error:  # from a value's own constructor: say where
                 raise error if error.where else PlanError(error.message, where=row._path) from None
             row.finish()
-        return tuple(found)
+        return tuple(values)
 
     def finish(self) -> None:
         unknown = sorted(set(self._data) - self._taken)
@@ -180,29 +180,29 @@ class Reader:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is an integer from 0 that 64 bits hold."""
+    """Whether it is an integer from 0 within 64 bits."""
     return type(value) is int and 0 <= value <= LARGEST_INTEGER
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number that a float holds."""
+    """Whether it is a number within a float's range."""
     if type(value) is int:
         return abs(value) <= LARGEST_INTEGER
     return type(value) is float and math.isfinite(value)
 
 
 def _key(key: str) -> str:
-    """A key as part of a path."""
-    return key if key.isidentifier() else shown(key)
+    """A key in a path's notation."""
+    return key if key.isidentifier() else format_value(key)
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is a string that UTF-8 can write: JSON's escapes spell halves of surrogate pairs, too."""
+    """Whether it is a string UTF-8 can write: JSON's escapes spell halves of surrogate pairs, too."""
     return isinstance(value, str) and (value.isascii() or _SURROGATE.search(value) is None)
 
 
-def shown(value: Any) -> str:
-    """A value for messages, in at most 60 characters."""
+def format_value(value: Any) -> str:
+    """A value in messages, in at most 60 characters."""
     if type(value) is int and abs(value) > LARGEST_INTEGER:
         return "an integer of more than 64 bits"
     text = repr(value)

@@ -148,7 +148,7 @@ class Shard:
 
 
 @lru_cache(maxsize=4096)
-def _distinct(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
+def _find_distinct_shards(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for position in devices:
         if position not in layout.devices:
@@ -163,7 +163,7 @@ def _distinct(layout: Layout, devices: tuple[int, ...]) -> tuple[Shard, ...]:
 
 def distinct_shards(layout: Layout, devices: Iterable[int]) -> tuple[Shard, ...]:
     """The different shards that those of `devices` hold that are in the mesh, in order of their first holder."""
-    return _distinct(layout, tuple(devices))
+    return _find_distinct_shards(layout, tuple(devices))
 
 
 def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
@@ -175,11 +175,13 @@ def pad_to_stored(array: np.ndarray, layout: Layout) -> np.ndarray:
     return np.pad(array, widths)
 
 
-def stored_part(array: np.ndarray, layout: Layout, slices: Slices) -> np.ndarray:
+def slice_stored(array: np.ndarray, layout: Layout, slices: Slices) -> np.ndarray:
     """`pad_to_stored(array, layout)[slices]`, without padding the rest; nothing is copied where there is no padding."""
     index: tuple[Any, ...] = (..., *slices)  # an array, also of a scalar
     part = array.reshape(layout.shape)[index]
-    widths = [(0, each.stop - each.start - size) for each, size in zip(slices, part.shape, strict=True)]
+    widths = [
+        (0, part_slice.stop - part_slice.start - size) for part_slice, size in zip(slices, part.shape, strict=True)
+    ]
     return np.pad(part, widths) if any(added for _, added in widths) else part
 
 

@@ -1,7 +1,7 @@
-"""Links between devices: the kinds that a cluster file can name (`links.toml`), and how it writes one.
+"""Links between devices: the kinds known to cluster files (`links.toml`), and their notation.
 
-A link is written as the name of a kind (`"infiniband-hdr"`), as a kind with its number of ports in a node
-(`{"kind": "infiniband-hdr", "ports": 8}`), or in numbers (`{"bandwidth_gb_per_s": 25, "latency_us": 8}`).
+A link is written with the name of a kind (`"infiniband-hdr"`), with a kind and its number of ports in a node (`{"kind":
+"infiniband-hdr", "ports": 8}`), or in numbers (`{"bandwidth_gb_per_s": 25, "latency_us": 8}`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardwright.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Speed of a link between two devices, one way: what one device sends where all devices send at once."""
+    """Speed of a link between two devices, one way: one device's rate while all devices send at once."""
 
     bandwidth_bytes_per_s: float
     latency_s: float | None = None  # None: the hardware profile's
@@ -36,7 +36,7 @@ class LinkKind:
 
 
 class LinkProblem(ValueError):
-    """What is wrong with a written link, and what to do (`remedy`)."""
+    """Problem of a written link, and its `remedy`."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class LinkProblem(ValueError):
 
 @cache
 def link_kinds() -> Mapping[str, LinkKind]:
-    """All kinds by name, as `links.toml` lists them."""
+    """All kinds by name, from `links.toml`."""
     data = tomllib.loads((resources.files("shardwright") / "links.toml").read_text(encoding="utf-8"))
     return {
         name: LinkKind(
@@ -60,10 +60,9 @@ def link_kinds() -> Mapping[str, LinkKind]:
 
 
 def read_link(written: str | Mapping[str, Any], *, devices_of_node: int, is_inside_node: bool) -> Link:
-    """The link that a cluster file writes, whose nodes have at most `devices_of_node` devices.
+    """The link written in a cluster file with nodes of at most `devices_of_node` devices.
 
-    Raises LinkProblem for an unknown kind, for a kind and numbers together or neither, and for ports of a
-    link that has none.
+    Raises LinkProblem: an unknown kind; a kind and numbers together, or neither; ports on a link without any.
     """
     data: dict[str, Any] = {"kind": written} if isinstance(written, str) else dict(written)
     latency_us = data.get("latency_us")

@@ -40,7 +40,7 @@ def plan(
     """A checked plan for HLO text on a cluster: one program for all devices, or a pipeline of stages.
 
     Args:
-      hlo_text: what `step.lower(...)`, `shardwright lower` or a framework printed.
+      hlo_text: from `step.lower(...)`, `shardwright lower` or a framework.
       cluster: a Cluster, the path of a cluster file, or a number of local CPU devices.
       progress: called as planning goes on, in this thread.
       cache: answer from plans that this user made before, and keep this one; a folder in
@@ -49,8 +49,8 @@ def plan(
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
     """
-    from shardwright.planner.cache import cached_plan
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache
+    from shardwright.planner.cache.store import default_store
 
     options = plan_options(
         mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
@@ -58,7 +58,7 @@ def plan(
         micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
     )  # fmt: skip
     store = default_store("plans") if cache else None
-    return cached_plan(hlo_text, _cluster(cluster), options, store=store, progress=progress)
+    return plan_with_cache(hlo_text, _cluster(cluster), options, store=store, progress=progress)
 
 
 def _cluster(cluster: Any) -> Cluster:

@@ -53,25 +53,27 @@ def plan_options(
     imbalance: float | None = None,
     constraints: str | None = None,
 ) -> PlanOptions:
-    """Checks what the user asked for.
+    """Check the user's options.
 
     Args:
       mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; one to three axes. None searches.
       force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
-      memory_budget: what the plan may take of one device: bytes, "40GB", "36GiB", or a part of its
-        memory (0.5, "50%"). None: all of it.
-      deadline: seconds after which the best plan so far is taken. A fifth of it later, or 2 seconds, there is an
-        answer: where nothing that fits was found in time, the error says the least memory that was found to do.
-      stages: stages of a pipeline, each on devices of its own; 1 for none. schedule: how its micro-batches follow
-        each other, one of `tasks.SCHEDULE_NAMES` or "2f2b" and the like. imbalance: how much longer than the
-        average stage the slowest one may take, as a part of that (0.1: a tenth). None: the planner chooses.
-      effort: "fast" searches one mesh, takes what fits first and bounds it weakly; "default" searches all meshes of
-        up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best" searches three
-        axes outright and prices all plans of experts. rewrites: "auto" or "none". mode: "search" or "propagate".
-      micro_batches: parts of the batch that are computed one after the other, their gradients added up. None: as
-        the planner sees fit; 1: the batch at once.
-      micro_batch_inexact: let statistics over the whole batch be those of each micro-batch.
-      constraints: "keep" or "ignore" the shardings that the program brings along.
+      memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
+        "50%"). None: all of it.
+      deadline: seconds until the search ends with its incumbent. A fifth of it later, or 2 seconds, there is an answer:
+        without a feasible plan in time, the error names the smallest sufficient memory found.
+      stages: stages of a pipeline, each on devices of its own; 1: none.
+      schedule: order of a pipeline's micro-batches, one of `tasks.SCHEDULE_NAMES`, "2f2b" and the like.
+      imbalance: limit of the slowest stage's excess over the average stage, relative to the average (0.1: a tenth).
+        None in these three: the planner chooses.
+      effort: "fast" searches one mesh, takes the first feasible plan and bounds it weakly; "default" searches all
+        meshes of up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best"
+        searches three axes outright and prices all plans of experts.
+      rewrites: "auto" or "none".
+      mode: "search" or "propagate".
+      micro_batches: sequential parts of the batch, their gradients summed. None: the planner chooses; 1: no split.
+      micro_batch_inexact: allow statistics per micro-batch instead of over the whole batch.
+      constraints: "keep" or "ignore" the program's own shardings.
 
     Raises OptionError that names the option.
     """
@@ -98,7 +100,7 @@ def plan_options(
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError for a budget, deadline, effort, mode, rewrites, remat or constraints that mean nothing."""
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat or constraints."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
@@ -139,7 +141,7 @@ def check_limits(options: PlanOptions) -> None:
 
 
 def check_deadline(seconds: Any, where: str = "deadline") -> None:
-    """Raises OptionError for what is no number of seconds to end after. where: what the option is called."""
+    """Raises OptionError unless it is None or a positive, finite number of seconds. where: name of the option."""
     if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
         raise OptionError(
             f"a deadline of {seconds!r}", where=where, remedy="give seconds, more than 0, or leave it out"

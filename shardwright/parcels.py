@@ -1,7 +1,7 @@
-"""Messages with contents of arrays, which are copied no more often than gRPC itself does.
+"""Messages with contents of arrays, copied no more often than gRPC itself does.
 
-On the wire a parcel is the protobuf message that `protos/` describes, with its field `chunk` first. protobuf's own
-classes read and write it as well, but copy the contents three times.
+On the wire a parcel is the protobuf message described in `protos/`, with its field `chunk` first. protobuf's own
+classes read and write it too, but copy the contents three times.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parcel(Generic[MessageT]):
-    """A message, its field `chunk` left out, and what this one holds: pieces, one after another."""
+class ChunkedMessage(Generic[MessageT]):
+    """A message without its field `chunk`, and the contents of that field: pieces, one after another."""
 
     message: MessageT
     pieces: Sequence[memoryview] = ()
 
 
-def cut(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
-    """Pieces one after another, for parcels of `size_bytes` each; the last one may be smaller."""
+def cut_chunks(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
+    """Pieces one after another, in parcels of `size_bytes` each; the last one may be smaller."""
     parts: list[memoryview] = []
     room = size_bytes
     for piece in pieces:
@@ -47,7 +47,7 @@ def cut(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryvi
         yield parts
 
 
-def to_wire(parcel: Parcel[Any]) -> bytes:
+def serializer_of(parcel: ChunkedMessage[Any]) -> bytes:
     """A serializer for gRPC."""
     message = parcel.message.SerializeToString()
     if not parcel.pieces:
@@ -56,11 +56,11 @@ def to_wire(parcel: Parcel[Any]) -> bytes:
     return b"".join((_tag(type(parcel.message)), _varint(size_bytes), *parcel.pieces, message))
 
 
-def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
-    """A deserializer for gRPC; raises DecodeError as protobuf does. Contents are views of what was received."""
+def parser_of(kind: type[MessageT]) -> Callable[[bytes], ChunkedMessage[MessageT]]:
+    """A deserializer for gRPC; raises protobuf's DecodeError. Contents are views of the received bytes."""
     tag = _tag(kind)
 
-    def from_wire(data: bytes) -> Parcel[MessageT]:
+    def from_wire(data: bytes) -> ChunkedMessage[MessageT]:
         pieces: list[memoryview] = []
         if data.startswith(tag):
             size_bytes, start = _read_varint(data, len(tag))
@@ -71,7 +71,7 @@ def reader(kind: type[MessageT]) -> Callable[[bytes], Parcel[MessageT]]:
         if message.chunk:  # written by protobuf itself: its last field of a name is what counts
             pieces = [memoryview(message.chunk)]
             message.ClearField("chunk")
-        return Parcel(message=message, pieces=pieces)
+        return ChunkedMessage(message=message, pieces=pieces)
 
     return from_wire
 
@@ -81,7 +81,7 @@ def _tag(kind: type[Message]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Seven bits a byte, the lowest first; the high bit marks continuation."""
     digits = bytearray()
     while number > 0x7F:
         digits.append(number & 0x7F | 0x80)
@@ -91,7 +91,7 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends: after the data, where that ends before."""
+    """A number and its end offset; past the data if the data ends too early."""
     number = shift = 0
     while at < len(data):
         byte = data[at]

@@ -18,11 +18,11 @@ from shardwright.layouts import Layout, Slices, distinct_shards, shard_slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A box of the user's array, and where a shard holds its elements, in the same order.
+class ShardPiece:
+    """A box of the user's array, and the place of its elements in a shard, in the same order.
 
-    box: one slice a dimension of `layout.user_shape`.
-    within: one slice a dimension of the shard; together as many elements as `box`.
+    box: one slice a dimension of `layout.user_shape`. within: one slice a dimension of the shard; it has as many
+    elements as `box`.
     """
 
     box: Slices
@@ -34,7 +34,7 @@ class Piece:
 
 
 @lru_cache(maxsize=4096)
-def pieces(layout: Layout, position: int) -> tuple[Piece, ...]:
+def shard_pieces(layout: Layout, position: int) -> tuple[ShardPiece, ...]:
     """All elements of the user's array that the device at `position` holds, each once; padding is in none."""
     if not prod(layout.shape):
         return ()
@@ -47,7 +47,7 @@ def pieces(layout: Layout, position: int) -> tuple[Piece, ...]:
         for view, user in _groups(layout.shape, layout.user_shape)
     ]
     return tuple(
-        Piece(
+        ShardPiece(
             box=tuple(part for box, _ in choice for part in box),
             within=tuple(
                 slice(part.start - whole.start, part.stop - whole.start)
@@ -62,21 +62,21 @@ def pieces(layout: Layout, position: int) -> tuple[Piece, ...]:
 def chunk_shape(shape: tuple[int, ...], parts: tuple[tuple[Layout, int], ...]) -> tuple[int, ...]:
     """The largest chunk of an array such that every piece of every shard of its parts is made of whole chunks.
 
-    Then no two writers share a chunk, and none has to read what another wrote.
-    parts: layouts of the rows that are kept together, and where they begin in the first dimension of `shape`.
+    Then no two writers share a chunk, and none has to read another's data. parts: layouts of the separately kept rows,
+    and their first rows in the first dimension of `shape`.
     """
     borders = [0] * len(
         shape
     )  # the greatest common divisor of where pieces begin and end; the last chunk may be smaller
     for layout, first_row in parts:
         for shard in distinct_shards(layout, layout.devices):
-            for piece in pieces(layout, shard.holders[0]):
-                for dim, (part, size) in enumerate(zip(shifted(piece.box, first_row), shape, strict=True)):
+            for piece in shard_pieces(layout, shard.holders[0]):
+                for dim, (part, size) in enumerate(zip(shift_rows(piece.box, first_row), shape, strict=True)):
                     borders[dim] = gcd(borders[dim], part.start, part.stop if part.stop != size else 0)
     return tuple(border or size for border, size in zip(borders, shape, strict=True))
 
 
-def shifted(box: Slices, rows: int) -> Slices:
+def shift_rows(box: Slices, rows: int) -> Slices:
     """The box, so many rows further along the first dimension."""
     return (slice(box[0].start + rows, box[0].stop + rows), *box[1:]) if rows else box
 
@@ -131,7 +131,7 @@ def _cut(first: int, count: int, *shapes: Sequence[int]) -> Iterator[tuple[int, 
 
 
 def _box_runs(first: int, count: int, extents: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The run as boxes of `extents`: what is left of the first row, whole rows, the beginning of the last."""
+    """The run in boxes of `extents`: the rest of the first row, whole rows, the beginning of the last."""
     if len(extents) <= 1 or not count:
         yield first, count
         return

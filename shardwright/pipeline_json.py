@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from shardwright.errors import PlanError
-from shardwright.json_reader import Reader, shown
+from shardwright.json_reader import ObjectReader, format_value
 from shardwright.pipelines import (
     PIPELINE_FORMAT,
     ArgumentEntry,
@@ -28,7 +28,7 @@ from shardwright.plan_json.reading import digest_of, read_mesh, read_sharding, r
 from shardwright.plan_json.writing import Table, encode_mesh, encode_sharding, encode_variable
 from shardwright.plans import MemorySummary, VariablePlan
 from shardwright.shardings import TensorSharding
-from shardwright.tasks import PieceKind, Scope, TaskGraph
+from shardwright.tasks import ProgramKind, Scope, TaskGraph
 
 _KINDS = ("start", "split", "forward", "backward", "weight", "accumulate", "apply")
 _SCOPES = ("step", "micro_batch")
@@ -127,24 +127,25 @@ def _encode_stage(stage: PipelineStage, shardings: Table) -> dict[str, Any]:
 
 
 def decode(text: str, hlo_text: str | None = None) -> PipelinePlan:
-    """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that `hlo_text` is not the program
-    the plan was made for."""
+    """Read `encode`'s JSON. Raises PlanError naming the wrong field, or if the plan was made for a program other than
+    `hlo_text`.
+    """
     data = read_json(text)
     if not is_pipeline(data):
         raise PlanError("this is no plan of a pipeline", where="plan.pipeline", remedy="read it with Plan.from_json")
     written = data["pipeline"]
-    known = version_of(PIPELINE_FORMAT)
+    current = version_of(PIPELINE_FORMAT)
     if not isinstance(written, str) or not re.fullmatch(r"\d{1,6}\.\d{1,6}", written):
         raise PlanError(
-            f'expected a version such as "{PIPELINE_FORMAT}", found {shown(written)}', where="plan.pipeline"
+            f'expected a version such as "{PIPELINE_FORMAT}", found {format_value(written)}', where="plan.pipeline"
         )
-    if version_of(written)[0] != known[0]:
+    if version_of(written)[0] != current[0]:
         raise PlanError(
-            f"the plan has format {written}; this version of Shardwright reads {known[0]}.x",
+            f"the plan has format {written}; this version of Shardwright reads {current[0]}.x",
             where="plan.pipeline",
             remedy="plan the program again, or use the version of Shardwright that wrote it",
         )
-    reader = Reader(data, "plan", refuse_unknown=version_of(written) <= known)
+    reader = ObjectReader(data, "plan", refuse_unknown=version_of(written) <= current)
     reader.take("pipeline")
     digest = reader.text("hlo_sha256")
     if hlo_text is not None and digest_of(hlo_text) != digest:
@@ -156,9 +157,9 @@ def decode(text: str, hlo_text: str | None = None) -> PipelinePlan:
     return _read_plan(reader, digest, hlo_text)
 
 
-def _read_plan(reader: Reader, digest: str, hlo_text: str | None) -> PipelinePlan:
+def _read_plan(reader: ObjectReader, digest: str, hlo_text: str | None) -> PipelinePlan:
     rows = reader.objects("stages", _read_stage)
-    stages = _Stages(rows)
+    stages = _StageTable(rows)
     plan = PipelinePlan(
         module_name=reader.text("module_name"),
         hlo_sha256=digest,
@@ -183,7 +184,7 @@ def _read_plan(reader: Reader, digest: str, hlo_text: str | None) -> PipelinePla
     return plan
 
 
-def _read_stage(row: Reader) -> tuple[PipelineStage, tuple[TensorSharding, ...]]:
+def _read_stage(row: ObjectReader) -> tuple[PipelineStage, tuple[TensorSharding, ...]]:
     memory, mesh = row.object("memory"), read_mesh(row, "mesh")
     stage = PipelineStage(
         number=row.integer("number"),
@@ -201,26 +202,26 @@ def _read_stage(row: Reader) -> tuple[PipelineStage, tuple[TensorSharding, ...]]
     return stage, row.objects("shardings", lambda inner: read_sharding(inner, mesh))
 
 
-class _Stages:
+class _StageTable:
     """Reads rows that name a stage, and shardings by their position in its table."""
 
     def __init__(self, stages: Sequence[tuple[PipelineStage, tuple[TensorSharding, ...]]]) -> None:
         self._meshes = [stage.mesh for stage, _ in stages]
         self._shardings = [shardings for _, shardings in stages]
 
-    def _number(self, row: Reader) -> int:
+    def _number(self, row: ObjectReader) -> int:
         stage = row.integer("stage")
         if stage >= len(self._shardings):
             raise row.wrong("stage", f"a stage below {len(self._shardings)}", stage)
         return stage
 
-    def _variable(self, row: Reader, stage: int) -> VariablePlan:
+    def _variable(self, row: ObjectReader, stage: int) -> VariablePlan:
         inner = row.object("variable")
         variable = read_variable(inner, self._shardings[stage], self._meshes[stage])
         inner.finish()
         return variable
 
-    def value(self, row: Reader) -> PipelineValue:
+    def value(self, row: ObjectReader) -> PipelineValue:
         stage = self._number(row)
         return PipelineValue(
             name=row.text("name"),
@@ -229,7 +230,7 @@ class _Stages:
             variable=self._variable(row, stage),
         )
 
-    def argument(self, row: Reader) -> ArgumentEntry:
+    def argument(self, row: ObjectReader) -> ArgumentEntry:
         stage = self._number(row)
         return ArgumentEntry(
             argument=row.integer("argument"),
@@ -239,7 +240,7 @@ class _Stages:
             rows=_read_rows(row),
         )
 
-    def output(self, row: Reader) -> OutputEntry:
+    def output(self, row: ObjectReader) -> OutputEntry:
         stage = self._number(row)
         return OutputEntry(
             output=row.integer("output"),
@@ -250,7 +251,7 @@ class _Stages:
             rows=_read_rows(row),
         )
 
-    def program(self, row: Reader) -> PipelineProgram:
+    def program(self, row: ObjectReader) -> PipelineProgram:
         name = row.text("name")
         try:
             plan = decode_data(row.take("plan"))
@@ -258,7 +259,7 @@ class _Stages:
             raise PlanError(error.message, where=f"{name}: {error.where}", remedy=error.remedy) from None
         return PipelineProgram(
             name=name,
-            kind=cast(PieceKind, _one_of(row, "kind", _KINDS)),
+            kind=cast(ProgramKind, _one_of(row, "kind", _KINDS)),
             stage=self._number(row),
             chunk=None if row.take("chunk") is None else row.integer("chunk"),
             reads=row.texts("reads"),
@@ -267,7 +268,7 @@ class _Stages:
         )
 
 
-def _read_rows(row: Reader) -> tuple[int, int] | None:
+def _read_rows(row: ObjectReader) -> tuple[int, int] | None:
     if row.take("rows") is None:
         return None
     rows = row.integers("rows")
@@ -276,7 +277,7 @@ def _read_rows(row: Reader) -> tuple[int, int] | None:
     return rows[0], rows[1]
 
 
-def _read_candidate(row: Reader) -> PipelineCandidate:
+def _read_candidate(row: ObjectReader) -> PipelineCandidate:
     return PipelineCandidate(
         stages=row.integer("stages", least=1),
         mesh=read_mesh(row, "mesh"),
@@ -288,7 +289,7 @@ def _read_candidate(row: Reader) -> PipelineCandidate:
     )
 
 
-def _one_of(row: Reader, key: str, known: tuple[str, ...]) -> str:
+def _one_of(row: ObjectReader, key: str, known: tuple[str, ...]) -> str:
     found = row.text(key)
     if found not in known:
         raise row.wrong(key, f"one of {', '.join(known)}", found)

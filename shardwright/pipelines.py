@@ -1,16 +1,16 @@
-"""The PipelinePlan: a step as programs of several stages, and the order in which they run.
+"""The PipelinePlan: a step in programs of several stages, and their order.
 
 Frozen data, produced by `planner.pipeline`, carried out by the servers. Each stage is a mesh over devices of its own.
-Everything that is computed is a *program*: an ordinary HLO module with an ordinary, checked `Plan` on its stage's mesh.
-What programs hand to each other, take from the user and leave behind are *values*, known by name; `tasks` says
-when which program runs on which micro-batch, what is sent where and when a buffer is dropped.
+All computation is in *programs*: ordinary HLO modules with an ordinary, checked `Plan` on their stage's mesh. Programs
+exchange *values*, known by name, with each other and the user; `tasks` orders programs, micro-batches, transfers and
+the freeing of buffers.
 
-Kinds of programs (`PipelineProgram.kind`), in the order in which a stage runs them:
-  start     once a step: what the micro-batches add to, set to zero; variables brought to how the micro-batches use them
+Kinds of programs (`PipelineProgram.kind`), in the order of execution on a stage:
+  start     once a step: sums over micro-batches set to zero; variables resharded to the micro-batches' use
   split     per micro-batch: its part of the batch arguments
   forward   per micro-batch: one chunk of the model
   backward  per micro-batch: the chunk's gradients, added to the sums of the step (the last chunk's forward with it)
-  apply     once a step, in phases: what needs the whole step's gradients (`apply.PHASE.STAGE`)
+  apply     once a step, in phases: computations on the whole step's gradients (`apply.PHASE.STAGE`)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.plans import MemorySummary, Plan, VariablePlan
 from shardwright.shardings import Mesh
-from shardwright.tasks import MICRO_BATCH, PieceKind, Scope, TaskGraph
+from shardwright.tasks import MICRO_BATCH, ProgramKind, Scope, TaskGraph
 
 __all__ = [
     "MICRO_BATCH",
@@ -52,11 +52,11 @@ UNEVEN = "stages take unequal time"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStage:
-    """The devices [first_device, first_device + mesh.device_count) of the cluster, and what they do.
+    """The devices [first_device, first_device + mesh.device_count) of the cluster, and their work.
 
-    chunks: parts of the model that it computes, in forward order; several where the schedule interleaves them.
-    memory: bytes on one device at the stage's worst moment: `arguments_bytes` are the variables it keeps.
-    busy_s: seconds a step that it computes.
+    chunks: parts of the model computed there, in forward order; several if the schedule interleaves them.
+    memory: bytes on one device at the stage's peak: `arguments_bytes` are the variables it keeps.
+    busy_s: compute seconds a step.
     """
 
     number: int
@@ -77,12 +77,12 @@ class PipelineProgram:
     """One program of one stage.
 
     name: unique, `forward.2`. chunk: of forward and backward programs.
-    reads / writes: names of the values that are `plan.parameters` and `plan.outputs`, in order. An output that
-    reuses a parameter's buffer (`alias`) takes the value's memory over.
+    reads / writes: value names of `plan.parameters` and `plan.outputs`, in order. An output reusing a parameter's
+    buffer (`alias`) takes over the value's memory.
     """
 
     name: str
-    kind: PieceKind
+    kind: ProgramKind
     stage: int
     chunk: int | None
     reads: tuple[str, ...]
@@ -97,7 +97,7 @@ class PipelineProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineValue:
-    """How a value lies on one stage. scope: one buffer a step, or one for each micro-batch."""
+    """Sharding of a value on one stage. scope: one buffer a step, or one per micro-batch."""
 
     name: str
     stage: int
@@ -107,10 +107,10 @@ class PipelineValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentEntry:
-    """A flat argument of the user's step, as one stage has it when the step begins.
+    """A flat argument of the user's step, on one stage at the beginning of the step.
 
-    rows: which rows of its first dimension, where stages store parts of it; None: all of it.
-    A batch argument is stored in a view, `[M, B/M, …]` for `[B, …]`; `variable.user_shape` is the user's.
+    rows: range of rows of its first dimension, if stages store parts of it; None: all of it.
+    A batch argument is stored in a view, `[M, B/M, …]` of `[B, …]`; `variable.user_shape` is the user's.
     """
 
     argument: int
@@ -122,10 +122,10 @@ class ArgumentEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEntry:
-    """A flat output of the user's step, or rows of one, and the stage that has it when the step ends.
+    """A flat output of the user's step, or rows of one, and its stage at the end of the step.
 
-    alias: position in `PipelinePlan.arguments` of the entry whose buffer it may reuse: the next step's argument, lying
-    as that does.
+    alias: position in `PipelinePlan.arguments` of the entry whose buffer it may reuse: the next step's argument, with
+    the same layout.
     """
 
     output: int
@@ -138,7 +138,7 @@ class OutputEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineCandidate:
-    """A pipeline that the search priced, or why it was left out. mesh: of each stage."""
+    """A pipeline priced by the search, or the reason of its exclusion. mesh: of each stage."""
 
     stages: int
     mesh: Mesh
@@ -153,8 +153,8 @@ class PipelineCandidate:
 class PipelinePlan:
     """A checked parallelization of one HLO module over several stages.
 
-    step_s, bubble_fraction: of the simulated schedule; the bubble is the part of the stages' time in which they wait.
-    hlo_text, hlo_sha256: of the program that the user handed in. `tasks`: see `shardwright.tasks`.
+    step_s, bubble_fraction: of the simulated schedule; the bubble is the idle fraction of the stages' time. hlo_text,
+    hlo_sha256: of the user's program. `tasks`: see `shardwright.tasks`.
     """
 
     module_name: str
@@ -192,15 +192,16 @@ class PipelinePlan:
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan as JSON (schema: docs/pipeline-schema.json), with the text of every program; without the user's."""
+        """The plan in JSON (schema: docs/pipeline-schema.json), with the text of every program; without the user's."""
         from shardwright.pipeline_json import encode
 
         return json.dumps(encode(self), indent=indent)
 
     @classmethod
     def from_json(cls, text: str, *, hlo_text: str | None = None) -> PipelinePlan:
-        """Read `to_json`'s text; raises PlanError naming the field that is wrong, or that `hlo_text` is not the
-        program the plan was made for."""
+        """Read `to_json`'s text; raises PlanError naming the wrong field, or if the plan was made for a program other
+        than `hlo_text`.
+        """
         from shardwright.pipeline_json import decode
 
         return decode(text, hlo_text)
@@ -212,7 +213,7 @@ class PipelinePlan:
 
     # ---- what a user does with a plan ----------------------------------
     def explain(self, *, width: int = 110) -> str:
-        """A report for people, in lines of at most `width` columns: stages, schedule, memory, what is sent."""
+        """A report in lines of at most `width` columns: stages, schedule, memory, transfers."""
         from shardwright.report.pipeline import explain_pipeline
 
         return explain_pipeline(self, width=width)
@@ -231,7 +232,7 @@ class PipelinePlan:
 
 
 def plan_from_json(text: str, *, hlo_text: str | None = None) -> Plan | PipelinePlan:
-    """Read what either kind of plan wrote. Raises PlanError naming the field that is wrong."""
+    """Read the JSON of either kind of plan. Raises PlanError naming the wrong field."""
     from shardwright.pipeline_json import is_pipeline
     from shardwright.plan_json import read_json
 

@@ -1,10 +1,9 @@
-"""The Plan: how each tensor of a program is laid out over a mesh, and what that costs.
+"""The Plan: the sharding of each tensor of a program over a mesh, and its cost.
 
 Frozen data, produced by the planner, checked by `planner.plans.verify`, put into
 StableHLO by `xla.emit`, dispatched by the server. It holds, per instruction,
-the sharding of every operand **as used** and of every result, because XLA
-needs both to do what was meant (a constraint on the result alone does not fix
-how an operation is computed).
+the sharding of every operand **as used** and of every result, because XLA needs both to follow the plan (a constraint
+on the result alone does not fix the computation).
 
 Units: bytes and seconds, in the names.
 """
@@ -37,15 +36,15 @@ OptionValue = bool | int | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionPlan:
-    """How one instruction is computed.
+    """Sharding and partial sums of one instruction.
 
-    operands: sharding of each operand as this instruction uses it.
+    operands: sharding of each operand in this instruction's use.
     result: sharding of its result.
-    partial: axes the local results are summed (or max-ed, …) over to give `result`;
-        an all-reduce, or a reduce-scatter where `result` is split over the axis.
-    reason: why it is replicated, where no rule allows more; else empty.
-    shared: how the result is brought to lie once, for readers that want it otherwise than `result` (`source_of`);
-        empty where every reader is served from `result` itself.
+    partial: axes the local results are summed (or max-ed, …) over to give `result`; an all-reduce, or a reduce-scatter
+        if `result` is split over the axis.
+    reason: cause of replication, if no rule allows more; else empty.
+    shared: second layout of the result, made once, for readers with a use other than `result` (`source_of`); empty if
+        every reader is served from `result` itself.
     """
 
     computation: str
@@ -58,28 +57,26 @@ class InstructionPlan:
     shared: ValueSharding = ()
 
     def source_of(self, leaf: int, used: TensorSharding) -> TensorSharding:
-        """How an array leaf of the result lies where a reader that uses it as `used` takes it from."""
-        lies = self.result[leaf]
-        return lies if not self.shared else served_from(lies, self.shared[leaf], used)
+        """Source layout of a result's array leaf, for a reader with the use `used`."""
+        sharding = self.result[leaf]
+        return sharding if not self.shared else choose_layout(sharding, self.shared[leaf], used)
 
 
-def served_from(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
-    """Which of a value's two layouts a reader takes it from: what is used as a partial sum is one as it lies."""
+def choose_layout(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
+    """A reader's source among a value's two layouts: `lies`, or `shared`; a use as a partial sum takes `lies`."""
     return lies if used == lies or used.unreduced else shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariablePlan:
-    """A parameter or an output leaf of the program, as it is stored between steps.
+    """A parameter or an output leaf of the program, in its storage between steps.
 
-    `stored_shape` is `shape` with every dimension padded up to a multiple of the
-    devices it is split over; the program sees the logical part only.
-    A partial sum (`sharding.unreduced`, only between the programs of a pipeline) is stored as the stack of its
-    terms: `stored_shape` has one dimension more, in front, that counts the devices it is partial over.
-    `alias` is the output leaf (of a parameter) or the parameter (of an output)
-    that shares the buffer, or None.
-    `view_of` are the dimensions that the user's program has, where the planned one was rewritten and `shape`
-    views the same elements, row-major, otherwise (`[d, 3, d]` for `[d, 3d]`); else None.
+    stored_shape: `shape` with every dimension padded up to a multiple of its devices; the program sees the logical part
+        only. A partial sum (`sharding.unreduced`, only between the programs of a pipeline) is stored as the stack of
+        its terms: `stored_shape` has one dimension more, in front, for the devices it is partial over.
+    alias: the output leaf (of a parameter) or the parameter (of an output) sharing the buffer, or None.
+    view_of: the dimensions in the user's program, if the planned one was rewritten and `shape` is another row-major
+        view of the same elements (`[d, 3, d]` for `[d, 3d]`); else None.
     """
 
     number: int
@@ -96,7 +93,7 @@ class VariablePlan:
             raise PlanError(f"{self.name}: {list(self.shape)} is no view of {list(self.view_of)}")
 
     @classmethod
-    def lying(
+    def from_sharding(
         cls,
         number: int,
         name: str,
@@ -108,7 +105,7 @@ class VariablePlan:
         alias: int | None = None,
         view_of: tuple[int, ...] | None = None,
     ) -> VariablePlan:
-        """The variable that lies as `sharding`, with the stored shape that this needs."""
+        """The variable with this sharding, and the stored shape it needs."""
         stored = tuple(
             -(-size // devices) * devices for size, devices in zip(shape, map(mesh.size, sharding.dims), strict=True)
         )
@@ -125,7 +122,7 @@ class VariablePlan:
 
     @property
     def user_shape(self) -> tuple[int, ...]:
-        """Dimensions in the program that the user wrote."""
+        """Dimensions in the user's program."""
         return self.shape if self.view_of is None else self.view_of
 
     @property
@@ -139,25 +136,25 @@ class VariablePlan:
 
     @property
     def stored_sharding(self) -> TensorSharding:
-        """How the stored array lies: the sharding itself, or that of the stack of a partial sum's terms."""
+        """Sharding of the stored array: the variable's own, or that of the stack of a partial sum's terms."""
         return self.sharding.stacked if self.is_stacked else self.sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
-    """A collective the plan expects XLA to insert.
+    """A collective expected from XLA by the plan.
 
     kind: one of `COLLECTIVE_KINDS`.
-    axes: of the mesh; where `groups` says nothing else, a group has all devices that differ only along them.
+    axes: of the mesh; without `groups`, a group has all devices that differ only along them.
     instruction: the instruction whose result or operand makes it necessary.
     cause: in words, e.g. `gradient of params['w']` or `params['w'] for matmul (model.py:63)`.
-    payload_bytes: bytes on one device of the larger of its operand and result: the whole array
-        of an all-reduce, all-gather or reduce-scatter, one shard of an all-to-all or permute.
+    payload_bytes: bytes on one device of the larger of its operand and result: the whole array of an all-reduce,
+        all-gather or reduce-scatter, one shard of an all-to-all or permute.
     wire_bytes: bytes one device puts on the wire, once (ring algorithm).
     count: executions a step (trip counts of loops multiplied in).
-    time_s: seconds a step, all executions, with the launch of a kernel that ends here to write what it moves.
-    groups: devices (in mesh order) of each group, where XLA moves along parts of the axes; else empty.
-    combined: a number, from 1, that all those have which a compiler combines; they share a latency. 0: it runs by
+    time_s: seconds a step, all executions, including the launch of a kernel that ends here to write the operand.
+    groups: devices (in mesh order) of each group, if XLA moves along parts of the axes; else empty.
+    combined: a number, from 1, shared by collectives combined by a compiler; they share a latency. 0: it runs by
         itself.
     """
 
@@ -174,14 +171,14 @@ class PlannedCollective:
 
     @property
     def over(self) -> str:
-        """Its axes in words, and how many of their devices a group has where it has not all."""
+        """Its axes in words, plus the group size of partial groups."""
         axes = "·".join(self.axes)
         return f"{len(self.groups[0])} devices along {axes}" if self.groups else axes
 
 
-def combined_count(collectives: Iterable[PlannedCollective]) -> int:
-    """Collectives a step that are left once the compiler has combined them."""
-    counts = {each.combined or (number,): each.count for number, each in enumerate(collectives)}
+def count_combined(collectives: Iterable[PlannedCollective]) -> int:
+    """Collectives a step after the compiler has combined them."""
+    counts = {collective.combined or (number,): collective.count for number, collective in enumerate(collectives)}
     return sum(counts.values())
 
 
@@ -189,11 +186,11 @@ def combined_count(collectives: Iterable[PlannedCollective]) -> int:
 class CostSummary:
     """Predicted seconds of one step, and the certified lower bound of the search.
 
-    `communication_s`: all collectives, and the arguments that the client sends with the step, as far as the step waits
-    for them; `hidden_s`: the collectives that run beside compute, which costs no step time.
+    `communication_s`: all collectives, and the client's arguments of the step, counted only while the step waits;
+    `hidden_s`: the collectives that run beside compute, which costs no step time.
 
-    `bound_scope` says which objective and which choices the bound covers. is_bounded: whether the plan itself is among
-    them; a plan that divides the axes of the mesh it was found on is not, and may well be under the bound.
+    `bound_scope` names the bound's objective and choices. is_bounded: whether the plan itself is among them; a plan on
+    a subdivision of its search's mesh axes is not, and may well be under the bound.
     """
 
     compute_s: float
@@ -241,11 +238,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPlan:
-    """A part of the program that was solved as one problem, given the values at its boundary.
+    """A part of the program solved as one problem, given the values at its boundary.
 
-    name: what explanations call it. kind: number of its class; segments of one kind are equal problems, solved once.
-    instructions: how many it holds. repeats: how many equal segments this entry stands for, itself included.
-    boundary: the values it hands to the next one, as (instruction, sharding).
+    name: in explanations. kind: number of its class; segments of one kind are equal problems, solved once.
+    instructions: their number. repeats: number of equal segments behind this entry, itself included.
+    boundary: the values handed to the next one, in the form (instruction, sharding).
     """
 
     name: str
@@ -257,11 +254,11 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedSegment:
-    """What a segment of the forward pass does not keep for the backward pass, but computes again for it.
+    """A segment of the forward pass, rematerialized in the backward pass instead of kept.
 
-    name: the segment's, in the program as it was before. repeats: how many equal segments this entry stands for.
-    values: how many instructions each computes again. time_s: seconds a step, saved_bytes: what one device need not
-    keep, both of all repeats and predicted by the plan that was too large.
+    name: the segment's, in the original program. repeats: number of equal segments behind this entry.
+    values: number of instructions rematerialized in each. time_s: seconds a step, saved_bytes: memory saved on one
+        device; both of all repeats and predicted by the plan that was too large.
     """
 
     name: str
@@ -275,13 +272,12 @@ class RecomputedSegment:
 class Plan:
     """A checked parallelization of one HLO module over one mesh.
 
-    Made by `shardwright.plan` or a server. `hlo_text` travels beside the JSON
-    (it may be absent in a plan read back without it; `emit` then needs it).
-    `original_sha256` is set where the planned program is a rewritten one: the hash of the text it was
-    rewritten from. `hlo_text` and `hlo_sha256` are then the rewritten program's, which travels in the JSON.
-    `recomputed` is what it computes again to save memory; `micro_batches` how many parts of the batch it goes
-    through one after another, accumulating gradients. `compile_options` are XLA's, by name, that its prices take for
-    granted: servers compile with them; `jax.jit` takes them as `compiler_options`.
+    Made by `shardwright.plan` or a server. `hlo_text` travels beside the JSON (it may be absent in a plan read back
+    without it; `emit` then needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
+    the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the JSON.
+    `recomputed`: segments rematerialized to save memory. `micro_batches`: number of sequential parts of the batch, with
+    accumulated gradients. `compile_options`: XLA's, by name, assumed by its prices: servers compile with them;
+    `jax.jit` takes them through `compiler_options`.
     """
 
     module_name: str
@@ -307,32 +303,34 @@ class Plan:
 
     @property
     def portable(self) -> bool:
-        """Whether the user's own `jax.jit` does what is planned when it takes `shardings()`: every variable has the
-        dimensions of the user's program and shards that are alike, and nothing is computed otherwise than there to
-        save memory."""
+        """Whether the user's own `jax.jit` follows the plan under `shardings()`: every variable has the dimensions of
+        the user's program and equal shards, and no computation was changed to save memory.
+        """
         stored = (*self.parameters, *self.outputs)
         is_as_written = not any(variable.view_of is not None or variable.is_padded for variable in stored)
         return is_as_written and not self.recomputed and self.micro_batches == 1
 
     # ---- serialization -------------------------------------------------
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan as JSON (schema: docs/plan-schema.json); without the HLO text, but for a rewritten program's."""
+        """The plan in JSON (schema: docs/plan-schema.json); without the HLO text, except a rewritten program's."""
         from shardwright.plan_json import encode
 
         return json.dumps(encode(self), indent=indent)
 
     @classmethod
     def from_json(cls, text: str, *, hlo_text: str | None = None) -> Plan:
-        """Read `to_json`'s text; raises PlanError naming the field that is wrong,
-        or that `hlo_text` is not the program the plan was made for (or that one was rewritten from)."""
+        """Read `to_json`'s text; raises PlanError naming the wrong field, or if the plan was made for (or rewritten
+        from) a program other than `hlo_text`.
+        """
         from shardwright.plan_json import decode
 
         return decode(text, hlo_text)
 
     # ---- what a user does with a plan ----------------------------------
     def explain(self, *, width: int = 110) -> str:
-        """A report for people, in lines of at most `width` columns (80 or more read well): layout per tensor,
-        collectives by cause, memory by kind, what the search compared, solved apart and can certify."""
+        """A report in lines of at most `width` columns (80 or more read well): layout per tensor, collectives by cause,
+        memory by kind, the search's candidates, segments and certificate.
+        """
         from shardwright.report.text import explain_plan
 
         return explain_plan(self, width=width)
@@ -340,7 +338,7 @@ class Plan:
     def emit(self) -> str:
         """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.
 
-        Raises PlanError where the HLO text is absent, UnsupportedProgramError where it leaves constants out.
+        Raises PlanError if the HLO text is absent, UnsupportedProgramError if it leaves constants out.
         """
         from shardwright.xla import emit_stablehlo
 
@@ -355,11 +353,11 @@ class Plan:
     ) -> Proof:
         """Whether XLA's program has the collectives of `self.collectives`: matched one by one, with source lines.
 
-        tolerance: part of the bytes that may differ. inspect: read what XLA's partitioner leaves (seconds), or the
-        program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
+        tolerance: fraction of the bytes that may differ. inspect: read the output of XLA's partitioner (seconds), or
+        the program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
 
-        Raises PlanError where the HLO text is absent, CompilationError where XLA refuses the program,
-        DeadlineError after `deadline_s` seconds.
+        Raises PlanError if the HLO text is absent, CompilationError if XLA refuses the program, DeadlineError after
+        `deadline_s` seconds.
         """
         from shardwright.report.proof import prove
         from shardwright.xla import CompileService
@@ -371,13 +369,13 @@ class Plan:
         return prove(self, program.collectives, tolerance=tolerance)
 
     def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-        """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`),
-        for the user's own `jax.jit`. Raises PlanError where too few devices are there, or where the plan is
-        not `portable`."""
-        from shardwright.xla import named_shardings
+        """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`), for the user's own
+        `jax.jit`. Raises PlanError if too few devices are there, or if the plan is not `portable`.
+        """
+        from shardwright.xla import to_named_shardings
 
         self._require_portable()
-        return named_shardings(self, devices)
+        return to_named_shardings(self, devices)
 
     def _require_portable(self) -> None:
         if self.recomputed or self.micro_batches > 1:

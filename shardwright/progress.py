@@ -1,4 +1,4 @@
-"""How far planning is: what a planner reports while it works, to whoever watches."""
+"""Planning progress: the planner's reports to its listener."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProgress:
-    """One report of a planner; 0.0 where a figure is not known yet.
+    """One report of a planner; 0.0: a figure not known yet.
 
-    phase: parse, rules, search, rewrite (where memory binds) or check; stages and programs of a pipeline; cache where
-    an earlier plan is the answer.
-    detail: what of it, such as the mesh being searched.
+    phase: parse, rules, search, rewrite (when memory binds) or check; stages and programs of a pipeline; cache: an
+    earlier plan is the answer.
+    detail: in the phase, e.g. the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.
     elapsed_s: since planning began.
@@ -43,10 +43,10 @@ class PlanProgress:
         return "  ".join(part for part in parts if part)
 
 
-class Paced:
-    """Hands reports on, but not more often than anybody can read; `flush` hands on the last one that was held back.
+class ProgressThrottle:
+    """Hands reports on, at a readable rate; `flush` hands on the last one held back.
 
-    A search that finds a better plan a thousand times a second would else spend its time on telling so.
+    A search with a thousand improvements a second would else spend its time on reports.
     """
 
     def __init__(

@@ -53,14 +53,14 @@ class Mesh:
         """Devices along the named axes together."""
         if not names:  # by far the most common: of a dimension that is not split
             return 1
-        found, missing = 1, len(names)
+        device_count, missing = 1, len(names)
         for axis in self.axes:
             if axis.name in names:
-                found *= axis.size
+                device_count *= axis.size
                 missing -= 1
         if missing:
             raise KeyError(f"of {names} some are not axes of mesh {self}")
-        return found
+        return device_count
 
     def __str__(self) -> str:
         return " × ".join(f"{axis.name}={axis.size}" for axis in self.axes)
@@ -115,18 +115,18 @@ class TensorSharding:
         return f"[{dims}]" + (f" partial over {'·'.join(self.unreduced)}" if self.unreduced else "")
 
 
-def turned(lies: TensorSharding, mesh: Mesh) -> TensorSharding:
+def rotate_axes(lies: TensorSharding, mesh: Mesh) -> TensorSharding:
     """The same with the first axis of the mesh last where it splits a dimension together with others."""
     first = next((axis.name for axis in mesh.axes if axis.size > 1), "")
     dims = tuple((*(axis for axis in axes if axis != first), first) if first in axes else axes for axes in lies.dims)
     return TensorSharding(dims, lies.unreduced)
 
 
-def is_turned(lies: TensorSharding, mesh: Mesh) -> bool:
+def has_rotated_axes(lies: TensorSharding, mesh: Mesh) -> bool:
     """Whether an array is split in that order, which is not mesh order."""
     order = list(mesh.sizes)
     plain = TensorSharding(tuple(tuple(sorted(axes, key=order.index)) for axes in lies.dims), lies.unreduced)
-    return lies != plain and lies == turned(plain, mesh)
+    return lies != plain and lies == rotate_axes(plain, mesh)
 
 
 #: Shardings of a value's array leaves, depth first (one for an array, several for a tuple).

@@ -1,4 +1,4 @@
-"""What was meant by a name that nothing has."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def nearest(name: str, known: Collection[str], most: int = 1) -> list[str]:
-    """The names most like one that nothing has (a similarity of 0.6 or more, `difflib.get_close_matches`)."""
+    """The names most like an unknown one (a similarity of 0.6 or more, `difflib.get_close_matches`)."""
     return difflib.get_close_matches(name, sorted(known), n=most)
 
 

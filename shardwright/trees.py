@@ -1,7 +1,7 @@
-"""The structure of a pytree without its leaves, as data: what a checkpoint says of the state it holds.
+"""The structure of a pytree without its leaves, in data form: a checkpoint's description of its state.
 
-Containers that plain Python knows (dict, list, tuple, None, named tuple) can be built
-again from it; of any other registered node only the keys of its children are known.
+Containers of plain Python (dict, list, tuple, None, named tuple) can be rebuilt from it; of any other registered node
+only the keys of its children are known.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def to_json(tree: Tree) -> Any:
 
 
 def from_json(value: Any) -> Tree:
-    """Raises KeyError, TypeError or ValueError where `value` is not what `to_json` writes."""
+    """Raises KeyError, TypeError or ValueError unless `value` has `to_json`'s form."""
     if "leaf" in value:
         return Leaf(name=str(value["leaf"]), key_impl=str(value["key"]), is_weak=bool(value["weak"]))
     if value["node"] not in KINDS:
@@ -95,7 +95,7 @@ def to_text(tree: Tree) -> str:
 
 
 def from_text(text: str) -> Tree:
-    """Raises ValueError, KeyError or TypeError where the text is not what `to_text` writes."""
+    """Raises ValueError, KeyError or TypeError unless the text has `to_text`'s form."""
     return from_json(json.loads(text))
 
 

@@ -71,7 +71,7 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
 
 
 def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
-    """Raises PlanError where the message does not describe a layout."""
+    """Raises PlanError if the message does not describe a layout."""
     return Layout(
         element_type=message.type.element_type,
         shape=tuple(message.type.dimensions),
@@ -108,7 +108,7 @@ def _option_to_proto(name: str, value: OptionValue) -> worker_pb2.CompileOption:
 
 
 def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> dict[str, OptionValue]:
-    return {each.name: getattr(each, each.WhichOneof("value") or "text") for each in options}
+    return {option.name: getattr(option, option.WhichOneof("value") or "text") for option in options}
 
 
 # ---- plan options ----------------------------------------------------------
@@ -117,15 +117,16 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 def plan_request(
     options: PlanOptions, *, session_id: str, program_id: str, devices: range | None = None
 ) -> master_pb2.PlanProgramRequest:
-    """The request that asks for a plan under `options`, on these devices of the cluster (default all);
-    `plan_options` reads the options back."""
+    """The request of a plan under `options`, on these devices of the cluster (default all); `plan_options` reads the
+    options back.
+    """
     mesh = options.mesh or {}
     request = master_pb2.PlanProgramRequest(
         session_id=session_id,
         program_id=program_id,
         mesh=[common_pb2.MeshAxis(name=name, size=size) for name, size in mesh.items()],
-        argument_layouts=_pinned_layouts(options.argument_axes, options.argument_views),
-        output_layouts=_pinned_layouts(options.output_axes, options.output_views),
+        argument_layouts=_to_pinned_layouts(options.argument_axes, options.argument_views),
+        output_layouts=_to_pinned_layouts(options.output_axes, options.output_views),
         argument_names=options.argument_names,
         output_names=options.output_names,
         memory_budget_bytes=options.memory_budget or 0,
@@ -156,7 +157,7 @@ def plan_request(
 
 
 def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
-    """Raises OptionError for options that do not exist or exclude each other."""
+    """Raises OptionError on options unknown or mutually exclusive."""
     if request.forced_strategy and request.forced_pins:
         raise OptionError("a forced strategy and forced pins exclude each other", where="force")
     if request.forced_strategy and request.forced_strategy not in FORCED_STRATEGIES:
@@ -192,7 +193,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     return options
 
 
-def _pinned_layouts(
+def _to_pinned_layouts(
     axes: Mapping[int, tuple[tuple[str, ...], ...]], views: Mapping[int, tuple[int, ...]]
 ) -> list[master_pb2.PinnedLayout]:
     return [
@@ -230,7 +231,7 @@ def _pin_value(text: str) -> Pin:
     return axes[0] if len(axes) == 1 else axes
 
 
-def plan_progress(step: PlanProgress) -> master_pb2.PlanProgress:
+def plan_progress_to_proto(step: PlanProgress) -> master_pb2.PlanProgress:
     return master_pb2.PlanProgress(
         phase=step.phase,
         detail=step.detail,
@@ -240,7 +241,7 @@ def plan_progress(step: PlanProgress) -> master_pb2.PlanProgress:
     )
 
 
-def plan_progress_from(message: master_pb2.PlanProgress) -> PlanProgress:
+def plan_progress_from_proto(message: master_pb2.PlanProgress) -> PlanProgress:
     return PlanProgress(
         phase=message.phase,
         detail=message.detail,
@@ -254,7 +255,7 @@ def plan_progress_from(message: master_pb2.PlanProgress) -> PlanProgress:
 
 
 def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan; `observed_collectives` reads its collectives back."""
+    """The client's view of a loaded plan; `collectives_from_result` reads its collectives back."""
     memory = compiled.memory
     result = master_pb2.LoadResult(
         executable_id=executable_id,
@@ -283,7 +284,7 @@ def load_result(executable_id: str, compiled: CompiledProgram) -> master_pb2.Loa
     return result
 
 
-def observed_collectives(result: master_pb2.LoadResult) -> tuple[ObservedCollective, ...]:
+def collectives_from_result(result: master_pb2.LoadResult) -> tuple[ObservedCollective, ...]:
     return tuple(
         ObservedCollective(
             kind=message.kind,
@@ -320,10 +321,10 @@ def compress_text(text: str) -> bytes:
 
 
 class TextUnpacker:
-    """Puts gzip-compressed text together again from chunks, never holding more than `limit_bytes`.
+    """Decompresses gzip-compressed text from chunks, never holding more than `limit_bytes`.
 
-    `feed` and `text` raise ResourceLimitError past the limit and HloSyntaxError
-    (`where` = `what`) for bytes that are not gzip-compressed UTF-8.
+    `feed` and `text` raise ResourceLimitError past the limit and HloSyntaxError (`where` = `what`) on bytes other than
+    gzip-compressed UTF-8.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -402,8 +403,8 @@ def error_from_proto(message: common_pb2.Error) -> ShardwrightError:
     return cls(message.message, where=message.where, remedy=message.remedy)
 
 
-def as_our_error(error: BaseException) -> ShardwrightError:
-    """`error` itself where it is ours; a machine's own limits by name; else an InternalError that says what it was."""
+def to_shardwright_error(error: BaseException) -> ShardwrightError:
+    """`error` itself if it is ours; a machine's own limits by name; else an InternalError with its description."""
     if isinstance(error, ShardwrightError):
         return error
     if isinstance(error, MemoryError):
@@ -426,15 +427,15 @@ def status_of(error: ShardwrightError) -> grpc.StatusCode:
 
 
 def error_from_rpc(error: grpc.RpcError, *, where: str = "") -> ShardwrightError:
-    """Our error behind a failed call: the one the server sent, else one by its status.
+    """Our error behind a failed call: the server's own, else one by its status.
 
     `where` (an address, a tensor) is added if it names none.
     """
-    ours = _error_behind(error)
+    ours = _error_from_trailer(error)
     return ours if ours.where or not where else type(ours)(ours.message, where=where, remedy=ours.remedy)
 
 
-def _error_behind(error: grpc.RpcError) -> ShardwrightError:
+def _error_from_trailer(error: grpc.RpcError) -> ShardwrightError:
     metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():  # the same pairs in grpc and grpc.aio, other types
         if key == ERROR_METADATA_KEY:
@@ -451,7 +452,7 @@ def raise_from_rpc(error: grpc.RpcError, *, where: str = "") -> NoReturn:
 
 
 def trailing_error(error: ShardwrightError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata that carries `error`; long messages are cut (metadata is limited to 8 KiB)."""
+    """Trailing metadata carrying `error`; long messages are cut (metadata is limited to 8 KiB)."""
     message = error_to_proto(error)
     if message.ByteSize() > 6000:
         message.message = message.message[:2000] + " …"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.cluster import DEFAULT_HARDWARE, MOST_DEVICES, PLATFORMS, Cluster, is_loopback
+from shardwright.cluster import DEFAULT_HARDWARE, MAX_CLUSTER_DEVICES, PLATFORMS, Cluster, is_loopback
 from shardwright.cost import hardware_profile
 from shardwright.errors import ClusterConfigError
 from shardwright.links import Link, link_kinds
@@ -125,9 +125,9 @@ def test_local_cluster() -> None:
 
 
 def test_a_local_cluster_has_as_many_devices_as_a_node_of_a_file_may() -> None:
-    with pytest.raises(ClusterConfigError, match=str(MOST_DEVICES)):
-        load({"master": {**LOCAL, "devices": MOST_DEVICES + 1}})
-    assert Cluster.local(MOST_DEVICES).device_count == MOST_DEVICES
+    with pytest.raises(ClusterConfigError, match=str(MAX_CLUSTER_DEVICES)):
+        load({"master": {**LOCAL, "devices": MAX_CLUSTER_DEVICES + 1}})
+    assert Cluster.local(MAX_CLUSTER_DEVICES).device_count == MAX_CLUSTER_DEVICES
 
 
 def test_hash_is_of_the_meaning(tmp_path: Path) -> None:

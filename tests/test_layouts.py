@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices, stored_part
+from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored, shard_slices, slice_stored
 from shardwright.shardings import Mesh, TensorSharding
-from shardwright.xla.layouts import jax_mesh, named_sharding
+from shardwright.xla.jax_shardings import jax_mesh, to_named_sharding
 from tests.layout_strategies import MESHES, layouts_of, shapes
 
 
@@ -26,7 +26,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts())
 def test_shards_lie_where_jax_puts_them(layout: Layout) -> None:
     mesh = jax_mesh(layout.mesh)
-    where = named_sharding(mesh, layout.sharding).devices_indices_map(layout.stored_shape)
+    where = to_named_sharding(mesh, layout.sharding).devices_indices_map(layout.stored_shape)
     for position, device in enumerate(mesh.devices.flat):
         expected = tuple(
             slice(*part.indices(size)[:2]) for part, size in zip(where[device], layout.stored_shape, strict=True)
@@ -46,7 +46,7 @@ def test_distinct_shards_put_the_array_together(layout: Layout) -> None:
         assert stored[shard.slices].shape == layout.shard_shape
         assert stored[shard.slices].nbytes == layout.shard_bytes
         rebuilt[shard.slices] = stored[shard.slices]
-        np.testing.assert_array_equal(stored_part(array, layout, shard.slices), stored[shard.slices])
+        np.testing.assert_array_equal(slice_stored(array, layout, shard.slices), stored[shard.slices])
     assert sorted(at for shard in shards for at in shard.holders) == list(range(layout.mesh.device_count))
     np.testing.assert_array_equal(logical_part(rebuilt, layout), array)
 

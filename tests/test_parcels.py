@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.parcels import Parcel, cut, reader, to_wire
+from shardwright.parcels import ChunkedMessage, cut_chunks, parser_of, serializer_of
 from shardwright.proto.v1 import master_pb2
 
 PutArrays = master_pb2.PutArraysRequest
@@ -19,11 +19,11 @@ SIZES = st.sampled_from([0, 1, 127, 128, 16383, 16384, 70_000])
 def test_what_is_written_is_the_message_that_protobuf_writes(first: int, second: int, arrays: int) -> None:
     pieces = [memoryview(b"a" * first), memoryview(b"b" * second)]
     message = PutArrays(session_id="s" * arrays, arrays=[master_pb2.NodeShards(array_id=n) for n in range(arrays)])
-    data = to_wire(Parcel(message=message, pieces=pieces))
+    data = serializer_of(ChunkedMessage(message=message, pieces=pieces))
     whole = PutArrays.FromString(data)
     assert whole.chunk == b"".join(pieces)
     for form in (data, whole.SerializeToString()):  # ours, and protobuf's with the contents elsewhere
-        parcel = reader(PutArrays)(form)
+        parcel = parser_of(PutArrays)(form)
         assert parcel.message == message
         assert b"".join(parcel.pieces) == whole.chunk
 
@@ -33,12 +33,12 @@ def test_a_message_that_ends_early_is_refused_as_protobuf_does(data: bytes) -> N
     with pytest.raises(DecodeError):
         PutArrays.FromString(data)
     with pytest.raises(DecodeError):
-        reader(PutArrays)(data)
+        parser_of(PutArrays)(data)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 16))
 def test_pieces_are_cut_into_equal_parcels(pieces: list[bytes], size: int) -> None:
-    parcels = [b"".join(parts) for parts in cut(map(memoryview, pieces), size)]
+    parcels = [b"".join(parts) for parts in cut_chunks(map(memoryview, pieces), size)]
     assert b"".join(parcels) == b"".join(pieces)
     assert all(len(parcel) == size for parcel in parcels[:-1])
     assert all(0 < len(parcel) <= size for parcel in parcels)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.layouts import Layout, distinct_shards, pad_to_stored, shard_slices
-from shardwright.pieces import Piece, chunk_shape, pieces
+from shardwright.pieces import ShardPiece, chunk_shape, shard_pieces
 from shardwright.shardings import Mesh, TensorSharding
 
 MESHES = [Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 4}), Mesh.of({"x": 3, "y": 2})]
@@ -56,7 +56,7 @@ def test_pieces_hold_each_element_of_a_shard_once(layout: Layout) -> None:
     written = np.zeros(user.shape, np.int32)
     for shard in distinct_shards(layout, layout.devices):
         data = stored[shard_slices(layout, shard.holders[0])]
-        for piece in pieces(layout, shard.holders[0]):
+        for piece in shard_pieces(layout, shard.holders[0]):
             np.testing.assert_array_equal(data[piece.within].reshape(piece.shape), user[piece.box])
             written[piece.box] += 1
     np.testing.assert_array_equal(written, 1)
@@ -69,9 +69,9 @@ def test_no_two_pieces_share_a_chunk(layout: Layout) -> None:
     for dim, size in enumerate(chunk_shape(layout.user_shape, ((layout, 0),))):
         along = np.arange(layout.user_shape[dim]) // size
         chunk_of = chunk_of * layout.user_shape[dim] + np.expand_dims(along, tuple(range(1, chunk_of.ndim - dim)))
-    owner: dict[int, Piece] = {}
+    owner: dict[int, ShardPiece] = {}
     for shard in distinct_shards(layout, layout.devices):
-        for piece in pieces(layout, shard.holders[0]):
+        for piece in shard_pieces(layout, shard.holders[0]):
             for chunk in np.unique(chunk_of[piece.box]):
                 assert owner.setdefault(chunk, piece) is piece
 
@@ -86,7 +86,7 @@ def test_a_third_of_every_projection_is_three_boxes_of_the_fused_weight() -> Non
         stored_shape=(8, 3, 8),
         view_of=(8, 24),
     )
-    boxes = [piece.box for piece in pieces(layout, 1)]
+    boxes = [piece.box for piece in shard_pieces(layout, 1)]
     assert boxes == [(slice(0, 8), slice(start, start + 2)) for start in (2, 10, 18)]
     assert chunk_shape((8, 24), ((layout, 0),)) == (8, 2)
 

@@ -207,7 +207,7 @@ def plans(draw: st.DrawFn) -> Plan:
     )
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
     element_type = draw(st.sampled_from(["f32", "bf16", "pred", "f8e4m3fn"]))
-    variable = VariablePlan.lying(0, draw(NAMES), element_type, shape, draw(shardings(mesh, len(shape))), mesh)
+    variable = VariablePlan.from_sharding(0, draw(NAMES), element_type, shape, draw(shardings(mesh, len(shape))), mesh)
     return small_plan(
         mesh=mesh,
         module_name=draw(NAMES),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.progress import Paced, PlanProgress
+from shardwright.progress import PlanProgress, ProgressThrottle
 
 
 def report(number: int) -> PlanProgress:
@@ -17,7 +17,7 @@ def report(number: int) -> PlanProgress:
 @given(st.lists(st.floats(0, 0.2), max_size=60))
 def test_pacing_keeps_order_the_first_and_the_last(pauses: list[float]) -> None:
     now_s, heard = 0.0, list[tuple[float, int]]()
-    paced = Paced(lambda seen: heard.append((now_s, int(seen.detail))), interval_s=0.05, clock=lambda: now_s)
+    paced = ProgressThrottle(lambda seen: heard.append((now_s, int(seen.detail))), interval_s=0.05, clock=lambda: now_s)
     for number, pause_s in enumerate(pauses):
         now_s += pause_s
         paced(report(number))

@@ -80,7 +80,7 @@ def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:
 
 def test_progress_comes_back() -> None:
     progress = PlanProgress(phase="search", detail="data=8", incumbent_s=0.5, lower_bound_s=0.4, elapsed_s=1.5)
-    assert wire.plan_progress_from(wire.plan_progress(progress)) == progress
+    assert wire.plan_progress_from_proto(wire.plan_progress_to_proto(progress)) == progress
     assert progress.gap == pytest.approx(0.2)
     assert str(progress) == "1.5 s  search  data=8  best step 500.000 ms  bound 400.000 ms  gap 20.0%"
 
@@ -119,7 +119,7 @@ def test_load_results_come_back() -> None:
         compile_s=1.5,
     )  # fmt: skip
     result = wire.load_result("id", program)
-    assert wire.observed_collectives(result) == (collective,)
+    assert wire.collectives_from_result(result) == (collective,)
     assert (result.arguments_bytes, result.outputs_bytes, result.aliased_bytes, result.temporaries_bytes) == (
         1,
         2,

@@ -36,14 +36,14 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound
-from shardwright.planner.segments.chain import Chain, Kind, SolvedChain
-from shardwright.planner.segments.cut import Segments, find_runs, instances_of
-from shardwright.planner.segments.layout import lay_out, variables_of
+from shardwright.planner.segments.dominator_cut import Segments, build_instances, find_runs
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution, SegmentKind
+from shardwright.planner.segments.variables import build_variables, variables_of
 from shardwright.planner.solver import dual, ilp, pbqp
 from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import Problem, Reduction
-from shardwright.planner.solver.solve import CLOSE, EXACT_STATES
-from shardwright.planner.strategies.preference import MOST
+from shardwright.planner.solver.solve import EXACT_STATES, GAP_TOLERANCE
+from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.shardings import Mesh
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -94,27 +94,27 @@ class _Chain(Chain):
         self.core_size = (0, 0)
         return self
 
-    def kind(self, segment: int) -> Kind:
+    def kind(self, segment: int) -> SegmentKind:
         if self.off == "reductions" and self.instances[segment].kind not in self._kinds:
             problem = self.problem(segment)
             everything = tuple(range(len(problem.costs)))
-            self._kinds[self.instances[segment].kind] = Kind(
+            self._kinds[self.instances[segment].kind] = SegmentKind(
                 boundary=everything, reduction=pbqp.reduce(problem, everything)
             )
         return super().kind(segment)
 
-    def solve(self, time_limit_s: float, close: float = 0.0) -> SolvedChain:
-        problem, variables, states = self.rolled()
+    def solve(self, time_limit_s: float, close: float = 0.0) -> ChainSolution:
+        problem, variables, states = self.build_tied_problem()
         reduction = self._reduced(problem)
         solution = self._solved(reduction.core, time_limit_s)
         self.core_size = len(reduction.core.costs), sum(map(len, reduction.core.costs))
         found = reduction.complete(solution.states)
         chosen = {key: int(states[key][found[i]]) for key, i in variables.items()}
         constant = self.constant + reduction.constant
-        return SolvedChain(
-            states=self.unrolled(chosen),
+        return ChainSolution(
+            states=self.expand_tied(chosen),
             value=solution.value + constant,
-            rolled_bound=solution.lower_bound + constant,
+            tied_bound=solution.lower_bound + constant,
         )
 
     def _reduced(self, problem: Problem) -> Reduction:
@@ -125,13 +125,13 @@ class _Chain(Chain):
         """As `planner.solver.solve` does it, the integer program left out where it is off."""
         if not core.costs:
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else CLOSE
+        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
         bounded = dual.tighten(core, close)
         known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
         if self.off == "ILP" or known.value - known.lower_bound <= close * abs(known.value):
             return known
-        kept = bounded.kept(bounded.value)
-        rest = self._reduced(core.restricted(kept))
+        kept = bounded.surviving_states(bounded.value)
+        rest = self._reduced(core.restrict(kept))
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
         value = rest.constant + solved.value
         bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
@@ -152,14 +152,14 @@ def measure(case: str, off: str) -> Measured:
     solved = chain.solve(_INTEGER_PROGRAM_S)
     cpu_s = time.process_time() - started_s
     graph = chain.graph
-    bound_s = lower_bound(chain, _INTEGER_PROGRAM_S) if chain.runs else solved.rolled_bound
+    bound_s = lower_bound(chain, _INTEGER_PROGRAM_S) if chain.runs else solved.tied_bound
     variables, states = chain.core_size
     return Measured(
         case=case,
         off=off,
         cpu_s=cpu_s,
-        step_s=search.found(chain, solved, ()).cost.step_s,
-        bound_s=bound_s + graph.least_of_free_s() - MOST * graph.least_s(),
+        step_s=search.evaluate(chain, solved, ()).cost.step_s,
+        bound_s=bound_s + graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s(),
         variables=variables,
         states=states,
     )
@@ -167,20 +167,24 @@ def measure(case: str, off: str) -> Measured:
 
 def _chain_without(search: Search, off: str) -> _Chain:
     program, flow = search.program, search.flow
-    made = search.chain(_MESH, program.forced(search.options, _MESH), frozenset())
+    made = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
     graph, instances, runs = made.graph, made.instances, made.runs
-    layout = graph.layout
+    layout = graph.variables
     if off == "segments":
-        free = layout.is_free
+        free = layout.is_cheap_to_recompute
         segments = Segments(of=tuple(-1 if each else 0 for each in free), count=1, cuts=())
-        keys = dict.fromkeys(program.arriving, ("arriving",))
-        layout = lay_out(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
+        keys = dict.fromkeys(program.fed_arguments, ("arriving",))
+        layout = build_variables(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
     if off == "hubs":
-        needed = {hub: weight for hub, weight in layout.hubs.items() if hub in layout.crossing or hub in layout.whole}
-        layout = replace(layout, hubs=needed)
-    if layout is not graph.layout:
-        graph = replace(graph, layout=layout, _sets={})
-        instances = instances_of(flow, layout.segments, lambda nodes: variables_of(layout, nodes), layout.describe)
+        needed = {
+            hub: weight
+            for hub, weight in layout.shared_layouts.items()
+            if hub in layout.cross_segment or hub in layout.always_reduced
+        }
+        layout = replace(layout, shared_layouts=needed)
+    if layout is not graph.variables:
+        graph = replace(graph, variables=layout, _sets={})
+        instances = build_instances(flow, layout.segments, lambda nodes: variables_of(layout, nodes), layout.describe)
         runs = find_runs(instances)
     if off == "reuse":
         instances = tuple(replace(instance, kind=number) for number, instance in enumerate(instances))

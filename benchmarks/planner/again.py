@@ -22,11 +22,11 @@ import shardwright as sw
 from benchmarks.planner.hooks import Axes, constrained_by
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import Entry, cluster_json
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.planner.cache import cached_plan
-from shardwright.planner.store import MemoryStore, Store
+from shardwright.planner.cache.plan_cache import plan_with_cache
+from shardwright.planner.cache.store import MemoryStore, Store
 from shardwright.plans import Plan
 
 #: Cases, and the part of the memory of their fastest plan that they are given (None: all that a device has).
@@ -115,7 +115,7 @@ def _again(
 
 def _planned(text: str, cluster: Cluster, options: PlanOptions, store: Store | None) -> tuple[float, Plan]:
     begin_s = time.process_time()
-    made = cached_plan(text, cluster, options, store=store)
+    made = plan_with_cache(text, cluster, options, store=store)
     assert isinstance(made, Plan)
     return time.process_time() - begin_s, made
 
@@ -134,7 +134,7 @@ def _text(entry: Entry, *, annotated: bool = False) -> str:
     case = MODELS[entry.model].build(entry.size, entry.devices, **entry.changes)
     if not annotated:
         return str(case.lower().as_text("hlo", debug_info=True))
-    with annotations_kept(), constrained_by(mark):
+    with keep_annotations(), constrained_by(mark):
         return str(case.lower().as_text("hlo", debug_info=True))
 
 

@@ -56,7 +56,7 @@ def child() -> None:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
     from shardwright.errors import PlanError
-    from shardwright.planner.clock import promised_s
+    from shardwright.planner.clock import answer_due_s
     from shardwright.planner.planning import plan_step
     from shardwright.plans import Plan
 
@@ -73,7 +73,7 @@ def child() -> None:
         answer = f"{type(error).__name__}: {error.message[:90]}"
     said = {
         "deadline_s": deadline_s,
-        "promised_s": promised_s(deadline_s),
+        "promised_s": answer_due_s(deadline_s),
         "wall_s": time.perf_counter() - begun_s,
         "cpu_s": time.process_time() - cpu_s,
         "answer": answer,

@@ -53,8 +53,8 @@ def child() -> None:
     from shardwright.cluster import Cluster
     from shardwright.config import PlanOptions
     from shardwright.planner.graph.source import Source
-    from shardwright.planner.search.found import Found
     from shardwright.planner.search.search import Search, plan
+    from shardwright.planner.search.solutions import CandidatePlan
 
     job: dict[str, Any] = json.load(sys.stdin)
     source = Source(Path(job["hlo"]).read_text())
@@ -62,7 +62,7 @@ def child() -> None:
     cluster = Cluster.from_json(job["cluster"])
     started_s = time.process_time()
 
-    def first(_: Search, found: Found) -> NoReturn:
+    def first(_: Search, found: CandidatePlan) -> NoReturn:
         print(json.dumps({"first_s": time.process_time() - started_s, "step_s": found.cost.step_s}))
         sys.exit()
 

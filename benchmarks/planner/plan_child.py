@@ -19,7 +19,7 @@ def main() -> None:
     import shardwright
     from shardwright.cluster import Cluster
     from shardwright.errors import ShardwrightError
-    from shardwright.planner import cache, store  # noqa: F401 - importing is no part of planning
+    from shardwright.planner.cache import plan_cache, store  # noqa: F401 - importing is no part of planning
 
     try:
         started = time.perf_counter()
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _summary(plan: Any) -> dict[str, Any]:
-    from shardwright.plans import combined_count
+    from shardwright.plans import count_combined
 
     predicted: dict[str, float] = {}
     for collective in plan.collectives:
@@ -46,7 +46,7 @@ def _summary(plan: Any) -> dict[str, Any]:
         "predicted_step_s": plan.cost.step_s,
         "predicted_compute_s": plan.cost.compute_s,
         "predicted_communication_s": sum(collective.time_s for collective in plan.collectives),  # inputs left out
-        "predicted_collectives": combined_count(plan.collectives),
+        "predicted_collectives": count_combined(plan.collectives),
         "predicted_memory_bytes": plan.memory.peak_bytes,
         "predicted_wire_bytes": predicted,
     }

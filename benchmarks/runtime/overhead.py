@@ -26,7 +26,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 import jax
 
 from benchmarks.runtime.pipelines import WIDTH, Case, Pipeline, graph_of, sleeping
-from shardwright.server.runtime.tasks import Program
+from shardwright.server.runtime.tasks import TaskProgram
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.tasks import Task, simulate
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
@@ -74,7 +74,7 @@ def task_s() -> list[float]:
     )
     stamps: list[float] = []
 
-    def program_of(task: Task, given: jax.Array) -> Program:
+    def program_of(task: Task, given: jax.Array) -> TaskProgram:
         del given
         return Stamped(loaded, len(task.writes), stamps)
 

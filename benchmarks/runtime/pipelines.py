@@ -18,13 +18,13 @@ import numpy as np
 from shardwright.layouts import Layout
 from shardwright.links import Link
 from shardwright.server.runtime.arrays import local_positions
-from shardwright.server.runtime.handover import Handover
-from shardwright.server.runtime.moves import Piece as MovedPiece
-from shardwright.server.runtime.moves import Section
-from shardwright.server.runtime.tasks import Program, StageRunner, TaskRunner
-from shardwright.server.runtime.transport import Arrival, Endpoint, Stop, Transport
+from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
+from shardwright.server.runtime.resharding import RowSection
+from shardwright.server.runtime.resharding import TransferPiece as MovedPiece
+from shardwright.server.runtime.tasks import StageRunner, TaskProgram, TaskRunner
+from shardwright.server.runtime.transport import Endpoint, PendingPiece, StopSignal, Transport
 from shardwright.shardings import Mesh
-from shardwright.tasks import Piece, Schedule, StepPieces, Task, TaskGraph, Value, task_graph
+from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, Task, TaskGraph, task_graph
 
 #: Elements of every array: one micro-batch's activations.
 WIDTH = 96 * 96
@@ -58,7 +58,7 @@ class Case:
         return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}{chunks}"
 
 
-def pieces_of(case: Case, forward_s: float) -> StepPieces:
+def pieces_of(case: Case, forward_s: float) -> StepSpec:
     """A chain of chunks whose backward part takes twice the forward's, and an update that waits for all stages.
 
     With a zero-bubble schedule the gradients of variables are a program of their own, a third of all.
@@ -67,22 +67,24 @@ def pieces_of(case: Case, forward_s: float) -> StepPieces:
     rng = random.Random(0)
     at = tuple(chunk % case.stages for chunk in range(count))
     is_split = case.schedule == "zero-bubble"
-    pieces: list[Piece] = []
+    pieces: list[ProgramSpec] = []
     for chunk in range(count):
         time_s = forward_s * (1 + case.uneven * rng.uniform(-1, 1)) / case.chunks
         ahead = (f"y{chunk - 1}",) if chunk else ("x",)
         back = (f"g{chunk + 1}",) if chunk + 1 < count else ()
         place = {"stage": at[chunk], "chunk": chunk}
         pieces += [
-            Piece(program=f"f{chunk}", kind="forward", reads=ahead, writes=(f"y{chunk}",), time_s=time_s, **place),
-            Piece(
+            ProgramSpec(
+                program=f"f{chunk}", kind="forward", reads=ahead, writes=(f"y{chunk}",), time_s=time_s, **place
+            ),
+            ProgramSpec(
                 program=f"b{chunk}", kind="backward", reads=(f"y{chunk}", *back), writes=(f"g{chunk}",),
                 time_s=time_s if is_split else 2 * time_s, **place,
             ),
         ]  # fmt: skip
         if is_split:
             pieces.append(
-                Piece(
+                ProgramSpec(
                     program=f"w{chunk}",
                     kind="weight",
                     reads=(f"g{chunk}",),
@@ -96,7 +98,7 @@ def pieces_of(case: Case, forward_s: float) -> StepPieces:
         own = tuple(f"{last}{chunk}" for chunk in range(count) if at[chunk] == stage)
         sums = tuple(f"n{other}" for other in range(case.stages))
         pieces += [
-            Piece(
+            ProgramSpec(
                 program=f"norm{stage}",
                 kind="apply",
                 stage=stage,
@@ -104,7 +106,7 @@ def pieces_of(case: Case, forward_s: float) -> StepPieces:
                 writes=(f"n{stage}",),
                 time_s=forward_s / 4,
             ),
-            Piece(
+            ProgramSpec(
                 program=f"apply{stage}",
                 kind="apply",
                 stage=stage,
@@ -118,11 +120,11 @@ def pieces_of(case: Case, forward_s: float) -> StepPieces:
     names = dict.fromkeys(["x", *(name for piece in pieces for name in piece.writes)])
     pairs = [(a, b) for a in range(case.stages) for b in range(case.stages) if a != b]
     link = Link(bandwidth_bytes_per_s=_ARRAY_BYTES / case.link_s, latency_s=0.0) if case.link_s else None
-    return StepPieces(
+    return StepSpec(
         micro_batches=case.micro_batches,
         stage_of_chunk=at,
         values=tuple(
-            Value(
+            StepValue(
                 name=name,
                 scope="step" if name in once else "micro_batch",
                 sizes=dict.fromkeys(range(case.stages), _ARRAY_BYTES),
@@ -130,7 +132,7 @@ def pieces_of(case: Case, forward_s: float) -> StepPieces:
             )
             for name in names
         ),
-        pieces=tuple(pieces),
+        programs=tuple(pieces),
         arguments=(("x", 0),),
         outputs=outputs,
         links=dict.fromkeys(pairs, link) if link else {},
@@ -166,7 +168,7 @@ class SlowLinks:
                 threading.Thread(target=self._carry, args=channel, daemon=True).start()
             self._queues[channel].put((number, array))
 
-    def receive(self, number: int, piece: MovedPiece, dtype: Any) -> Arrival:
+    def receive(self, number: int, piece: MovedPiece, dtype: Any) -> PendingPiece:
         with self._lock:
             self._posted[number].set()
         return self._inner.receive(number, piece, dtype)
@@ -217,7 +219,7 @@ class Pipeline:
     def __init__(
         self,
         graph: TaskGraph,
-        program_of: Callable[[Task, jax.Array], Program],
+        program_of: Callable[[Task, jax.Array], TaskProgram],
         *,
         processes: int = 1,
         transport: Transport | None = None,
@@ -230,11 +232,11 @@ class Pipeline:
         if graph.links:
             carrier = SlowLinks(carrier, graph.links)
 
-        def handover(task: Task) -> Handover:
+        def handover(task: Task) -> CrossMeshReshard:
             assert task.peer is not None
             ends = (task.stage, task.peer) if task.kind == "send" else (task.peer, task.stage)
-            return Handover(
-                (Section(lying[ends[0]]),), Section(lying[ends[1]]), node_of=lambda position: position // DEVICES,
+            return CrossMeshReshard(
+                (RowSection(lying[ends[0]]),), RowSection(lying[ends[1]]), node_of=lambda position: position // DEVICES,
                 devices=devices, transport=carrier,
             )  # fmt: skip
 
@@ -244,7 +246,7 @@ class Pipeline:
             if positions[stage] not in devices:
                 continue
             array = jax.device_put(np.zeros(WIDTH, np.float32), devices[positions[stage]])
-            programs: dict[str, Program] = {}
+            programs: dict[str, TaskProgram] = {}
             for task in tasks:
                 if task.is_compute and task.program not in programs:
                     programs[task.program] = program_of(task, array)
@@ -258,7 +260,7 @@ class Pipeline:
         """Run one step until its results are computed: when it began and ended, by `time.perf_counter`."""
         self._sequence += 1
         begin_s = time.perf_counter()
-        results = self._runner.run(self._sequence, Stop(WAIT_S), self._arguments)
+        results = self._runner.run(self._sequence, StopSignal(WAIT_S), self._arguments)
         jax.block_until_ready([list(own.values()) for own in results.values()])
         return begin_s, time.perf_counter()
 

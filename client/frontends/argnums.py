@@ -1,7 +1,7 @@
-"""Which arguments of a function are static and which are donated, by number and by name, as for `jax.jit`.
+"""Static and donated arguments of a function, by number and by name, with `jax.jit`'s semantics.
 
-Numbers and names of positional parameters stand for each other. A `jax.jit` that is passed in keeps its own:
-its static arguments are static besides those that are given, and its donated ones are donated unless others are given.
+Numbers and names of positional parameters are interchangeable. A `jax.jit` keeps its own: its static arguments add to
+the given ones; its donated ones apply unless others are given.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
-    """Arguments by position in the call, and by name where they are passed by keyword."""
+class ArgumentSet:
+    """Arguments by position in the call, and by name when passed by keyword."""
 
     positions: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
 
-    def __or__(self, other: Marked) -> Marked:
+    def __or__(self, other: ArgumentSet) -> ArgumentSet:
         positions, names = {*self.positions, *other.positions}, {*self.names, *other.names}
-        return Marked(tuple(sorted(positions)), tuple(sorted(names)))
+        return ArgumentSet(tuple(sorted(positions)), tuple(sorted(names)))
 
 
 class Parameters:
-    """The parameters of a function, as far as Python tells them."""
+    """The parameters of a function, from Python's signature."""
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.name = name
@@ -49,21 +49,21 @@ class Parameters:
         self._positional = [parameter for parameter in self._all if parameter.kind in _POSITIONAL]
 
     def name_at(self, position: int) -> str:
-        """`x`, `rest[1]` for what `*rest` takes, `args[2]` where nothing is known."""
+        """`x`, `rest[1]` in `*rest`, `args[2]` without a signature."""
         if position < len(self._positional):
             return self._positional[position].name
         rest = next((p.name for p in self._all if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
         return f"{rest}[{position - len(self._positional)}]" if rest else f"args[{position}]"
 
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments that are passed by name at their position, where they have one. Raises TypeError as a call does."""
+    def bind_by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments passed by name, moved to their positions when they have one. Raises TypeError like a call."""
         if not kwargs or self.signature is None:
             return args, kwargs
         arguments = self.signature.bind(*args, **kwargs)
         return arguments.args, arguments.kwargs
 
-    def marked(self, numbers: Argnums, names: Argnames, kind: str) -> Marked:
-        """Raises OptionError for what is no number or no name, or is none of this function's parameters."""
+    def select_arguments(self, numbers: Argnums, names: Argnames, kind: str) -> ArgumentSet:
+        """Raises OptionError on anything but a number or name of this function's parameters."""
         positions = self._positions(numbers, f"{kind}_argnums")
         listed = self._names(names, f"{kind}_argnames")
         index = {parameter.name: n for n, parameter in enumerate(self._positional)}
@@ -73,7 +73,7 @@ class Parameters:
             for n in positions
             if n < len(self._positional) and self._positional[n].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]
-        return Marked(positions, listed) | Marked(tuple(by_name), tuple(by_number))
+        return ArgumentSet(positions, listed) | ArgumentSet(tuple(by_name), tuple(by_number))
 
     def _positions(self, numbers: Argnums, where: str) -> tuple[int, ...]:
         listed = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
@@ -98,25 +98,25 @@ class Parameters:
             raise OptionError(f"{listed!r} are not argument names", where=where, remedy="write strings")
         if self.signature is None or inspect.Parameter.VAR_KEYWORD in self._kinds:
             return listed
-        known = [p.name for p in self._all if p.kind in (*_POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)]
+        keyword_names = [p.name for p in self._all if p.kind in (*_POSITIONAL[1:], inspect.Parameter.KEYWORD_ONLY)]
         for name in listed:
-            if name not in known:
-                remedy = f"its parameters are {', '.join(known)}" if known else "leave it out"
+            if name not in keyword_names:
+                remedy = f"its parameters are {', '.join(keyword_names)}" if keyword_names else "leave it out"
                 raise OptionError(f"{self.name} has no parameter {name!r} to name", where=where, remedy=remedy)
         return listed
 
 
-def static_and_donated(
+def resolve_argnums(
     fn: Callable[..., Any],
     parameters: Parameters,
     *,
     static: tuple[Argnums, Argnames],
     donated: tuple[Argnums, Argnames],
-) -> tuple[Marked, Marked]:
-    """The static and the donated arguments. Raises OptionError for one that is both."""
-    jit_static, jit_donated = _of_jit(fn)
-    statics = parameters.marked(*static, "static") | jit_static
-    gone = jit_donated if donated == (None, None) else parameters.marked(*donated, "donate")
+) -> tuple[ArgumentSet, ArgumentSet]:
+    """The static and the donated arguments. Raises OptionError on overlap."""
+    jit_static, jit_donated = _jit_argument_sets(fn)
+    statics = parameters.select_arguments(*static, "static") | jit_static
+    gone = jit_donated if donated == (None, None) else parameters.select_arguments(*donated, "donate")
     both = [parameters.name_at(n) for n in statics.positions if n in gone.positions]
     both += [name for name in statics.names if name in gone.names]
     if both:
@@ -128,22 +128,22 @@ def static_and_donated(
     return statics, gone
 
 
-def _of_jit(fn: Callable[..., Any]) -> tuple[Marked, Marked]:
-    """What a `jax.jit` marks static and donated; of a partial or a method of one, as its caller counts arguments."""
+def _jit_argument_sets(fn: Callable[..., Any]) -> tuple[ArgumentSet, ArgumentSet]:
+    """The static and donated sets of a `jax.jit`; of a partial or a method, in the caller's count."""
     if isinstance(fn, functools.partial):
-        return _behind(_of_jit(fn.func), len(fn.args))
+        return _drop_bound(_jit_argument_sets(fn.func), len(fn.args))
     if isinstance(fn, types.MethodType):
-        return _behind(_of_jit(fn.__func__), 1)
+        return _drop_bound(_jit_argument_sets(fn.__func__), 1)
     marks = jit_marks(fn)
     if marks is not None:
         parameters = Parameters(fn, "the jax.jit")
-        static = parameters.marked(marks.static_argnums, marks.static_argnames, "static")
-        return static, parameters.marked(marks.donate_argnums, marks.donate_argnames, "donate")
+        static = parameters.select_arguments(marks.static_argnums, marks.static_argnames, "static")
+        return static, parameters.select_arguments(marks.donate_argnums, marks.donate_argnames, "donate")
     called: Any = type(fn).__call__
-    return (Marked(), Marked()) if jit_marks(called) is None else _behind(_of_jit(called), 1)
+    return (ArgumentSet(), ArgumentSet()) if jit_marks(called) is None else _drop_bound(_jit_argument_sets(called), 1)
 
 
-def _behind(pair: tuple[Marked, Marked], count: int) -> tuple[Marked, Marked]:
-    """Without the first `count` arguments, which are bound."""
-    static, donated = (Marked(tuple(n - count for n in m.positions if n >= count), m.names) for m in pair)
+def _drop_bound(pair: tuple[ArgumentSet, ArgumentSet], count: int) -> tuple[ArgumentSet, ArgumentSet]:
+    """The set without the first `count`, bound arguments."""
+    static, donated = (ArgumentSet(tuple(n - count for n in m.positions if n >= count), m.names) for m in pair)
     return static, donated

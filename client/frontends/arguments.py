@@ -1,6 +1,6 @@
-"""What is no argument of a program, and what to do about it: each refused leaf by its path.
+"""Refusal of values unfit to be a program's arguments, with a remedy: each refused leaf by its path.
 
-`jax.jit` takes arrays, numbers and PRNG keys. Anything else is told apart here, by kind, only once JAX has refused it.
+`jax.jit` takes arrays, numbers and PRNG keys. Anything else is classified here, by kind, only once JAX has refused it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EQUINOX = (
 
 
 def is_too_wide(dtype: Any) -> bool:
-    """Whether an array has 64 bits where JAX computes with 32: traced, its type would be another than the array's."""
+    """Whether an array has 64 bits and JAX computes with 32: its type would change in tracing."""
     return dtype.itemsize >= 8 and isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
-def flattened(dynamic: Any, name: str) -> tuple[list[Any], Any]:
-    """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError for dicts that have no order."""
+def flatten_arguments(dynamic: Any, name: str) -> tuple[list[Any], Any]:
+    """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError on unorderable dicts."""
     try:
         return jax.tree.flatten(dynamic)
     except (TypeError, ValueError) as error:
@@ -43,7 +43,7 @@ def flattened(dynamic: Any, name: str) -> tuple[list[Any], Any]:
 def specs_of(
     leaves: Sequence[Any], spec: Callable[[Any], _Spec], dynamic: Any, names: Callable[[], Sequence[str]]
 ) -> tuple[_Spec, ...]:
-    """`spec` of each leaf. Raises as `refusal` says for the first that has none; `names` are asked for only then."""
+    """`spec` of each leaf. Raises `refusal` of the first leaf without one; `names` are computed only then."""
     try:
         return tuple([spec(leaf) for leaf in leaves])
     except ShardwrightError:
@@ -52,13 +52,13 @@ def specs_of(
         try:
             spec(leaf)
         except ShardwrightError as error:
-            remedy = _EQUINOX if _is_unarrayed(leaf) and _holds_equinox(dynamic) else _remedy_at(name, error)
+            remedy = _EQUINOX if _is_non_array(leaf) and _holds_equinox(dynamic) else _remedy_at(name, error)
             raise type(error)(error.message, where=name, remedy=remedy) from None
     raise AssertionError("a leaf had no type, and then had one")
 
 
 def refusal(leaf: Any) -> ShardwrightError:
-    """The error for a leaf that JAX takes for no array."""
+    """The error of a leaf refused by JAX."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
         return ArrayError(
             f"this jax.Array of shape {list(leaf.shape)} is deleted",
@@ -68,24 +68,24 @@ def refusal(leaf: Any) -> ShardwrightError:
     return UnsupportedProgramError(f"{what} is no argument of a program", remedy=remedy)
 
 
-def refused_result(leaf: Any, name: str) -> ShardwrightError:
-    """The error for a result that is no array."""
+def result_refusal(leaf: Any, name: str) -> ShardwrightError:
+    """The error of a result other than an array."""
     remedy = f"{_OUT_OF_STEP}: return arrays and numbers only"
-    if _is_unarrayed(leaf) and "equinox" in sys.modules:
+    if _is_non_array(leaf) and "equinox" in sys.modules:
         remedy += "; of an Equinox module eqx.filter(model, eqx.is_array)"
     return UnsupportedProgramError(f"{_kind_name(leaf)} is no result of a program", where=name, remedy=remedy)
 
 
 def _remedy_at(name: str, error: ShardwrightError) -> str:
-    """Names the argument, where the remedy speaks of one in general."""
+    """Names the argument in a general remedy."""
     argument, bracket, _ = name.replace(".", "[", 1).partition("[")
     whole = f"name it in static_argnames={argument!r} (or static_argnums)"
     inside = f"take it out of {argument}, or make it an argument of its own in static_argnames (or static_argnums)"
     return error.remedy.replace(_OUT_OF_STEP, inside if bracket else whole)
 
 
-def _is_unarrayed(leaf: Any) -> bool:
-    """What an Equinox module may hold besides arrays."""
+def _is_non_array(leaf: Any) -> bool:
+    """Whether a leaf is a non-array of an Equinox module."""
     return callable(leaf) or isinstance(leaf, str | bytes)
 
 
@@ -110,7 +110,7 @@ def _kind_name(leaf: Any) -> str:
 # ---- kinds: (what, remedy) of the leaves that they know, in the order in which they are asked ----------------
 
 
-def _traced(leaf: Any) -> tuple[str, str] | None:
+def _tracer(leaf: Any) -> tuple[str, str] | None:
     if not isinstance(leaf, jax.core.Tracer):
         return None
     remedy = "call the step outside jax.jit, jax.grad, jax.vmap and the like, or parallelize the function that calls it"
@@ -154,7 +154,7 @@ def _numpy(leaf: Any) -> tuple[str, str] | None:
         return f"a numpy array of records {dtype}", "pass its fields: {name: x[name] for name in x.dtype.names}"
     what = f"a numpy {'array of ' if isinstance(leaf, np.ndarray) else ''}{dtype}"
     if dtype.kind == "O":
-        return "a numpy array of objects", _stacked(leaf)
+        return "a numpy array of objects", _stacking_remedy(leaf)
     if dtype.kind in "Mm":
         return what, "pass numbers, e.g. (x - x.min()) / np.timedelta64(1, 's')" if dtype.kind == "M" else (
             "pass numbers, e.g. x / np.timedelta64(1, 's')"
@@ -167,7 +167,7 @@ def _numpy(leaf: Any) -> tuple[str, str] | None:
     return what, f"pass x.astype({narrower})"
 
 
-def _stacked(array: Any) -> str:
+def _stacking_remedy(array: Any) -> str:
     shapes = {np.shape(item) for item in array.flat} if all(_is_numeric(item) for item in array.flat) else set()
     if len(shapes) == 1:
         return "pass numbers of one type, e.g. np.asarray(x.tolist(), np.float32)"
@@ -236,6 +236,6 @@ def _other(leaf: Any) -> tuple[str, str] | None:
 
 
 _KINDS: tuple[Callable[[Any], tuple[str, str] | None], ...] = (
-    _traced, _abstract, _mutable, _wide, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection,
+    _tracer, _abstract, _mutable, _wide, _spread, _numpy, _too_large, _foreign_array, _text, _function, _collection,
     _other,
 )  # fmt: skip

@@ -1,8 +1,7 @@
 """JAX front end: a function and the types of its arguments become HLO text.
 
-Only public JAX is used. The text is what `jax.jit(...).lower(...)` prints for the
-cluster's platform, on any machine, with every argument kept, large closed-over
-arrays turned into arguments, and source lines in its metadata.
+Only public JAX is used. The text is the output of `jax.jit(...).lower(...)` on the cluster's platform, from any
+machine, with every argument kept, large closed-over arrays turned into arguments, and source lines in its metadata.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from jax import dtypes
 from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shardwright.client.annotate import annotations_kept
-from shardwright.client.array_operators import handles_kept
+from shardwright.client.annotate import keep_annotations
+from shardwright.client.array_operators import keep_handles
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, static_and_donated
-from shardwright.client.frontends.arguments import flattened, is_too_wide, refusal, refused_result, specs_of
+from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, resolve_argnums
+from shardwright.client.frontends.arguments import flatten_arguments, is_too_wide, refusal, result_refusal, specs_of
 from shardwright.client.frontends.jaxprs import (
-    Hoisted,
+    HoistedFunction,
+    explain_trace_errors,
     hoist_constants,
-    refuse_what_cannot_travel,
-    trace_errors_in_words,
+    refuse_unsupported,
 )
-from shardwright.client.frontends.modules import changes, require_unshared, watched
+from shardwright.client.frontends.nnx_modules import find_changes, record_variables, require_unshared
 from shardwright.dtypes import to_dtype, to_element_type
 from shardwright.errors import ArrayError, OptionError
-from shardwright.hlo.donors import pair_donors
+from shardwright.hlo.donation import pair_donors
 from shardwright.xla import private
 
 register_exclusion(__file__)  # source lines in programs are the user's
@@ -48,10 +47,10 @@ _DONOR = re.compile(r"\((\d+),")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySpec:
-    """Type of one argument or result as JAX sees it; `dtype` may be a PRNG key's.
+    """Type of one argument or result in JAX; `dtype` may be a PRNG key's.
 
-    Made by `array_spec` only: equal types are the same object, so that the thousand
-    types of a call are hashed and compared by identity.
+    Made by `array_spec` only: equal types are the same object. The thousand types of a call are hashed and compared by
+    identity.
     """
 
     shape: tuple[int, ...]
@@ -68,24 +67,24 @@ class ArraySpec:
 
 
 @functools.cache
-def _interned(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
+def _intern_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
     return ArraySpec(shape, dtype, weak_type)
 
 
 def array_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> ArraySpec:
     """The one ArraySpec of these values."""
-    return _interned(shape, dtype, weak_type)
+    return _intern_spec(shape, dtype, weak_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How a function is called: what its arguments are, whatever their values.
+    """Signature of a call: structure and types of its arguments, without their values.
 
     Two calls with equal signatures run the same program.
     statics: (position or keyword, value) of static arguments; positions first, ascending.
     tree: structure of (args, kwargs) without the static ones.
     specs: types of its leaves, in order.
-    settings: JAX's, as far as they change what is traced: precision, promotion, x64, …
+    settings: JAX's, with effect on tracing: precision, promotion, x64, …
     """
 
     statics: tuple[tuple[int | str, Any], ...]
@@ -96,9 +95,9 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayType:
-    """A flat argument or result as it stands in the HLO text: name, HLO element type, shape.
+    """A flat argument or result in the HLO text: name, HLO element type, shape.
 
-    A PRNG key stands there as its `uint32` data.
+    A PRNG key appears by its `uint32` data.
     """
 
     name: str
@@ -108,17 +107,17 @@ class ArrayType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoweredProgram:
-    """HLO text of one function for one signature, and how its flat numbers map to pytrees.
+    """HLO text of one function under one signature, and the mapping of its flat numbers to pytrees.
 
-    arguments: in the order of the program's parameters: the leaves of the call, with
-        hoisted constants from `constants_at` on, then what the function closes over on the servers.
+    arguments: in the order of the program's parameters: the leaves of the call, with hoisted constants from
+        `constants_at` on, then the captured handles.
     constants: the hoisted arrays.
-    captured: handles that the function closes over, more leaves of every call.
-    signature: of the calls it serves.
-    result_tree: structure of what the function returns.
-    results: types of its leaves, then of arrays that the function changes in place (see `modules`).
-    changed: leaves of the call that those last results become.
-    aliases: output number → argument number that it updates in place.
+    captured: handles in the function's closure, more leaves of every call.
+    signature: of its calls.
+    result_tree: structure of the function's result.
+    results: types of its leaves, then of arrays changed in place (see `modules`).
+    changed: leaves of the call replaced by those last results.
+    aliases: output number → argument number updated in place.
     """
 
     name: str
@@ -135,9 +134,9 @@ class LoweredProgram:
     captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
 
     def with_captured(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves of a call with what the function closes over, in the order of the program's arguments.
+        """The leaves of a call plus the captured handles, in the order of the program's arguments.
 
-        Raises ArrayError for a handle that is gone since the function was traced.
+        Raises ArrayError on a handle deleted after tracing.
         """
         for handle in self.captured:
             if handle.is_deleted():
@@ -159,7 +158,7 @@ class LoweredProgram:
 
     @property
     def identity(self) -> str:
-        """Equal for programs that differ only in the source lines that they were traced from."""
+        """Equal for programs with no difference but their source lines."""
         start, end = self.hlo_text.find("\nFileNames\n"), self.hlo_text.find("\nStackFrames\n")
         tables_end = self.hlo_text.find("\n\n", end + 1) if 0 <= start < end else -1
         text = self.hlo_text if tables_end < 0 else self.hlo_text[:start] + self.hlo_text[tables_end:]
@@ -177,8 +176,8 @@ class LoweredProgram:
 class JaxFunction:
     """A user's function with its static and donated arguments, ready to be lowered.
 
-    They are given as to `jax.jit`; a `jax.jit` that is passed in keeps its own (see `argnums`).
-    Raises OptionError for numbers and names that are none, or that are both static and donated.
+    The arguments are `jax.jit`'s; a `jax.jit` keeps its own (see `argnums`). Raises OptionError on unknown numbers and
+    names, and on arguments both static and donated.
     """
 
     def __init__(
@@ -197,7 +196,7 @@ class JaxFunction:
         self.fn = fn
         self.name: str = getattr(fn, "__name__", None) or type(fn).__name__
         self._parameters = Parameters(fn, self.name)
-        self._static, self._donated = static_and_donated(
+        self._static, self._donated = resolve_argnums(
             fn,
             self._parameters,
             static=(static_argnums, static_argnames),
@@ -207,14 +206,14 @@ class JaxFunction:
     def describe(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Callable[[Any], ArraySpec], settings: Any = None
     ) -> tuple[Signature, list[Any], Any]:
-        """(signature, leaves, pytree without the static arguments) of a call; `spec` is the type of a leaf.
+        """(signature, leaves, pytree without the static arguments) of a call.
 
-        settings: JAX's that change what is traced.
-        Raises UnsupportedProgramError for a leaf that is no array, by its path; OptionError for a static
-        argument that cannot be hashed.
+        spec: returns the type of a leaf. settings: JAX's, with effect on tracing.
+        Raises UnsupportedProgramError: a leaf is no array, by its path. OptionError: a static argument cannot be
+        hashed.
         """
         statics, dynamic = self.split(args, kwargs)
-        leaves, tree = flattened(dynamic, self.name)
+        leaves, tree = flatten_arguments(dynamic, self.name)
         specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
         signature = Signature(statics, tree, specs, settings)
         try:
@@ -228,12 +227,12 @@ class JaxFunction:
         return signature, leaves, dynamic
 
     def require_unshared(self, dynamic: Any) -> None:
-        """Raises UnsupportedProgramError where two arguments hold one Flax NNX Variable."""
+        """Raises UnsupportedProgramError when two arguments hold one Flax NNX Variable."""
         require_unshared(dynamic, lambda: self._leaf_names(dynamic))
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int | str, Any], ...], Any]:
         """(static arguments, the pytree of all others) of one call."""
-        args, kwargs = self._parameters.bound(args, kwargs)
+        args, kwargs = self._parameters.bind_by_name(args, kwargs)
         static = self._static
         if not static.positions and not static.names:
             return (), (args, kwargs)
@@ -242,8 +241,8 @@ class JaxFunction:
         others = tuple(arg for number, arg in enumerate(args) if number not in static.positions)
         return by_position + by_name, (others, {key: kwargs[key] for key in kwargs if key not in static.names})
 
-    def donated_leaves(self, dynamic: Any) -> frozenset[int]:
-        """Numbers of the leaves of `dynamic` (the second item of `split`) that are donated."""
+    def find_donated_leaves(self, dynamic: Any) -> frozenset[int]:
+        """Numbers of the donated leaves of `dynamic` (the second item of `split`)."""
         args, kwargs = dynamic
         numbers: list[int] = []
         start = 0
@@ -259,27 +258,27 @@ class JaxFunction:
     def lower(self, signature: Signature, *, platform: str) -> LoweredProgram:
         """The program of `signature` for `platform` ("cpu", "cuda", "tpu", …).
 
-        Raises UnsupportedProgramError for what cannot travel; whatever the function
-        itself raises while it is traced comes through.
+        Raises UnsupportedProgramError: the program cannot travel. Errors of the function itself in tracing come
+        through.
         """
         args, kwargs, marks = self._call(signature)
         changed: list[int] = []
 
         @functools.wraps(self.fn)
         def function(*args: Any, **kwargs: Any) -> Any:  # new each time: JAX caches by function, not by our annotations
-            before = watched((args, kwargs))
-            result = _only_arrays(self.fn(*args, **kwargs))
-            new = changes(before, result)
+            before = record_variables((args, kwargs))
+            result = _require_arrays(self.fn(*args, **kwargs))
+            new = find_changes(before, result)
             changed.extend(new)
             return result, list(new.values())
 
-        with annotations_kept(), handles_kept(), jax.disable_jit(False), trace_errors_in_words(self.name):
+        with keep_annotations(), keep_handles(), jax.disable_jit(False), explain_trace_errors(self.name):
             traced = jax.jit(function, **marks, keep_unused=True).trace(*args, **kwargs)
-            refuse_what_cannot_travel(traced.jaxpr, self.name)
+            refuse_unsupported(traced.jaxpr, self.name)
             hoisted = hoist_constants(traced.jaxpr)
             result, new = traced.out_info
             if hoisted is not None:
-                traced = self._trace_hoisted(hoisted, signature)
+                traced = self._trace_with_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
         constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
         captured = hoisted.handles if hoisted else ()
@@ -306,7 +305,7 @@ class JaxFunction:
     # ---- the pieces of `lower` -------------------------------------------------
 
     def _call(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        """(args, kwargs, options of `jax.jit`) of a call, with types for arrays."""
+        """(args, kwargs, options of `jax.jit`) of a call, with types in place of arrays."""
         others, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
         args = list(others)
         for key, value in signature.statics:  # positions ascend, so each lands at its own place
@@ -322,8 +321,8 @@ class JaxFunction:
         }
         return tuple(args), kwargs, marks
 
-    def _trace_hoisted(self, hoisted: Hoisted, signature: Signature) -> Any:
-        """Traced again with the constants and handles as one more positional argument."""
+    def _trace_with_hoisted(self, hoisted: HoistedFunction, signature: Signature) -> Any:
+        """Retraces with the constants and handles in one more positional argument."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             return hoisted.evaluate(args[-1], jax.tree.leaves((args[:-1], kwargs)))
@@ -339,7 +338,7 @@ class JaxFunction:
         )
 
     def _dynamic_positions(self, count: int) -> list[int]:
-        """Positions in the call of the `count` positional arguments that are not static."""
+        """Positions of the non-static ones of the call's `count` positional arguments."""
         positions: list[int] = []
         number = 0
         while len(positions) < count:
@@ -378,7 +377,7 @@ class JaxFunction:
 def spec_of(leaf: Any) -> ArraySpec:
     """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars, types.
 
-    Raises as `arguments.refusal` says for a leaf that JAX cannot trace either.
+    Raises `arguments.refusal` on a leaf JAX cannot trace either.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return _spec_of_aval(leaf)
@@ -392,14 +391,14 @@ def spec_of(leaf: Any) -> ArraySpec:
 
 
 def spec_of_handle(handle: RemoteArray) -> ArraySpec:
-    """`spec_of` a handle. Raises as `arguments.refusal` says where JAX computes with narrower types."""
+    """`spec_of` a handle. Raises `arguments.refusal` when JAX computes with narrower types."""
     if is_too_wide(handle.spec.dtype):
         raise refusal(handle)
     return handle.spec
 
 
 def spec_of_value(leaf: Any) -> ArraySpec:
-    """`spec_of` a leaf whose contents are here. Raises as `arguments.refusal` says for any other."""
+    """`spec_of` a leaf with contents here. Raises `arguments.refusal` on any other."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise refusal(leaf)
     spec = spec_of(leaf)
@@ -408,14 +407,14 @@ def spec_of_value(leaf: Any) -> ArraySpec:
     return spec
 
 
-def _only_arrays(result: Any) -> Any:
-    """`result`. Raises as `arguments.refused_result` says where a leaf of it is no array."""
+def _require_arrays(result: Any) -> Any:
+    """`result`. Raises `arguments.result_refusal` on a leaf other than an array."""
     for path, leaf in tree_flatten_with_path(result)[0]:
         try:
             jax.typeof(leaf)
         except (TypeError, ValueError, OverflowError):
             if not hasattr(leaf, "__jax_array__"):
-                raise refused_result(leaf, "result" + keystr(path)) from None
+                raise result_refusal(leaf, "result" + keystr(path)) from None
     return result
 
 
@@ -424,25 +423,25 @@ def _spec_of_aval(aval: Any) -> ArraySpec:
 
 
 def host_value(leaf: Any, spec: ArraySpec) -> np.ndarray:
-    """The bytes of an argument leaf as they stand in the program: key data for a key, else its array."""
+    """The bytes of an argument leaf in the program's form: key data of a key, else its array."""
     if spec.is_key:
         return np.asarray(jax.random.key_data(leaf))
     return np.asarray(leaf, dtype=spec.dtype)
 
 
 def physical_shape(spec: ArraySpec) -> tuple[int, ...]:
-    """Shape in the program: a PRNG key has its `uint32` words as last dimension."""
+    """Shape in the program: a PRNG key's `uint32` words form its last dimension."""
     return tuple(_key_data(spec).shape) if spec.is_key else spec.shape
 
 
 def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
-    """Fetched contents as the JAX array that `jax.jit` would have returned; for a key the key."""
+    """Fetched contents converted to `jax.jit`'s result; of a key the key."""
     is_wide = not spec.is_key and spec.dtype.itemsize > 4
     with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
         value = jax.numpy.asarray(data)
     if spec.is_key:
         return jax.random.wrap_key_data(value, impl=_key_impl(spec.dtype))
-    return private.weakly_typed(value) if spec.weak_type else value
+    return private.make_weakly_typed(value) if spec.weak_type else value
 
 
 @functools.lru_cache(maxsize=256)
@@ -455,8 +454,8 @@ def key_impl_name(spec: ArraySpec) -> str:
     return str(_key_impl(spec.dtype))
 
 
-def stored_spec(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
-    """Type of an array that stands in programs like this; of a PRNG key where `key_impl` names its implementation."""
+def spec_of_stored(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
+    """Type of an array with this form in programs; of a PRNG key when `key_impl` names its implementation."""
     if not key_impl:
         return array_spec(shape, to_dtype(element_type), is_weak)
     dtype = jax.eval_shape(lambda: jax.random.key(0, impl=key_impl)).dtype
@@ -466,9 +465,9 @@ def stored_spec(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_
 
 @functools.lru_cache(maxsize=16)
 def _key_impl(dtype: Any) -> Any:
-    found: list[Any] = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), _aval((), dtype))
-    return found[0]
+    key_impls: list[Any] = []
+    jax.eval_shape(lambda key: key_impls.append(jax.random.key_impl(key)), _aval((), dtype))
+    return key_impls[0]
 
 
 def _aval(shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False) -> jax.ShapeDtypeStruct:
@@ -480,7 +479,7 @@ def _host_value(constant: Any) -> np.ndarray:
 
 
 def array_type(name: str, spec: ArraySpec) -> ArrayType:
-    """How an array of that type stands in programs."""
+    """Program form of an array of this type."""
     dtype = np.dtype("uint32") if spec.is_key else spec.dtype
     return ArrayType(name=name, element_type=to_element_type(dtype), shape=physical_shape(spec))
 
@@ -491,16 +490,17 @@ def _output_types(result: Any, changed: Mapping[str, Any]) -> tuple[ArrayType, .
 
 
 def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> dict[int, int]:
-    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`, and as the planner pairs
-    what `buffer_donor={ (0, {}) }` leaves open."""
+    """Output number → parameter number, from `input_output_alias={ {0}: (1, {}, may-alias) }`; donors in
+    `buffer_donor={ (0, {}) }` are paired like in the planner.
+    """
     header = text[: text.index("\n")]
     aliases = {int(output or 0): int(parameter) for output, parameter in _ALIAS.findall(_value(header, _ALIASES))}
     donors = map(int, _DONOR.findall(_value(header, _DONORS)))
-    given, made = ([(each.element_type, each.shape) for each in types] for types in (arguments, outputs))
-    return aliases | pair_donors(donors, given, made, aliases)
+    given, output_types = ([(array.element_type, array.shape) for array in types] for types in (arguments, outputs))
+    return aliases | pair_donors(donors, given, output_types, aliases)
 
 
 def _value(header: str, name: str) -> str:
-    """The value of one attribute, as far as the attribute after it; '' where there is none."""
+    """The value of one attribute, up to the next attribute; '' if absent."""
     start = header.find(name)
     return header[start : header.find("=", start + len(name))] if start >= 0 else ""

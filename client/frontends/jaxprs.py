@@ -1,6 +1,6 @@
 """What must be done to a traced function before it is lowered.
 
-Two passes over a jaxpr: `refuse_what_cannot_travel` names host callbacks and
+Two passes over a jaxpr: `refuse_unsupported` names host callbacks and
 manual computations with their source lines, and `hoist_constants` makes large
 closed-over arrays inputs (in HLO text a float costs 13 bytes).
 """
@@ -20,11 +20,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_par
 from jax.extend.source_info_util import summarize
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.partitioned import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
+from shardwright.client.frontends.custom_partitioning import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
-_CANNOT_TRAVEL = {
+_UNSUPPORTED_PRIMITIVES = {
     "pure_callback": "jax.pure_callback",
     "io_callback": "jax.experimental.io_callback",
     "debug_callback": "jax.debug.callback",
@@ -54,21 +54,23 @@ _TRACE_ERRORS = {
 _CALLBACK_REMEDY = "remove it, or return the value from the step and use it on the client"
 
 #: Closed-over arrays of at least so many elements become arguments.
-HOISTED_ELEMENTS = 64
+MIN_HOISTED_ELEMENTS = 64
 
 
-def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
-    """Raises UnsupportedProgramError that lists every such call with `file:line (function)`."""
+def refuse_unsupported(closed: ClosedJaxpr, name: str) -> None:
+    """Raises UnsupportedProgramError with every such call at its `file:line (function)`."""
     if any(isinstance(constant, jax.Ref) for constant in closed.consts):
         raise UnsupportedProgramError(
             f"{name} closes over a mutable array (jax.Ref), which servers do not hold",
             remedy="pass its value, ref[...], as an argument, and return the new one",
         )
-    found = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
-    refused = [(primitive, line) for primitive, line in found if primitive in _CANNOT_TRAVEL]
+    calls = {(eqn.primitive.name, summarize(eqn.source_info)): None for eqn in _equations(closed.jaxpr)}
+    refused = [(primitive, line) for primitive, line in calls if primitive in _UNSUPPORTED_PRIMITIVES]
     if not refused:
         return
-    lines = "".join(f"\n  {_CANNOT_TRAVEL[primitive]}{f' at {line}' if line else ''}" for primitive, line in refused)
+    lines = "".join(
+        f"\n  {_UNSUPPORTED_PRIMITIVES[primitive]}{f' at {line}' if line else ''}" for primitive, line in refused
+    )
     remedies = {_REMEDIES.get(primitive, _CALLBACK_REMEDY) for primitive, _ in refused}
     raise UnsupportedProgramError(
         f"{name} holds what cannot run on a server:{lines}", where=refused[0][1], remedy="; ".join(sorted(remedies))
@@ -76,8 +78,8 @@ def refuse_what_cannot_travel(closed: ClosedJaxpr, name: str) -> None:
 
 
 @contextmanager
-def trace_errors_in_words(name: str) -> Iterator[None]:
-    """Errors of JAX that say what to do under `jax.jit` say here what to do with us; others come through."""
+def explain_trace_errors(name: str) -> Iterator[None]:
+    """Rewords JAX errors with advice about `jax.jit` to advice about us; others come through."""
     try:
         yield
     except (NameError, ValueError) as error:
@@ -99,7 +101,7 @@ def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hoisted:
+class HoistedFunction:
     """A traced function whose large closed-over arrays, and handles, are inputs.
 
     constants: the arrays, one per object. handles: arrays on the servers, likewise.
@@ -111,28 +113,30 @@ class Hoisted:
     evaluate: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
-def hoist_constants(closed: ClosedJaxpr) -> Hoisted | None:
-    """None where the function closes over nothing large, and no handle, and no kernel has a sharding rule."""
-    found = {id(constant): constant for constant in _constants(closed)}
-    handles = {key: constant for key, constant in found.items() if isinstance(constant, RemoteArray)}
-    constants = {key: constant for key, constant in found.items() if key not in handles and _is_large(constant)}
+def hoist_constants(closed: ClosedJaxpr) -> HoistedFunction | None:
+    """None unless the function captures a large constant or a handle, or a kernel has a sharding rule."""
+    constants_by_id = {id(constant): constant for constant in _constants(closed)}
+    handles = {key: constant for key, constant in constants_by_id.items() if isinstance(constant, RemoteArray)}
+    constants = {
+        key: constant for key, constant in constants_by_id.items() if key not in handles and _is_large(constant)
+    }
     hoisted = constants | handles
     if not hoisted and not _is_partitioned(closed.jaxpr):
         return None
 
     def evaluate(values: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        return _Retracer(dict(zip(hoisted, values, strict=True))).closed(closed, arguments)
+        return _Retracer(dict(zip(hoisted, values, strict=True))).evaluate_closed(closed, arguments)
 
-    return Hoisted(constants=tuple(constants.values()), handles=tuple(handles.values()), evaluate=evaluate)
+    return HoistedFunction(constants=tuple(constants.values()), handles=tuple(handles.values()), evaluate=evaluate)
 
 
 def _constants(closed: ClosedJaxpr) -> Iterator[Any]:
     yield from closed.consts
-    for inner in _nested(closed.jaxpr.eqns):
+    for inner in _walk_closed_jaxprs(closed.jaxpr.eqns):
         yield from _constants(inner)
 
 
-def _nested(equations: Sequence[JaxprEqn]) -> Iterator[ClosedJaxpr]:
+def _walk_closed_jaxprs(equations: Sequence[JaxprEqn]) -> Iterator[ClosedJaxpr]:
     """Closed jaxprs in the parameters of `equations`, at any depth of open ones."""
     for eqn in equations:
         for value in eqn.params.values():
@@ -140,7 +144,7 @@ def _nested(equations: Sequence[JaxprEqn]) -> Iterator[ClosedJaxpr]:
                 if isinstance(item, ClosedJaxpr):
                     yield item
                 elif isinstance(item, Jaxpr):
-                    yield from _nested(item.eqns)
+                    yield from _walk_closed_jaxprs(item.eqns)
 
 
 def _is_partitioned(jaxpr: Jaxpr) -> bool:
@@ -149,36 +153,36 @@ def _is_partitioned(jaxpr: Jaxpr) -> bool:
 
 
 def _is_large(constant: Any) -> bool:
-    return prod(getattr(constant, "shape", ())) >= HOISTED_ELEMENTS
+    return prod(getattr(constant, "shape", ())) >= MIN_HOISTED_ELEMENTS
 
 
 class _Retracer:
     """Evaluates a jaxpr with some constants replaced by given values.
 
-    Only equations that hold such a constant somewhere inside, or a kernel with a sharding rule, are traced anew,
-    through JAX's public functions; all others are bound as they are, with their source lines.
+    Only equations with such a constant somewhere inside, or a kernel with a sharding rule, are retraced, through JAX's
+    public functions; all others are bound unchanged, with their source lines.
     """
 
     def __init__(self, values: dict[int, Any]) -> None:
         self._values = values
 
-    def closed(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    def evaluate_closed(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         constants = [self._values.get(id(constant), constant) for constant in closed.consts]
-        return self.open(closed.jaxpr, [*constants, *arguments])
+        return self.evaluate_open(closed.jaxpr, [*constants, *arguments])
 
-    def open(self, jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
+    def evaluate_open(self, jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[Any]:
         """`arguments`: values of the constant variables, then of the input variables."""
         if not self._is_retraced(jaxpr.eqns):
             split = len(jaxpr.constvars)
             return list(jax.core.eval_jaxpr(jaxpr, arguments[:split], *arguments[split:]))
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], arguments, strict=True))
         for eqn in jaxpr.eqns:
-            inputs = [atom.val if isinstance(atom, Literal) else known[atom] for atom in eqn.invars]
-            known.update(zip(eqn.outvars, self._equation(jaxpr, eqn, inputs), strict=True))
-        return [atom.val if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
+            inputs = [atom.val if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
+            values.update(zip(eqn.outvars, self._evaluate_equation(jaxpr, eqn, inputs), strict=True))
+        return [atom.val if isinstance(atom, Literal) else values[atom] for atom in jaxpr.outvars]
 
-    def _equation(self, jaxpr: Jaxpr, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
-        rule = _RETRACED.get(eqn.primitive.name)
+    def _evaluate_equation(self, jaxpr: Jaxpr, eqn: JaxprEqn, inputs: list[Any]) -> list[Any]:
+        rule = _RETRACERS.get(eqn.primitive.name)
         if rule is not None and self._is_retraced([eqn]):
             return list(rule(self, eqn.params, inputs))
         values = {atom: value for atom, value in zip(eqn.invars, inputs, strict=True) if not isinstance(atom, Literal)}
@@ -188,7 +192,9 @@ class _Retracer:
         return list(jax.core.eval_jaxpr(alone, (), *values.values()))
 
     def _is_retraced(self, equations: Sequence[JaxprEqn]) -> bool:
-        if any(id(constant) in self._values for closed in _nested(equations) for constant in _constants(closed)):
+        if any(
+            id(constant) in self._values for closed in _walk_closed_jaxprs(equations) for constant in _constants(closed)
+        ):
             return True
         return any(
             eqn.primitive.name == PRIMITIVE or any(map(_is_partitioned, jaxprs_in_params(eqn.params)))
@@ -197,34 +203,38 @@ class _Retracer:
 
     # ---- one method for each kind of equation that holds functions -------------
 
-    def inlined(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    def trace_call(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         function = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
-        return self.closed(function, inputs) if isinstance(function, ClosedJaxpr) else self.open(function, inputs)
+        return (
+            self.evaluate_closed(function, inputs)
+            if isinstance(function, ClosedJaxpr)
+            else self.evaluate_open(function, inputs)
+        )
 
-    def rematerialized(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    def trace_remat(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         if params["prevent_cse"]:  # the recomputation must not be merged with the first computation
             inputs = list(lax.optimization_barrier(tuple(inputs)))  # type: ignore[no-untyped-call]
-        return self.inlined(params, inputs)
+        return self.trace_call(params, inputs)
 
-    def partitioned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        """The function of a `custom_partitioning`; its rule goes with the foreign call that it makes."""
+    def trace_partitioning(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        """The function of a `custom_partitioning`; its rule goes with its foreign call."""
         call = foreign_call(params["call"])
         rule = rule_of(params, call) if call is not None else None
         if call is None or rule is None:
-            return self.closed(params["call"], inputs)
+            return self.evaluate_closed(params["call"], inputs)
         equation = call.equation
         operands = [inputs[number] for number in call.arguments]
         with set_xla_metadata(**{ATTRIBUTE: rule}):  # type: ignore[no-untyped-call]
-            made = equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
-        kept = {number: value for number, value in zip(call.results, made, strict=True) if number is not None}
-        return [kept[number] for number in range(len(kept))]
+            outputs = equation.primitive.bind(*operands, **equation.params)  # type: ignore[no-untyped-call]
+        results = {number: value for number, value in zip(call.results, outputs, strict=True) if number is not None}
+        return [results[number] for number in range(len(results))]
 
-    def scanned(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    def trace_scan(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         constants, carried = _scan_counts(params)
         carry_end = constants + carried
 
         def body(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.closed(params["jaxpr"], [*inputs[:constants], *carry, *x])
+            results = self.evaluate_closed(params["jaxpr"], [*inputs[:constants], *carry, *x])
             return results[:carried], results[carried:]
 
         carry, stacked = lax.scan(
@@ -233,18 +243,20 @@ class _Retracer:
         )  # fmt: skip
         return [*carry, *stacked]
 
-    def looped(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    def trace_while(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         return list(
             lax.while_loop(
-                lambda carry: self.closed(params["cond_jaxpr"], [*inputs[:first], *carry])[0],
-                lambda carry: self.closed(params["body_jaxpr"], [*inputs[first:second], *carry]),
+                lambda carry: self.evaluate_closed(params["cond_jaxpr"], [*inputs[:first], *carry])[0],
+                lambda carry: self.evaluate_closed(params["body_jaxpr"], [*inputs[first:second], *carry]),
                 inputs[second:],
             )
         )
 
-    def branched(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-        branches = [lambda *operands, branch=branch: self.closed(branch, operands) for branch in params["branches"]]
+    def trace_cond(self, params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+        branches = [
+            lambda *operands, branch=branch: self.evaluate_closed(branch, operands) for branch in params["branches"]
+        ]
         return list(lax.switch(inputs[0], branches, *inputs[1:]))
 
 
@@ -256,16 +268,16 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
-_RETRACED: dict[str, Callable[[_Retracer, dict[str, Any], list[Any]], list[Any]]] = {
-    "jit": _Retracer.inlined,
-    "closed_call": _Retracer.inlined,
-    "core_call": _Retracer.inlined,
-    "custom_jvp_call": _Retracer.inlined,  # nothing is differentiated any more
-    "custom_vjp_call": _Retracer.inlined,
-    PRIMITIVE: _Retracer.partitioned,
-    "remat2": _Retracer.rematerialized,
-    "checkpoint": _Retracer.rematerialized,
-    "scan": _Retracer.scanned,
-    "while": _Retracer.looped,
-    "cond": _Retracer.branched,
+_RETRACERS: dict[str, Callable[[_Retracer, dict[str, Any], list[Any]], list[Any]]] = {
+    "jit": _Retracer.trace_call,
+    "closed_call": _Retracer.trace_call,
+    "core_call": _Retracer.trace_call,
+    "custom_jvp_call": _Retracer.trace_call,  # nothing is differentiated any more
+    "custom_vjp_call": _Retracer.trace_call,
+    PRIMITIVE: _Retracer.trace_partitioning,
+    "remat2": _Retracer.trace_remat,
+    "checkpoint": _Retracer.trace_remat,
+    "scan": _Retracer.trace_scan,
+    "while": _Retracer.trace_while,
+    "cond": _Retracer.trace_cond,
 }

@@ -1,12 +1,15 @@
-"""Which instructions end a kernel: what a device launches once for a whole chain of fused instructions.
+"""Kernel boundaries under loop fusion: a device launches one kernel per chain of fused instructions.
 
-After XLA's InstructionFusion (xla/service/instruction_fusion.cc), which `cost/peak/fusion.py` follows for one device's
-program: a value that loops alone read is computed in the kernels that read it, unless it is expensive and several
-kernels would compute it; reductions and what anything else reads (products, what a loop carries, results) are written.
-What is part of a kernel that takes a slice of it is computed as far as the slice goes: of a mask made for the longest
-sequence that a model can take, only what this batch reads.
-Here the program is as yet unsplit, so that the answer is the same on every mesh. What a plan moves between two
-instructions of a kernel is written, too: the move costs a launch more (`Prices.launching`).
+Model of XLA's InstructionFusion (xla/service/instruction_fusion.cc); `cost/peak/fusion.py` follows the same pass for
+one device's program. Rules:
+
+- A value with only loops for consumers is computed in their kernels; not an expensive one with several kernels.
+- Reductions are written. The same holds for operands of products, loop-carried values and results.
+- A fused operand of a slice is computed only over the slice: of a mask for the model's longest sequence, the part
+  this batch reads.
+
+The program is unpartitioned here: the answer holds for every mesh. A reshard between two instructions of a kernel is
+written too and costs one more launch (`Prices.with_launch`).
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from shardwright.cost.opcodes import ELEMENTWISE, EXPENSIVE, EXPENSIVE_ELEMENTWI
 from shardwright.planner.costs.traffic import find_traffic
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
 
-#: Take in what loops compute, and write their own results.
+#: They fuse loops as producers, and write their own results.
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 
-#: Of whose operands as many elements are read as are computed.
+#: They read one operand element per computed element.
 _ONE_FOR_ONE = ELEMENTWISE | IDENTITIES | {"transpose", "reverse"}
 
 #: The number of no kernel: several compute a node, each for itself.
@@ -33,12 +36,14 @@ _SEVERAL = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What fusion makes of the nodes of a program, wherever they are split.
+    """Fusion decisions for a program's nodes, independent of their shardings.
 
-    ends: nodes whose instruction ends a kernel, which takes a launch. is_fused: nodes whose values are part of the
-    kernels that read them, and never written. The others run no kernel: values that are handed on, views.
-    parts: of each node's elements those that are computed; less than 1 where kernels that take slices compute it.
-    traffic: of each node, what passes through memory; None where all pay a part of their bytes.
+    ends: per node, its instruction ends a kernel and takes a launch.
+    is_fused: per node, its value is part of its consumers' kernels and never written.
+    parts: per node, the fraction of its elements computed; below 1 with slicing kernels as consumers.
+    traffic: per node, its memory traffic; None: every operand and result pays by its bytes.
+
+    A node with neither flag runs no kernel: a value handed on, or a view.
     """
 
     ends: tuple[bool, ...]
@@ -48,9 +53,9 @@ class Kernels:
 
 
 def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
-    """Decide what is fused, for a whole program.
+    """Decide fusion for a whole program.
 
-    merges: whether kernels that read the same run as one (`traffic.py`).
+    merges: kernels that read the same array run as one (`traffic.py`).
     """
     readers: list[list[int]] = [[] for _ in flow.nodes]
     slices: dict[int, list[int]] = {}  # of a node, those among its readers
@@ -86,8 +91,9 @@ def find_kernels(flow: Dataflow, *, merges: bool = False) -> Kernels:
 
 
 def _reads_much(node: Node, flow: Dataflow) -> bool:
-    """Whether several kernels that compute a value read more than if it was written: more than one array of its size,
-    or what is looked up."""
+    """Whether recomputing a value in several kernels reads more than writing it once: a lookup, or more than one
+    array of its size.
+    """
     if node.instruction.opcode in EXPENSIVE - EXPENSIVE_ELEMENTWISE:
         return True
     sources = {use.source for use in node.uses if flow.nodes[use.source[0]].shapes[use.source[1]].rank}
@@ -95,17 +101,17 @@ def _reads_much(node: Node, flow: Dataflow) -> bool:
 
 
 def _is_whole(leaf: Leaf, flow: Dataflow) -> bool:
-    """Whether a value is no smaller one, spread."""
+    """Whether a value is no broadcast, iota or constant."""
     node = flow.nodes[leaf[0]]
     return node.is_value or node.instruction.opcode not in ("broadcast", "iota", "constant")
 
 
 def _part(node: Node, readers: list[int], slices: Sequence[int], flow: Dataflow, parts: Sequence[float]) -> float:
-    """Of a fused node's elements, those that its readers read: slices read different ones, others the same."""
+    """The fraction of a fused node's elements its consumers read: a sum over slices, a maximum over the others."""
     if not slices and all(parts[reader] == 1.0 for reader in readers):
         return 1.0
     whole = prod(node.shapes[0].dimensions)
-    sliced = sum(parts[each] * prod(flow.nodes[each].shapes[0].dimensions) for each in slices) / max(whole, 1)
+    sliced = sum(parts[index] * prod(flow.nodes[index].shapes[0].dimensions) for index in slices) / max(whole, 1)
     others = [reader for reader in readers if reader not in slices]
     is_one_for_one = all(
         not flow.nodes[other].is_value and flow.nodes[other].instruction.opcode in _ONE_FOR_ONE for other in others
@@ -115,23 +121,29 @@ def _part(node: Node, readers: list[int], slices: Sequence[int], flow: Dataflow,
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a node is its operand seen otherwise, and no kernel: a marked value is one, too."""
+    """Whether a node is a view of its operand, without a kernel; annotated values are views too."""
     if node.is_value:
         return node.instruction.opcode == "custom-call"
     return is_free(node.instruction)
 
 
 def _is_folded(node: Node, readers: Sequence[int], flow: Dataflow) -> bool:
-    """Whether a node is a transposed matrix that only products read: they take it as it lies (TransposeFolding)."""
+    """Whether a node is a transposed matrix with only products for consumers, which fold it
+    (TransposeFolding).
+    """
     if node.is_value or node.instruction.opcode != "transpose" or node.shapes[0].rank != 2:
         return False
-    read_by = [flow.nodes[reader] for reader in readers]
-    return bool(read_by) and all(not each.is_value and each.instruction.opcode == "dot" for each in read_by)
+    consumers = [flow.nodes[reader] for reader in readers]
+    return bool(consumers) and all(
+        not consumer.is_value and consumer.instruction.opcode == "dot" for consumer in consumers
+    )
 
 
-def whole_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:
-    """Seconds a step in which one device computes all that is read of a node's value. ends_kernel: see
-    `cost.compute_time_s`."""
+def one_device_s(node: Node, kernels: Kernels, profile: HardwareProfile, *, ends_kernel: bool = False) -> float:
+    """Seconds a step for one device to compute the part of a node's value that is read.
+
+    ends_kernel: see `cost.compute_time_s`.
+    """
     instruction = node.instruction
     operands = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
     results = [leaf.dimensions for leaf in instruction.shape.leaves]

@@ -1,10 +1,10 @@
-"""Seconds of computing and resharding on one mesh, with every answer remembered.
+"""Seconds of computing and resharding on one mesh, memoized.
 
-The search asks for the same few thousand prices millions of times: shardings are
-interned to small integers, and resharding prices come as matrices between lists
-of them. Which collectives take one sharding to another depends on the array only as far as its dimensions are uneven
-(`many_moves` says which arrays are of one kind), and many pairs need the same ones: they are interned too (as
-*moves*), and each is priced once for an array's size. The formulas are `shardwright.cost`'s; nothing is priced here.
+The search asks for the same few thousand prices millions of times. Shardings are therefore interned to small integers,
+and resharding prices come as matrices between lists of them. The collectives of a reshard depend on the array only
+through its uneven dimensions (`many_moves` defines the kinds of arrays). Many pairs of shardings share the same
+collectives: these are interned too, under the name *moves*, and priced once per array size. The formulas are those of
+`shardwright.cost`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from shardwright.cost import (
     reshard_time_s,
 )
 from shardwright.cost.compute import Traffic
-from shardwright.cost.moves.many_moves import Kind, Layouts, Moves, layouts_on
-from shardwright.cost.moves.relayout import ANY_ORDER, Ends, passed, relayout_s
-from shardwright.cost.moves.tilings import Order
+from shardwright.cost.moves.move_table import Kind, LayoutIds, Moves, layout_ids_of
+from shardwright.cost.moves.relayout import ANY_ORDER, MoveEnds, access_of, relayout_s
+from shardwright.cost.moves.tilings import AtomOrder
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.shardings import Mesh, TensorSharding
@@ -42,11 +42,11 @@ _NO_TABLE: IntArray = np.empty((0, 0), np.int64)
 _NUMBER_OF_IMPOSSIBLE = 1
 _IMPOSSIBLE: Moves = (("impossible", (), 0.0, None, None),)
 
-#: What moves send: as `Moves`, whatever lies outermost.
-Sent = tuple[tuple[str, Order, float], ...]
+#: Payloads of moves: `Moves` without the outermost dimensions.
+Sent = tuple[tuple[str, AtomOrder, float], ...]
 _IMPOSSIBLE_SENT: Sent = (("impossible", (), 0.0),)
 
-#: Seconds of the first two lists of moves: none, and one that cannot be.
+#: Seconds of the first two lists of moves: none, and the impossible one.
 _FREE_AND_IMPOSSIBLE = np.array([0.0, np.inf])
 
 
@@ -63,11 +63,11 @@ class Prices:
         self.shardings: list[TensorSharding] = []
         self._ids: dict[TensorSharding, int] = {}
         self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
-        #: By the sharding's integer, sets of axes as bits: those that split it, and those that it is partial over.
+        #: By the sharding's integer, sets of axes as bits: the axes that split it, and those of its partial sum.
         self._split = _Column()
         self._unreduced = _Column()
-        self._layouts: dict[int, Layouts] = {}  # by rank
-        self._layout = _Column()  # sums aside, as `Layouts` counts them
+        self._layouts: dict[int, LayoutIds] = {}  # by rank
+        self._layout = _Column()  # sums aside, as `LayoutIds` counts them
         self._place = _Column()  # among shardings of the same rank
         self._counts: Counter[int] = Counter()  # of shardings, by rank
         #: Per kind of arrays, by the places of source and target: the number of the moves.
@@ -84,15 +84,15 @@ class Prices:
         self._priced: dict[tuple[int, int], FloatArray] = {}
         self._matrices: dict[tuple[str, tuple[int, ...], bytes, bytes, float, int], FloatArray] = {}
         self._launching: dict[tuple[int, float], tuple[FloatArray, FloatArray]] = {}
-        self.turns = profile.compiler.turns_moved
+        self.has_transposes = profile.compiler.turns_moved
         #: Seconds of bringing elements into another order, by the number of the moves; NaN: unknown.
-        self._transposed: dict[tuple[str, tuple[int, ...], Ends], FloatArray] = {}
-        self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, Ends], FloatArray | None] = {}
+        self._transposed: dict[tuple[str, tuple[int, ...], MoveEnds], FloatArray] = {}
+        self._turning: dict[tuple[str, tuple[int, ...], bytes, bytes, float, MoveEnds], FloatArray | None] = {}
         self._sums: dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]] = {}
         self._stored: dict[tuple[str, tuple[int, ...]], FloatArray] = {}  # by the sharding's integer; NaN: unknown
 
     def identify(self, sharding: TensorSharding) -> int:
-        """The integer that stands for `sharding`."""
+        """The interned integer of `sharding`."""
         number = self._ids.get(sharding)
         if number is None:
             number = self._ids[sharding] = len(self.shardings)
@@ -106,38 +106,37 @@ class Prices:
         return number
 
     def summands(self, ids: IntArray) -> IntArray:
-        """Of how many partial sums arrays that lie so are the sum: 1 where they are whole."""
+        """Number of partial sums in an array, per sharding; 1: a whole value."""
         return self._product(self._unreduced[ids])
 
-    def summands_kept(self, made: IntArray, wanted: IntArray) -> IntArray:
-        """The same once partial sums are reduced for whom wants them so, but for those that are scattered: made ×
-        wanted."""
+    def summands_unscattered(self, made: IntArray, wanted: IntArray) -> IntArray:
+        """Number of partial sums after reduction to the wanted sharding, scattered ones aside: made × wanted."""
         partial = self._unreduced[made][:, None]
         scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
         return self._product(partial & ~scattered)
 
-    def stored_bytes(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
+    def bytes_per_device(self, shape: ArrayShape, ids: IntArray) -> FloatArray:
         """Bytes of one device's shard of an array, per sharding of it."""
         key = shape.element_type, shape.dimensions
-        known = self._stored.get(key)
-        if known is None or len(known) < len(self.shardings):
+        stored_bytes = self._stored.get(key)
+        if stored_bytes is None or len(stored_bytes) < len(self.shardings):
             grown = np.full(len(self.shardings), np.nan)
-            if known is not None:
-                grown[: len(known)] = known
-            known = self._stored[key] = grown
-        found: FloatArray = known[ids]
-        if np.isnan(found).any():
-            for i in set(ids[np.isnan(found)].tolist()):
-                known[i] = shard_bytes(shape.element_type, shape.dimensions, self.shardings[i], self.mesh)
-            found = known[ids]
-        return found
+            if stored_bytes is not None:
+                grown[: len(stored_bytes)] = stored_bytes
+            stored_bytes = self._stored[key] = grown
+        bytes_per_device: FloatArray = stored_bytes[ids]
+        if np.isnan(bytes_per_device).any():
+            for i in set(ids[np.isnan(bytes_per_device)].tolist()):
+                stored_bytes[i] = shard_bytes(shape.element_type, shape.dimensions, self.shardings[i], self.mesh)
+            bytes_per_device = stored_bytes[ids]
+        return bytes_per_device
 
     def _product(self, axes: IntArray) -> IntArray:
         """The product of the sizes of sets of axes."""
-        found = np.ones(axes.shape, np.int64)
+        sizes = np.ones(axes.shape, np.int64)
         for axis in self.mesh.axes:
-            found *= np.where(axes & self._bit_of[axis.name], axis.size, 1)
-        return found
+            sizes *= np.where(axes & self._bit_of[axis.name], axis.size, 1)
+        return sizes
 
     def compute_s(
         self,
@@ -170,7 +169,7 @@ class Prices:
         shard = ArrayShape(shape.element_type, sharding.shard_shape(shape.dimensions, self.mesh))
         return shard.size_bytes / self.topology.inter_node.bandwidth_bytes_per_s
 
-    def writing_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
+    def write_s(self, shape: ArrayShape, shardings: Sequence[TensorSharding]) -> FloatArray:
         """Seconds of writing one device's shard of an array, per sharding of it."""
         bandwidth = self.profile.memory_bandwidth_bytes_per_s
         sizes = [
@@ -184,10 +183,10 @@ class Prices:
         return collective_time_s(kind, payload_bytes, axes, self.mesh, self.topology)
 
     def reshard_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding) -> float:
-        """Seconds to bring an array from `source` (which may be partial) to `target`."""
+        """Seconds to reshard an array from `source` (possibly partial) to `target`."""
         if source == target:
             return 0.0
-        if not can_become(source, target):
+        if not can_reshard(source, target):
             return np.inf
         return reshard_time_s(shape.element_type, shape.dimensions, source, target, self.mesh, self.topology)
 
@@ -196,7 +195,7 @@ class Prices:
     ) -> FloatArray:
         """Seconds of `count` moves from each of `sources` (rows) to each of `targets` (columns), by their integers.
 
-        Infinity where the target is a partial sum over an axis that splits the source. combinable_bytes: of all that a
+        Infinity: the target is a partial sum over an axis that splits the source. combinable_bytes: total bytes a
         compiler may combine with a move (see `latency_share`).
         """
         key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, combinable_bytes)
@@ -206,79 +205,79 @@ class Prices:
             matrix = self._matrices[key] = times(self._seconds(shape, combinable_bytes)[self._sent[moves]], count)
         return matrix
 
-    def launching(self, matrix: FloatArray, count: float) -> FloatArray:
-        """`count` moves of a value that is written for them alone: each takes a launch more; the same matrix for equal
-        ones."""
-        found = self._launching.get((id(matrix), count))
-        if found is None:
+    def with_launch(self, matrix: FloatArray, count: float) -> FloatArray:
+        """`count` moves of a value written for them alone, each with one more launch; equal matrices give the same
+        one."""
+        entry = self._launching.get((id(matrix), count))
+        if entry is None:
             moved = np.where(matrix > 0, matrix + count * self.profile.launch_s, matrix)
-            found = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
-        return found[1]
+            entry = self._launching[id(matrix), count] = matrix, moved  # with the matrix: its number stays its own
+        return entry[1]
 
-    def turning_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: Ends) -> float:
-        """Seconds of bringing elements into another order, as a move from one sharding to another needs it."""
-        if not self.turns or source == target or ends == ANY_ORDER:
+    def transpose_s(self, shape: ArrayShape, source: TensorSharding, target: TensorSharding, ends: MoveEnds) -> float:
+        """Seconds of the transposes inside a reshard from one sharding to another."""
+        if not self.has_transposes or source == target or ends == ANY_ORDER:
             return 0.0
-        have, want = (np.array([self.identify(each)]) for each in (source, target))
-        return float(self._turned_s(shape, have, want, ends)[0, 0])
+        have, want = (np.array([self.identify(sharding)]) for sharding in (source, target))
+        return float(self._transpose_seconds(shape, have, want, ends)[0, 0])
 
-    def turning(
-        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: Ends
+    def with_transposes(
+        self, matrix: FloatArray, shape: ArrayShape, sources: IntArray, targets: IntArray, count: float, ends: MoveEnds
     ) -> FloatArray:
-        """A matrix of moves (`reshard_matrix`), and `count` times what bringing elements into another order takes; the
-        same matrix for equal ones."""
-        if not self.turns or ends == ANY_ORDER:
+        """A matrix of moves (`reshard_matrix`) plus `count` times their transposes; equal matrices give the same
+        one."""
+        if not self.has_transposes or ends == ANY_ORDER:
             return matrix
         key = (shape.element_type, shape.dimensions, sources.tobytes(), targets.tobytes(), count, ends)
         if key not in self._turning:
-            turned = self._turned_s(shape, sources, targets, ends)
+            turned = self._transpose_seconds(shape, sources, targets, ends)
             self._turning[key] = count * turned if turned.any() else None
         turned_s = self._turning[key]
         if turned_s is None:
             return matrix
-        found = self._sums.get((id(matrix), id(turned_s)))
-        if found is None:  # with both matrices: their numbers stay their own
-            found = self._sums[id(matrix), id(turned_s)] = matrix, turned_s, matrix + turned_s
-        return found[2]
+        entry = self._sums.get((id(matrix), id(turned_s)))
+        if entry is None:  # with both matrices: their numbers stay their own
+            entry = self._sums[id(matrix), id(turned_s)] = matrix, turned_s, matrix + turned_s
+        return entry[2]
 
-    def _turned_s(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: Ends) -> FloatArray:
-        """Seconds of bringing elements into another order, once, and of writing what nobody else reads."""
+    def _transpose_seconds(self, shape: ArrayShape, sources: IntArray, targets: IntArray, ends: MoveEnds) -> FloatArray:
+        """Seconds of transposes, once, and of writing values without other consumers."""
         numbers = self._moves_between(shape, sources, targets)
         key = shape.element_type, shape.dimensions, ends
-        known = self._transposed.get(key)
-        if known is None or len(known) < len(self._numbers):
+        table = self._transposed.get(key)
+        if table is None or len(table) < len(self._numbers):
             grown = np.full(2 * len(self._numbers), np.nan)
-            if known is not None:
-                grown[: len(known)] = known
-            known = self._transposed[key] = grown
-        found: FloatArray = known[numbers]
-        if np.isnan(found).any():
-            for number in np.unique(numbers[np.isnan(found)]).tolist():
-                known[number] = self._relayout_s(self._lists[number], shape, ends)
-            found = known[numbers]
+            if table is not None:
+                grown[: len(table)] = table
+            table = self._transposed[key] = grown
+        seconds: FloatArray = table[numbers]
+        if np.isnan(seconds).any():
+            for number in np.unique(numbers[np.isnan(seconds)]).tolist():
+                table[number] = self._relayout_s(self._lists[number], shape, ends)
+            seconds = table[numbers]
         if not ends.is_fused:
-            return found
-        stored = self.stored_bytes(shape, sources)[:, None] + self.stored_bytes(shape, targets)[None, :]
+            return seconds
+        stored = self.bytes_per_device(shape, sources)[:, None] + self.bytes_per_device(shape, targets)[None, :]
         is_moved = (numbers > _NUMBER_OF_IMPOSSIBLE) & (self._unreduced[sources] == 0)[:, None]
-        return found + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
+        return seconds + np.where(is_moved, stored / self.profile.memory_bandwidth_bytes_per_s, 0.0)
 
-    def _relayout_s(self, moves: Moves, shape: ArrayShape, ends: Ends) -> float:
-        """Seconds of the kernels that bring elements into another order for moves, mostly none."""
+    def _relayout_s(self, moves: Moves, shape: ArrayShape, ends: MoveEnds) -> float:
+        """Seconds of a move's transpose kernels, mostly none."""
         is_in_order = all(reads is None and writes is None for *_, reads, writes in moves)
         if is_in_order and (ends.waits or all(kind != "all-reduce" for kind, *_ in moves)):
             return 0.0
-        each = [
-            passed(kind, round(part * shape.size_bytes), atoms, reads, writes)
+        accesses = [
+            access_of(kind, round(part * shape.size_bytes), atoms, reads, writes)
             for kind, atoms, part, reads, writes in moves
         ]
-        return relayout_s(each, shape.dimensions, ends, self.profile)
+        return relayout_s(accesses, shape.dimensions, ends, self.profile)
 
-    def _layouts_of(self, rank: int) -> Layouts:
-        """Kept here, for their numbers are in `_layout`."""
-        found = self._layouts.get(rank)
-        if found is None:
-            found = self._layouts[rank] = layouts_on(self.mesh, rank)
-        return found
+    def _layouts_of(self, rank: int) -> LayoutIds:
+        """The interned layouts of a rank; `_layout` holds their numbers."""
+        layouts = self._layouts.get(rank)
+        if layouts is None:
+            layouts = self._layouts[rank] = layout_ids_of(self.mesh, rank)
+        return layouts
 
     def _moves_between(self, shape: ArrayShape, sources: IntArray, targets: IntArray) -> IntArray:
         """The number of the moves between each pair."""
@@ -294,12 +293,12 @@ class Prices:
         return numbers
 
     def _learn(self, table: IntArray, kind: Kind, sources: IntArray, targets: IntArray) -> None:
-        """Put the number of the moves between each pair into a table, where it has none."""
+        """Fill a table's unknown entries: the number of the moves between each pair."""
         rows, columns = np.nonzero(table[np.ix_(self._place[sources], self._place[targets])] == _UNKNOWN)
         have, want = sources[rows], targets[columns]
         moves = self._layouts_of(len(kind)).moves(kind)
         is_possible = (self._split[have] & self._unreduced[want]) == 0
-        # A sum of uneven shards does not stay partial over some axes: it is reduced over all where it is made.
+        # A sum of uneven shards does not stay partial over some axes: its producer reduces it over all.
         keeps_sum = (have != want) & (self._unreduced[have] != 0) & (self._unreduced[want] != 0)
         is_possible &= ~keeps_sum | moves.are_even(self._layout[have])
         table[self._place[have[~is_possible]], self._place[want[~is_possible]]] = _NUMBER_OF_IMPOSSIBLE
@@ -310,36 +309,36 @@ class Prices:
             numbers = np.array([self._number_of(moves) for moves in lists], np.int64)
             table[self._place[have], self._place[want]] = numbers[places]
 
-    def becoming(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
-        """Where a value that is whole along an axis would become a partial sum over it."""
-        found: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
-        return found
+    def is_made_partial(self, sources: IntArray, targets: IntArray) -> NDArray[np.bool_]:
+        """Whether a value whole along an axis would become a partial sum over it, per pair."""
+        is_partial: NDArray[np.bool_] = (~self._unreduced[sources][:, None] & self._unreduced[targets]) != 0
+        return is_partial
 
     def _table(self, kind: Kind) -> IntArray:
-        """The table of a kind of arrays, with room for every sharding of their rank that is known now."""
+        """The table of a kind of arrays, with room for every sharding of their rank interned by now."""
         size = self._counts[len(kind)]
-        known = self._tables.get(kind, _NO_TABLE)
-        if known.shape[0] < size:
+        table = self._tables.get(kind, _NO_TABLE)
+        if table.shape[0] < size:
             grown = np.full((2 * size, 2 * size), _UNKNOWN, np.int64)
-            grown[: known.shape[0], : known.shape[0]] = known
-            known = self._tables[kind] = grown
-        return known
+            grown[: table.shape[0], : table.shape[0]] = table
+            table = self._tables[kind] = grown
+        return table
 
     def _is_even(self, shape: ArrayShape, ids: IntArray) -> bool:
         key = (shape.dimensions, ids.tobytes())
-        found = self._even.get(key)
-        if found is None:
+        is_even = self._even.get(key)
+        if is_even is None:
             even = (self.shardings[i].is_even(shape.dimensions, self.mesh) for i in set(ids.tolist()))
-            found = self._even[key] = all(even)
-        return found
+            is_even = self._even[key] = all(even)
+        return is_even
 
     def _number_of(self, moves: Moves | None) -> int:
-        """Interns moves; None: what cannot be."""
+        """The interned integer of moves; None: an impossible reshard."""
         if moves is None:
             return _NUMBER_OF_IMPOSSIBLE
         sent = tuple((kind, atoms, part) for kind, atoms, part, _, _ in moves)
-        if not self.turns:
-            moves = tuple((*each, None, None) for each in sent)
+        if not self.has_transposes:
+            moves = tuple((*move, None, None) for move in sent)
         number = self._numbers.setdefault(moves, len(self._numbers))
         if number == len(self._lists):
             self._lists.append(moves)
@@ -383,12 +382,14 @@ class _Column:
         return self._known[ids]
 
 
-def can_become(source: TensorSharding, target: TensorSharding) -> bool:
-    """Whether an array can be brought from one sharding to another: a whole value may become a partial sum (one device
-    keeps it, the others take zeros), a split one may not."""
+def can_reshard(source: TensorSharding, target: TensorSharding) -> bool:
+    """Whether an array can be resharded from `source` to `target`.
+
+    A whole value may become a partial sum (one device keeps it, the others take zeros); a split one may not.
+    """
     return not set(target.unreduced).intersection(source.axes)
 
 
 def times(seconds: FloatArray, count: float) -> FloatArray:
-    """`seconds`, `count` times; what is impossible stays so even if it is never done."""
+    """`seconds`, `count` times; infinity stays infinity, even at a count of 0."""
     return np.where(np.isinf(seconds), np.inf, count * np.where(np.isinf(seconds), 0.0, seconds))

@@ -1,18 +1,17 @@
-"""What of each instruction's operands and results passes through memory where kernels are fused as XLA:GPU does it.
+"""Memory traffic of operands and results under XLA:GPU's kernel fusion.
 
-A kernel reads what it takes from memory once and writes what others read. XLA:GPU fuses loops into their readers
-(`kernels.py`), and further into one kernel
+A kernel reads its operands once and writes values with other consumers. XLA:GPU fuses loops into their consumers
+(`kernels.py`), and merges further into one kernel:
 
-- what reads the same array, or the result of another reader, element by element (multi-output fusion,
+- elementwise consumers of one array or of one another's results (multi-output fusion,
   xla/service/gpu/transforms/multi_output_fusion.cc): AdamW reads a parameter, its gradient and both moments once;
-- a reduction of rows, what makes its elements, and what reads its results along the rows again: a softmax, a
-  normalization (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
+- a row reduction, its producers, and row-wise consumers of its results: a softmax, a normalization
+  (xla/service/gpu/transforms/softmax_rewriter_triton.cc).
 
-Which kernels can be one is told by *levels*: how many kernels, at least, come before an instruction. Instructions of
-one level that loop over equally many elements run together if they have an array in common; no one of them waits for
-a kernel that waits for another one.
+*Levels* decide the merging. The level of an instruction is the least number of kernels before it. Instructions of one
+level with equal loop sizes run together around a shared array; none of them waits for a kernel behind another one.
 
-Here the program is as yet unsplit, so that the answer is the same on every mesh.
+The program is unpartitioned here: the answer holds for every mesh.
 """
 
 from __future__ import annotations
@@ -28,24 +27,31 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node
 
 _REDUCTIONS = frozenset({"reduce", "reduce-window"})
 
-#: Elements of a row that one kernel reduces and reads again; rows of a vocabulary of 50257 take three kernels.
+#: Elements of the longest row one kernel can reduce and reread; a row of a 50257-word vocabulary takes three kernels.
 _LONGEST_ROW = 1 << 14
 
 _READ, _NOT_READ = 1.0, 0.0
 
 
 class Group(NamedTuple):
-    """Kernels that can run as one: how many come before, and over how many elements they loop."""
+    """Kernels that can run as one: number of kernels before them, and number of elements in their loop."""
 
     level: int
     elements: int
 
 
 @dataclass(slots=True, kw_only=True)
-class _Reading:
-    """Collects what kernels read.
+class _TrafficAnalysis:
+    """Collects the reads of kernels.
 
-    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    flow: the program.
+    is_view: per node, it is a view of its operand.
+    is_fused: per node, it is part of its consumers' kernels.
+    readers: per node, its consumers.
+    groups: per node, its group at the end of a kernel.
+    by_rows: per node, its reductions run along rows, or it has none.
+    within: per node, the groups that compute it.
+    seen: arrays counted already, per group.
     """
 
     flow: Dataflow
@@ -53,8 +59,8 @@ class _Reading:
     is_fused: Sequence[bool]
     readers: Sequence[Sequence[int]]
     groups: list[Group] = field(default_factory=list)  # of each node, were it a kernel's last
-    by_rows: list[bool] = field(default_factory=list)  # whether what it reduces lies in rows, if it reduces at all
-    within: list[frozenset[Group]] = field(default_factory=list)  # of each node, those that compute it
+    by_rows: list[bool] = field(default_factory=list)  # per node: no reduction, or one along rows
+    within: list[frozenset[Group]] = field(default_factory=list)  # per node, the groups that compute it
     seen: set[tuple[Group, Leaf]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -64,18 +70,20 @@ class _Reading:
         self.within = [frozenset((group,)) for group in self.groups]
         for node in reversed(self.flow.nodes):
             if (self.is_fused[node.index] or self.is_view[node.index]) and self.readers[node.index]:
-                self.within[node.index] = frozenset().union(*(self.within[each] for each in self.readers[node.index]))
+                self.within[node.index] = frozenset().union(
+                    *(self.within[reader] for reader in self.readers[node.index])
+                )
 
-    def stored(self, leaf: Leaf) -> Leaf:
-        """The value that a leaf is a view of."""
+    def resolve_view(self, leaf: Leaf) -> Leaf:
+        """The value behind a chain of views."""
         node = self.flow.nodes[leaf[0]]
         while self.is_view[node.index] and node.uses:
             leaf = node.uses[0].source
             node = self.flow.nodes[leaf[0]]
         return leaf
 
-    def _is_made(self, leaf: Leaf) -> bool:
-        """Whether a value is made of nothing: constants, and what they are spread to."""
+    def _is_constant(self, leaf: Leaf) -> bool:
+        """Whether a value is a constant, iota or a broadcast of one: a view without operands."""
         node = self.flow.nodes[leaf[0]]
         return self.is_view[leaf[0]] and not node.uses
 
@@ -86,15 +94,15 @@ class _Reading:
         if node.is_value or not node.shapes:
             return Group(0, 0)
         is_loop = not node.is_value and _loops(node)
-        elements = self._looped_over(node)
+        elements = self._loop_elements(node)
         level = 0
         for use in node.uses:
-            source = self.stored(use.source)
+            source = self.resolve_view(use.source)
             before = self.groups[source[0]] if source[0] < node.index else Group(0, 0)
             maker = self.flow.nodes[source[0]]
-            if maker.is_value or self._is_made(source):
+            if maker.is_value or self._is_constant(source):
                 continue
-            if is_loop and _loops(maker) and self._is_one(maker, node, before):
+            if is_loop and _loops(maker) and self._can_fuse(maker, node, before):
                 level = max(level, before.level)
                 if _is_row_sized(maker, before, node):
                     elements = max(elements, before.elements)
@@ -103,15 +111,15 @@ class _Reading:
                 level = max(level, before.level + 1)
         return Group(level, elements)
 
-    def _looped_over(self, node: Node) -> int:
+    def _loop_elements(self, node: Node) -> int:
         leaf = node.uses[0].source if node.instruction.opcode in _REDUCTIONS and node.uses else (node.index, 0)
         return self.elements(leaf)
 
-    def _is_one(self, maker: Node, node: Node, before: Group) -> bool:
-        """Whether a kernel that ends in `maker` can go on to `node`."""
+    def _can_fuse(self, maker: Node, node: Node, before: Group) -> bool:
+        """Whether a kernel that ends in `maker` can continue with `node`."""
         if self.is_fused[maker.index] and before.elements == self.elements((maker.index, 0)):
             return True
-        elements = self._looped_over(node)
+        elements = self._loop_elements(node)
         if maker.instruction.opcode not in _REDUCTIONS and before.elements == self.elements((maker.index, 0)):
             return elements == before.elements
         size = self.elements((maker.index, 0))
@@ -119,21 +127,23 @@ class _Reading:
         return self.by_rows[maker.index] and (elements == size or (is_short and elements == before.elements))
 
     def traffic(self, node: Node) -> Traffic:
-        """What of a node's operands its kernels read, and of its results they write."""
+        """Reads of a node's operands and writes of its results by its kernels."""
         i = node.index
         if node.is_value or self.is_view[i]:
             return Traffic((_NOT_READ,) * len(node.uses), _NOT_READ)
         reads = tuple([self._read(node, use.source, use.position) for use in node.uses])
         if node.instruction.opcode == "scatter":  # into zeros, which are written first, or in place
-            reads = (float(self._is_made(self.stored(node.uses[0].source))), *reads[1:])
+            reads = (float(self._is_constant(self.resolve_view(node.uses[0].source))), *reads[1:])
         is_written = not self.is_fused[i] and any(
             self.flow.nodes[reader].is_value or self.within[reader] != self.within[i] for reader in self.readers[i]
         )
         return Traffic(reads, _READ if is_written else _NOT_READ)
 
     def last_of_kernels(self) -> list[bool]:
-        """Whether each node is the last that is written of what runs as one: of one group, connected by values of its
-        size that it reads or makes."""
+        """Whether each node is the last one written of its merged kernel.
+
+        A merged kernel: nodes of one group, connected by operands and results of their size.
+        """
         joined: dict[tuple[Group, Leaf], tuple[Group, Leaf]] = {}
 
         def root(key: tuple[Group, Leaf]) -> tuple[Group, Leaf]:
@@ -145,8 +155,8 @@ class _Reading:
         for node in self.flow.nodes:
             if node.is_value or self.is_view[node.index] or not _loops(node):
                 continue
-            sources = {self.stored(use.source) for use in node.uses}
-            sizes = self.elements((node.index, 0)), self._looped_over(node)
+            sources = {self.resolve_view(use.source) for use in node.uses}
+            sizes = self.elements((node.index, 0)), self._loop_elements(node)
             shared = [source for source in sources if self.elements(source) in sizes]
             for group in sorted(self.within[node.index]):
                 mine = root((group, (node.index, 0)))
@@ -165,10 +175,10 @@ class _Reading:
         return [is_kernel[node.index] and node.index in ends for node in self.flow.nodes]
 
     def _read(self, node: Node, leaf: Leaf, position: int) -> float:
-        """How often an operand is read, as a part of it where it is a smaller array, spread."""
-        source = self.stored(leaf)
+        """Number of reads of an operand; a fraction for the broadcast of a smaller array."""
+        source = self.resolve_view(leaf)
         maker = self.flow.nodes[source[0]]
-        if self.is_fused[source[0]] or self._is_made(source):
+        if self.is_fused[source[0]] or self._is_constant(source):
             return _NOT_READ
         count = 0
         is_slice = node.instruction.opcode in SLICES and position == 0
@@ -186,11 +196,11 @@ class _Reading:
 def find_traffic(
     flow: Dataflow, is_view: Sequence[bool], is_fused: Sequence[bool], readers: Sequence[Sequence[int]]
 ) -> tuple[tuple[Traffic, ...], tuple[bool, ...]]:
-    """What of each node's operands and results passes through memory, and which nodes are the last of a kernel.
+    """Memory traffic per node, and per node: it is the last of a kernel.
 
-    is_view: nodes that are their operand seen otherwise. is_fused: nodes that are part of their readers' kernels.
+    is_view: per node, it is a view of its operand. is_fused: per node, it is part of its consumers' kernels.
     """
-    reading = _Reading(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
+    reading = _TrafficAnalysis(flow=flow, is_view=is_view, is_fused=is_fused, readers=readers)
     return tuple([reading.traffic(node) for node in flow.nodes]), tuple(reading.last_of_kernels())
 
 
@@ -205,6 +215,6 @@ def _loops(node: Node) -> bool:
 
 
 def _is_row_sized(maker: Node, before: Group, node: Node) -> bool:
-    """Whether what follows a reduction of rows has an element a row, as its results have."""
+    """Whether a reduction's consumer has one element a row, like the reduction's result."""
     size = prod(maker.shapes[0].dimensions)
     return size != before.elements and prod(node.shapes[0].dimensions) == size

@@ -1,1 +1,1 @@
-"""The program as a graph: who makes which array and who reads it, what it brings along, what is alike in it."""
+"""The program as a dataflow graph: producers and consumers of arrays, imported shardings, equal operations."""

@@ -1,9 +1,8 @@
-"""A `bitcast` as the reshapes and transpositions that it stands for.
+"""A `bitcast` as equivalent reshapes and transpositions.
 
-A bitcast reads the memory of one array as another: the elements stay where they lie. With the dimensions of both in the
-order in which they lie there, major to minor, that is a reshape; a layout that differs from the order of the shape asks
-for a transposition on its side. `f32[2,3]{1,0}` → `f32[3,2]{0,1}` is a transposition, `f32[2,3]{1,0}` → `f32[3,2]{1,0}`
-a reshape.
+A bitcast reads the memory of one array as another; elements stay in place. Between the dimensions of both in memory
+order, major to minor, it is a reshape; a layout different from the shape's order adds a transposition on its side.
+`f32[2,3]{1,0}` → `f32[3,2]{0,1}` is a transposition, `f32[2,3]{1,0}` → `f32[3,2]{1,0}` a reshape.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 _TILES = re.compile(r"T(\([^()]*\)\s*)+", re.ASCII)
 
 
-class Step(NamedTuple):
+class BitcastStep(NamedTuple):
     """`reshape`, `transpose` (by `dimensions`) or `bitcast-convert` to a shape."""
 
     opcode: str
@@ -27,50 +26,52 @@ class Step(NamedTuple):
     dimensions: tuple[int, ...] = ()
 
 
-def steps_of(before: ArrayShape, after: ArrayShape) -> list[Step] | None:
-    """What makes `after` of `before`, one step at least; None where that is not known exactly."""
+def bitcast_steps(before: ArrayShape, after: ArrayShape) -> list[BitcastStep] | None:
+    """Steps from `before` to `after`, at least one; None when not known exactly."""
     if before.dynamic or after.dynamic or prod(before.dimensions) != prod(after.dimensions):
         return None
-    if ELEMENT_BITS[before.element_type] != ELEMENT_BITS[after.element_type] or not _lies_alike(before, after):
+    if ELEMENT_BITS[before.element_type] != ELEMENT_BITS[after.element_type] or not _has_same_memory_order(
+        before, after
+    ):
         return None
-    return list(_steps(before, after)) or [Step("reshape", after)]
+    return list(_steps(before, after)) or [BitcastStep("reshape", after)]
 
 
-def _steps(before: ArrayShape, after: ArrayShape) -> Iterator[Step]:
+def _steps(before: ArrayShape, after: ArrayShape) -> Iterator[BitcastStep]:
     kind, dims = after.element_type, before.dimensions
     if before.element_type != kind:
-        yield Step("bitcast-convert", ArrayShape(kind, dims))
+        yield BitcastStep("bitcast-convert", ArrayShape(kind, dims))
     order = _order(before)
-    if not _is_kept(order, dims):
+    if not _is_identity(order, dims):
         dims = tuple(dims[dim] for dim in order)
-        yield Step("transpose", ArrayShape(kind, dims), order)
+        yield BitcastStep("transpose", ArrayShape(kind, dims), order)
     order = _order(after)
-    is_turned = not _is_kept(order, after.dimensions)
+    is_turned = not _is_identity(order, after.dimensions)
     lying = tuple(after.dimensions[dim] for dim in order) if is_turned else after.dimensions
     if lying != dims:
-        yield Step("reshape", ArrayShape(kind, lying))
+        yield BitcastStep("reshape", ArrayShape(kind, lying))
     if is_turned:
-        yield Step("transpose", after, tuple(order.index(dim) for dim in range(after.rank)))
+        yield BitcastStep("transpose", after, tuple(order.index(dim) for dim in range(after.rank)))
 
 
 def _order(shape: ArrayShape) -> tuple[int, ...]:
-    """Its dimensions from major to minor, as they lie in memory."""
+    """Its dimensions in memory order, major to minor."""
     minor_to_major = (shape.layout or "").split(":")[0].strip()
     if not minor_to_major:
         return tuple(range(shape.rank))
     return tuple(int(number) for number in reversed(minor_to_major.split(",")))
 
 
-def _is_kept(order: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether elements in this order lie as in the order of the shape: dimensions of one element may stand anywhere."""
+def _is_identity(order: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether this memory order equals the shape's order; dimensions of one element may stand anywhere."""
     moving = [dim for dim in order if dims[dim] != 1]
     return moving == sorted(moving)
 
 
-def _lies_alike(before: ArrayShape, after: ArrayShape) -> bool:
-    """Whether the elements of both lie one after the other, or both have the same tiles over the same dimensions.
+def _has_same_memory_order(before: ArrayShape, after: ArrayShape) -> bool:
+    """Whether both arrays are linear, or both have the same tiles over the same dimensions.
 
-    Otherwise they lie block by block: other dimensions are no reshape.
+    Otherwise memory is blocked: other dimensions are no reshape.
     """
     if _is_linear(before) and _is_linear(after):
         return True
@@ -79,7 +80,7 @@ def _lies_alike(before: ArrayShape, after: ArrayShape) -> bool:
 
 
 def _is_linear(shape: ArrayShape) -> bool:
-    """Whether elements lie one after the other, padding aside: no tile takes in a second row of several."""
+    """Whether elements are contiguous in memory, padding aside: no tile spans a second of several rows."""
     tiles = _tiles(shape)
     if not tiles:
         return True
@@ -91,6 +92,6 @@ def _is_linear(shape: ArrayShape) -> bool:
 
 
 def _tiles(shape: ArrayShape) -> list[str]:
-    """Its tiles, each within the one ahead: `T(8,128)(2,1)` has `8,128` and `2,1`."""
+    """Its tiles, each within the previous one: `T(8,128)(2,1)` has `8,128` and `2,1`."""
     match = _TILES.search(shape.layout or "")
     return [] if match is None else [tile.replace(" ", "") for tile in re.findall(r"\(([^()]*)\)", match[0])]

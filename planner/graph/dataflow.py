@@ -1,15 +1,13 @@
-"""Who makes which array and who reads it: a module flattened to nodes over array leaves.
+"""The dataflow of a module: nodes over array leaves, with their producers and consumers.
 
-A node is one sharding decision: an instruction that computes, or a bare value
-that is only handed on (an argument, an output, a value carried by a loop, a
-parameter of a called computation, the result of a conditional, an annotated array, what
-comes out of an optimization barrier: XLA does not see that it equals what went in). Tuples,
-their elements, loops and calls are no nodes: their leaves are followed through to the node that
-makes them.
+A node is one sharding decision: a computing instruction, or a bare value. Values are arguments, outputs, loop-carried
+values, parameters of called computations, results of conditionals, annotated arrays, and results of optimization
+barriers (XLA does not see that input and output are equal). Tuples, their elements, loops and calls are no nodes: their
+leaves resolve to the producing node.
 
-A computation that several call sites share is planned once, for all of them (`inlining`
-leaves few such). Its nodes weigh as many executions as the sites together: trip counts of
-loops multiply (`trips`), the branches of a conditional are taken equally often.
+A computation shared by several call sites is planned once (`inlining` leaves few such). Its nodes' weights are the
+total executions over all sites: trip counts of loops multiply (`trip_counts`), branches of a conditional are equally
+likely.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import NamedTuple
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.collector import collector_paused
-from shardwright.planner.graph.trips import UNKNOWN_TRIPS, TripCounter
+from shardwright.planner.gc_pause import gc_paused
+from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS, TripCounter
 
 #: (node number, array leaf of its result).
 Leaf = tuple[int, int]
@@ -30,7 +28,7 @@ Leaf = tuple[int, int]
 #: Instructions whose result leaves are operand leaves, in order.
 _TRANSPARENT = frozenset({"tuple", "domain", "add-dependency"})
 
-#: Instructions that hand on values as others: a value may be moved behind one as it was moved before.
+#: Instructions that forward values under other names: a reshard may come before or after one.
 BARRIERS = frozenset({"optimization-barrier", "opt-barrier"})
 
 #: Attributes through which control flow names the computations it runs.
@@ -40,16 +38,16 @@ CONTROL_FLOW = {
     "conditional": ("branch_computations", "true_computation", "false_computation"),
 }
 
-#: What is followed through instead of becoming a node.
+#: Opcodes resolved to their operands' leaves; they become no nodes.
 _FOLLOWED = frozenset({"get-tuple-element", *_TRANSPARENT, *BARRIERS, *CONTROL_FLOW})
 
 
 class Rate(NamedTuple):
-    """How often something runs a step.
+    """Executions per step.
 
-    weight: expected executions, what costs are multiplied by: loops of unknown length are taken to run
-        `UNKNOWN_TRIPS` times, each of n branches once in n.
-    runs: executions that the partitioned program shows: a loop of unknown length and every branch count once.
+    weight: expected executions, the factor on costs: a loop of unknown length runs `UNKNOWN_TRIPS` times, each of n
+        branches 1/n times.
+    runs: executions visible in the partitioned program: a loop of unknown length and every branch count once.
     """
 
     weight: float
@@ -69,9 +67,9 @@ _NEVER = Rate(0.0, 0)
 
 
 class Use(NamedTuple):
-    """An array that flows into operand leaf `position` of a node, `weight` times a step.
+    """An array flowing into operand leaf `position` of a node, `weight` times a step.
 
-    hard: the two shardings must be equal (nothing can stand between them).
+    hard: the two shardings must be equal (no reshard is possible between them).
     weight, runs: see `Rate`.
     """
 
@@ -84,7 +82,7 @@ class Use(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One decision: `instruction` computed (`is_value` false), or leaf `leaf` of its result handed on.
+    """One decision: `instruction` computed (`is_value` false), or leaf `leaf` of its result forwarded.
 
     shapes: array leaves of the result. weight, runs: see `Rate`.
     """
@@ -104,13 +102,14 @@ class Node:
 class Dataflow:
     """The nodes of a module in topological order (a loop's carried values come before its body).
 
-    leaves: per instruction, the nodes that make its result leaves.
-    parameters / outputs: node per flat array leaf of the entry's parameters / result; an output that
-        shares its buffer with a parameter is that parameter's node.
-    entering: per control-flow instruction, the values its operands' leaves are brought to.
-    leaving: per root of the entry, a loop body or a branch, the values its leaves are brought to.
+    leaves: per instruction, the nodes producing its result leaves.
+    parameters / outputs: node per flat array leaf of the entry's parameters / result; an output aliased with a
+        parameter is that parameter's node.
+    entering: per control-flow instruction, the values fed by its operands' leaves.
+    leaving: per root of the entry, a loop body or a branch, the values fed by its leaves.
     aliases: output leaf → parameter leaf.
     computations: every planned computation, callers first.
+    notes: messages to the user.
     """
 
     module: Module
@@ -126,11 +125,11 @@ class Dataflow:
 
 
 def build_dataflow(module: Module, *, is_flat: bool = False) -> Dataflow:
-    """Flatten `module`; notes name loops whose trip count is unknown.
+    """Flatten `module`; notes name loops of unknown trip count.
 
-    is_flat: loops, calls and conditionals stay one node each, that computes all it hands on.
+    is_flat: loops, calls and conditionals stay one node each, computing all their results.
     """
-    with collector_paused():
+    with gc_paused():
         return _Builder(module, _FOLLOWED.difference(CONTROL_FLOW) if is_flat else _FOLLOWED).build()
 
 
@@ -183,14 +182,14 @@ class _Builder:
             return tuple(flat[: len(instruction.shape.leaves)])
         rate = self._rates[computation]
         if opcode in BARRIERS:
-            return self._held(instruction, computation, rate)
+            return self._follow_barrier(instruction, computation, rate)
         if opcode == "while":
             return self._while(instruction, rate)
         if opcode == "call":
             return self._call(instruction, rate)
         return self._conditional(instruction, computation, rate)
 
-    def _held(self, barrier: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
+    def _follow_barrier(self, barrier: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
         held = self._values(barrier, computation.name, rate)
         sources = [leaf for operand in barrier.operands for leaf in self._flow.leaves[operand]]
         for (node, _), source in zip(held, sources, strict=True):
@@ -221,14 +220,14 @@ class _Builder:
     def _conditional(self, choice: Instruction, computation: Computation, rate: Rate) -> tuple[Leaf, ...]:
         operands: tuple[Leaf, ...] = self._flow.leaves[choice.operands[0]]
         results = self._values(choice, computation.name, rate)
-        each = rate * _one_branch(choice)
-        for branch, operand in zip(_run_by(choice), choice.operands[1:], strict=True):
+        branch_rate = rate * _one_branch(choice)
+        for branch, operand in zip(_computations_run(choice), choice.operands[1:], strict=True):
             first = branch not in self._entered
-            operands += self._parameters(branch, self._flow.leaves[operand], each)
+            operands += self._parameters(branch, self._flow.leaves[operand], branch_rate)
             if first:
                 self._enter(branch)
             self._flow.leaving[branch.root] = results
-            self._feed(branch.root, results, each)
+            self._feed(branch.root, results, branch_rate)
         self._flow.entering[choice] = operands
         return results
 
@@ -249,7 +248,7 @@ class _Builder:
             self._flow.leaves[parameter], rest = rest[:count], rest[count:]
 
     def _feed(self, root: Instruction, targets: tuple[Leaf, ...], rate: Rate) -> None:
-        """The leaves of a computation's root flow into `targets`; only a tuple can reshard on the way."""
+        """Connect the leaves of a computation's root to `targets`; only a tuple can reshard on the way."""
         for source, (node, _) in zip(self._flow.leaves[root], targets, strict=True):
             if source[0] != node:
                 self._flow.nodes[node].uses.append(Use(source, 0, *rate, hard=root.opcode != "tuple"))
@@ -270,17 +269,17 @@ class _Builder:
         return len(nodes) - 1
 
     def _outputs(self, entry: Computation) -> None:
-        """One value per output leaf; an output that may reuse an argument's buffer is that argument's value."""
+        """One value per output leaf; an output aliased with an argument is that argument's value."""
         flow, root = self._flow, entry.root
         flow.aliases = _flat_aliases(flow.module, self._offsets)
-        made = flow.leaves[root]
+        sources = flow.leaves[root]
         targets: list[Leaf] = []
         for i, shape in enumerate(root.shape.leaves):
             if i in flow.aliases:
                 targets.append((flow.parameters[flow.aliases[i]], 0))
             else:
                 targets.append((self._value(root, entry.name, shape, i, _ONCE), 0))
-        for source, (node_index, _) in zip(made, targets, strict=True):
+        for source, (node_index, _) in zip(sources, targets, strict=True):
             if source[0] != node_index:
                 flow.nodes[node_index].uses.append(Use(source, 0, *_ONCE))
         flow.outputs = [node for node, _ in targets]
@@ -291,13 +290,13 @@ class _Builder:
 
 
 def _rates(entry: Computation, notes: list[str]) -> dict[Computation, Rate]:
-    """Executions a step per computation, over all call sites (computations form a DAG); `notes` are added to."""
-    order = _called_order(entry)
+    """Executions per step of each computation, over all call sites (computations form a DAG); appends to `notes`."""
+    order = _callers_first(entry)
     sites: dict[Computation, list[Instruction]] = {computation: [] for computation in order}
     for computation in order:
         for instruction in computation.instructions:
             if instruction.opcode in CONTROL_FLOW:
-                for callee in _run_by(instruction):
+                for callee in _computations_run(instruction):
                     sites[callee].append(instruction)
     counter = TripCounter(sites)
     rates = dict.fromkeys(order, _NEVER)
@@ -306,13 +305,13 @@ def _rates(entry: Computation, notes: list[str]) -> dict[Computation, Rate]:
         for instruction in computation.instructions:
             if instruction.opcode in CONTROL_FLOW:
                 rate = rates[computation] * _times(instruction, counter, notes)
-                for callee in _run_by(instruction):
+                for callee in _computations_run(instruction):
                     rates[callee] += rate
     return rates
 
 
 def _times(instruction: Instruction, counter: TripCounter, notes: list[str]) -> Rate:
-    """Executions of the computations that control flow names, each time that it runs itself."""
+    """Executions of the called computations per execution of a control-flow instruction."""
     if instruction.opcode == "while":
         trips = counter.trips(instruction)
         if trips is None:
@@ -328,16 +327,16 @@ def _times(instruction: Instruction, counter: TripCounter, notes: list[str]) -> 
 
 
 def _one_branch(choice: Instruction) -> Rate:
-    return Rate(1.0 / len(_run_by(choice)), 1)
+    return Rate(1.0 / len(_computations_run(choice)), 1)
 
 
-def _run_by(instruction: Instruction) -> list[Computation]:
-    """The computations that control flow runs, in the order of its operands."""
+def _computations_run(instruction: Instruction) -> list[Computation]:
+    """The computations run by a control-flow instruction, in operand order."""
     return [callee for name in CONTROL_FLOW[instruction.opcode] for callee in instruction.called.get(name, ())]
 
 
 class _Offsets:
-    """Where the elements of tuple shapes start among their array leaves."""
+    """Index of each tuple element's first array leaf."""
 
     def __init__(self) -> None:
         self._starts: dict[int, list[int]] = {}  # by identity: shapes are interned, and outlive the builder
@@ -368,8 +367,8 @@ def _flat_aliases(module: Module, offsets: _Offsets) -> dict[int, int]:
     }
 
 
-def _called_order(entry: Computation) -> list[Computation]:
-    """Computations that control flow reaches from `entry`, every caller before its callees."""
+def _callers_first(entry: Computation) -> list[Computation]:
+    """Computations reachable from `entry` through control flow, callers before callees."""
     done: dict[Computation, None] = {}
     stack: list[tuple[Computation, bool]] = [(entry, False)]
     while stack:
@@ -383,11 +382,14 @@ def _called_order(entry: Computation) -> list[Computation]:
 
 
 def computations_of(loop: Instruction) -> frozenset[str]:
-    """Names of the computations that run inside a loop (or any control flow), however deep."""
-    return frozenset(each.name for callee in _run_by(loop) for each in _called_order(callee))
+    """Names of all computations inside a loop (or any control flow), at any depth."""
+    return frozenset(inner.name for callee in _computations_run(loop) for inner in _callers_first(callee))
 
 
 def _callees(computation: Computation) -> list[Computation]:
     return [
-        callee for instruction in computation if instruction.opcode in CONTROL_FLOW for callee in _run_by(instruction)
+        callee
+        for instruction in computation
+        if instruction.opcode in CONTROL_FLOW
+        for callee in _computations_run(instruction)
     ]

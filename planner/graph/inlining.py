@@ -1,9 +1,9 @@
-"""Calls and fusions written out in place: every call site becomes free to lay out what it computes.
+"""Inlines calls and fusions: every call site then chooses its own sharding.
 
-Frameworks lower a helper (`jnp.where`, the slice of a scan's inputs) as one function per shape and call it from
-many places. Planned as it stands, all those places would have to agree on one sharding: every stacked weight of
-one shape on one layout. XLA inlines calls before it partitions, so nothing else changes. A fusion, of text dumped after
-optimization, is a call that a compiler made: XLA fuses again what it partitions.
+Frameworks lower a helper (`jnp.where`, the slice of a scan's inputs) to one function per shape, called from many
+places. Without inlining all of them would share one sharding: every stacked weight of one shape one layout. XLA inlines
+calls before partitioning; nothing else changes. A fusion, in text dumped after optimization, is a compiler-made call:
+XLA fuses again after partitioning.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 
 from shardwright.hlo import Attribute, Computation, Instruction, Module
 from shardwright.hlo.names import NameUniquer
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.rewrites.edit import copy_of
 
-#: Instructions after which calls stay calls: nested ones can double the program at each level.
-_MOST_INSTRUCTIONS = 500_000
+#: Program size above which calls stay calls: nested ones can double the program at each level.
+_MAX_INSTRUCTIONS = 500_000
 
-#: Regions and calls within each other are followed no deeper.
-_MOST_DEPTH = 100
+#: Maximum nesting of regions and calls.
+_MAX_DEPTH = 100
 
 #: A call with other attributes means more than its body (a composite, manual axes).
 _PLAIN = frozenset({"to_apply", "metadata", "backend_config", "frontend_attributes"})
 
-#: What frontend attributes of a call begin with that tell a backend how to run it, not what it computes.
+#: Prefix of a call's frontend attributes for a backend's execution; they do not change the result.
 _OF_BACKENDS = "xla_cpu_"
 
 #: Attributes whose computations run as part of the one they are named in.
@@ -33,17 +33,17 @@ _REGIONS = frozenset({"condition", "body", "branch_computations", "true_computat
 
 
 def inline_calls(module: Module) -> Module:
-    """`module` without calls and fusions in the entry, in loops and in branches; `module` itself where there is none.
+    """`module` without calls and fusions in the entry, in loops and in branches; `module` itself without any.
 
-    The first copy of a function keeps its instructions' names; further ones get new names and the source line of
-    their call. Calls with attributes of their own stay, and so do all past half a million instructions.
+    The first copy of a function keeps its instructions' names; further ones get new names and the source line of their
+    call. Calls with attributes of their own stay; so do all past half a million instructions.
     """
     instructions = list(module.instructions())
     if not any(_is_plain(instruction) for instruction in instructions):
         return module
     if any("control-predecessors" in instruction.attributes for instruction in instructions):
         return module  # an order between instructions that a call would have to keep as a whole
-    with collector_paused():
+    with gc_paused():
         entry = _Inliner(module).region(module.entry, 0)
         return Module(module.name, module.header, callees_first(entry), entry, module.tables)
 
@@ -58,7 +58,7 @@ def _is_plain(instruction: Instruction) -> bool:
 
 @dataclass(slots=True)
 class _Region:
-    """A computation being written: its instructions, and the tuples that inlined calls ended in."""
+    """A computation under construction: its instructions, and the root tuples of inlined calls."""
 
     instructions: list[Instruction] = field(default_factory=list)
     tuples: set[Instruction] = field(default_factory=set)
@@ -66,7 +66,13 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a computation is written out: what its parameters are, whether its names are taken, how deep."""
+    """One place to inline a computation into.
+
+    arguments: its parameters' values; None: it keeps its parameters.
+    is_first: whether it is the first copy, with the original names.
+    metadata: replaces the instructions' own, unless None.
+    depth: nesting level.
+    """
 
     arguments: Sequence[Instruction] | None
     is_first: bool
@@ -82,7 +88,7 @@ class _Inliner:
         self._size = 0
 
     def region(self, source: Computation, depth: int, metadata: Attribute | None = None) -> Computation:
-        """A copy of the entry, or of what a loop or a conditional runs."""
+        """A copy of the entry, or of a computation run by a loop or a conditional."""
         is_first = self._is_first(source)
         region = _Region()
         root = self._write(source, _Site(None, is_first, metadata, depth), region)
@@ -103,24 +109,24 @@ class _Inliner:
         return is_first
 
     def _write(self, source: Computation, site: _Site, region: _Region) -> Instruction:
-        """Append the instructions of `source`; its root is returned."""
-        made: dict[Instruction, Instruction] = {}
+        """Append the instructions of `source`; returns its root."""
+        copies: dict[Instruction, Instruction] = {}
         for instruction in source.instructions:
             if instruction.opcode == "parameter" and site.arguments is not None:
-                made[instruction] = site.arguments[instruction.index]
+                copies[instruction] = site.arguments[instruction.index]
                 continue
-            operands = tuple([made[operand] for operand in instruction.operands])
+            operands = tuple([copies[operand] for operand in instruction.operands])
             if instruction.opcode == "get-tuple-element" and operands[0] in region.tuples:
-                made[instruction] = operands[0].operands[instruction.index]
+                copies[instruction] = operands[0].operands[instruction.index]
             elif _is_plain(instruction) and self._has_room(site.depth):
-                made[instruction] = self._inline(instruction, operands, site, region)
+                copies[instruction] = self._inline(instruction, operands, site, region)
             else:
-                made[instruction] = self._copy(instruction, operands, site)
-                region.instructions.append(made[instruction])
-        return made[source.root]
+                copies[instruction] = self._copy(instruction, operands, site)
+                region.instructions.append(copies[instruction])
+        return copies[source.root]
 
     def _has_room(self, depth: int) -> bool:
-        return depth < _MOST_DEPTH and self._size < _MOST_INSTRUCTIONS
+        return depth < _MAX_DEPTH and self._size < _MAX_INSTRUCTIONS
 
     def _inline(self, call: Instruction, operands: Sequence[Instruction], site: _Site, region: _Region) -> Instruction:
         (callee,) = call.called["calls" if call.opcode == "fusion" else "to_apply"]
@@ -133,23 +139,23 @@ class _Inliner:
 
     def _copy(self, instruction: Instruction, operands: Sequence[Instruction], site: _Site) -> Instruction:
         self._size += 1
-        made = copy_of(instruction, operands, is_root=False)
+        copy = copy_of(instruction, operands, is_root=False)
         if not site.is_first:
-            made.name = self._names.register(instruction.name)
+            copy.name = self._names.register(instruction.name)
         if site.metadata is not None:
-            made.attributes["metadata"] = site.metadata
+            copy.attributes["metadata"] = site.metadata
         if not _REGIONS.isdisjoint(instruction.called):
-            made.called = {
+            copy.called = {
                 name: tuple(self.region(callee, site.depth + 1, site.metadata) for callee in callees)
                 for name, callees in instruction.called.items()
             }
-            for name, callees in made.called.items():
-                made.attributes[name] = naming(instruction.attributes[name], callees)
-        return made
+            for name, callees in copy.called.items():
+                copy.attributes[name] = with_callee_names(instruction.attributes[name], callees)
+        return copy
 
 
-def naming(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
-    """The attribute that names `computations` where this one names others (or the same)."""
+def with_callee_names(attribute: Attribute, computations: Sequence[Computation]) -> Attribute:
+    """The attribute with the names of `computations` in place of its own."""
     names = tuple(computation.name for computation in computations)
     if names == attribute.value:
         return attribute
@@ -158,13 +164,13 @@ def naming(attribute: Attribute, computations: Sequence[Computation]) -> Attribu
 
 
 def _without_unread(region: _Region, root: Instruction) -> list[Instruction]:
-    """The instructions but for tuples that calls ended in and nobody takes as a whole."""
+    """The instructions without unused root tuples of inlined calls."""
     if not region.tuples:
         return region.instructions
-    read = {root}
+    used = {root}
     for instruction in region.instructions:
-        read.update(instruction.operands)
-    unread = region.tuples - read
+        used.update(instruction.operands)
+    unread = region.tuples - used
     return [instruction for instruction in region.instructions if instruction not in unread]
 
 
@@ -176,7 +182,7 @@ def _uniquer(names: Iterable[str]) -> NameUniquer:
 
 
 def callees_first(entry: Computation) -> list[Computation]:
-    """Every computation that `entry` reaches, callees before callers, `entry` last."""
+    """Every computation reachable from `entry`, callees before callers, `entry` last."""
     done: dict[Computation, None] = {}
     stack = [(entry, False)]
     while stack:
@@ -185,6 +191,6 @@ def callees_first(entry: Computation) -> list[Computation]:
             done.setdefault(computation)
         elif computation not in done:
             stack.append((computation, True))
-            callees = [each for i in computation.instructions for called in i.called.values() for each in called]
+            callees = [callee for i in computation.instructions for called in i.called.values() for callee in called]
             stack += [(callee, False) for callee in reversed(callees) if callee not in done]
     return list(done)

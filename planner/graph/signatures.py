@@ -1,4 +1,4 @@
-"""Which instructions are alike for the search: those that no rule and no price can tell apart."""
+"""Signatures: instructions with equal ones have the same strategies and costs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from shardwright.hlo import Computation, Instruction
 #: Attributes that say nothing about what an instruction computes.
 _IRRELEVANT = frozenset({"metadata", "frontend_attributes", "sharding", "backend_config", "origin"})
 
-#: Those of them that say nothing of library calls, either.
+#: Those of them that are irrelevant to library calls, too.
 _COMMENTS = frozenset({"metadata", "sharding", "origin"})
 
 
 def signature(instruction: Instruction) -> Hashable:
-    """What strategies depend on: opcode, shapes, attributes, and what the applied regions compute."""
+    """All that strategies depend on: opcode, shapes, attributes, and the applied regions' computations."""
     called = instruction.called
     return (
         instruction.opcode,
@@ -23,15 +23,15 @@ def signature(instruction: Instruction) -> Hashable:
         tuple(o.payload if o.opcode == "constant" else None for o in instruction.operands),
         instruction.shape.leaves,
         tuple((a.name, a.text) for a in instruction.attributes.values() if _counts(a.name, called)),
-        _declared(instruction) if instruction.opcode == "custom-call" else None,
-        tuple(_computed_by(region) for regions in called.values() for region in regions),
+        _batching_attributes(instruction) if instruction.opcode == "custom-call" else None,
+        tuple(_region_signature(region) for regions in called.values() for region in regions),
     )
 
 
 def identity(instruction: Instruction) -> Hashable:
-    """Quicker to make than `signature`, and of the same instructions at most: what they are made of, by identity.
+    """A cheaper, finer key than `signature`: identities of an instruction's components.
 
-    A parser gives one object for equal shapes and attributes. Good while an instruction that it was made of lives.
+    A parser shares one object among equal shapes and attributes. Valid while one of its instructions lives.
     """
     return (
         instruction.opcode,
@@ -43,19 +43,18 @@ def identity(instruction: Instruction) -> Hashable:
 
 
 def _counts(name: str, called: Mapping[str, object]) -> bool:
-    """Whether the text of an attribute of this name counts; what it calls counts by what that computes."""
+    """Whether the text of an attribute of this name counts; called computations count by content."""
     return name not in _IRRELEVANT and name not in called
 
 
-def _declared(call: Instruction) -> tuple[str | None, str | None]:
-    """What a call declares of its batch and its dimensions (`rules.batched`): all that counts of its frontend
-    attributes."""
+def _batching_attributes(call: Instruction) -> tuple[str | None, str | None]:
+    """A call's declared batch and dimensions (`rules.batched`): the only frontend attributes that count."""
     said = dict(call.get("frontend_attributes", {}))
     return said.get("num_batch_dims"), said.get("xla.sdy.sharding_rule")
 
 
-def _computed_by(region: Computation) -> Hashable:
-    """What a region computes, whatever its names: every instruction, literal, and who reads whom."""
+def _region_signature(region: Computation) -> Hashable:
+    """A region's computation, independent of names: every instruction, literal and operand."""
     places = {instruction: place for place, instruction in enumerate(region)}
     wired = tuple((signature(i), i.index, i.payload, tuple(places[o] for o in i.operands)) for i in region)
     return wired, places[region.root]

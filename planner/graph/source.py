@@ -1,4 +1,4 @@
-"""What is planned, as text and as what it says: read once, however many steps of planning look at it."""
+"""The input program, text and module: parsed once, shared by all planning steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shardwright.hlo import Module, parse
 
 
 class Source:
-    """HLO text, and the module that it describes."""
+    """HLO text, and its module."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -14,7 +14,7 @@ class Source:
 
     @property
     def module(self) -> Module:
-        """Raises HloSyntaxError."""
+        """The parsed module. Raises HloSyntaxError."""
         if self._module is None:
             self._module = parse(self.text)
         return self._module

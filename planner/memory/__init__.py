@@ -1,1 +1,1 @@
-"""Memory as a constraint of the search: prices of bytes, plans that fit, values computed again."""
+"""Memory as a constraint of the search: multipliers per byte, feasible plans, rematerialization."""

@@ -1,15 +1,15 @@
-"""A price of memory for each peak, where one for all of them leaves too much open.
+"""Cutting planes: one multiplier per peak, for gaps left by a single multiplier.
 
-`fitting` prices all peaks alike, so that a plan which takes too much at one of them makes bytes at all others dearer,
-too. Here each has a price of its own. Of any prices, a plan that is known says what its seconds and the bytes that it
-takes beyond what there is would cost: a plane over the prices. What is cheapest at some prices costs no more than the
-lowest of these planes there, so the prices at which that is highest are tried next (Kelley's cutting planes, 1960).
-With few planes these jump about: what is tried lies between them and the prices that promised most so far (Wentges,
-"Weighted Dantzig-Wolfe decomposition for linear mixed-integer programming", 1997). It ends where prices promise what
-the planes allow.
+`lagrangian` prices all peaks alike: a plan too large at one of them makes bytes at all others more expensive. Here each
+peak has its own multiplier. At any multipliers, a known plan costs its seconds plus its priced excess bytes: a plane
+over the multipliers. The cheapest plan at some multipliers costs no more than the lowest plane there; the multipliers
+with the highest such minimum are tried next (Kelley's cutting planes, 1960). With few planes these jump; the next trial
+lies between them and the multipliers of the best dual bound (Wentges, "Weighted Dantzig-Wolfe decomposition for linear
+mixed-integer programming", 1997). It ends when the dual bound meets the planes' maximum.
 
-Where plans peak (`refined`), plans that are nearly the cheapest at the same prices differ little: parts of them make
-one that fits (`Fitting.merged`). What the positions that all plans store promise (`raised`) is a bound.
+At the peaks of plans (`improve_plan`), nearly cheapest plans at equal multipliers differ little: their parts merge into
+a feasible one (`LagrangianSearch.merge_plans`). At positions stored by all plans (`improve_bound`), the dual value is a
+bound.
 """
 
 from __future__ import annotations
@@ -23,183 +23,194 @@ import numpy as np
 import pulp
 
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.memory.budget import MemoryPrice, Peak
+from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.solver.pbqp import FloatArray
 
 if TYPE_CHECKING:
-    from shardwright.planner.memory.fitting import Fitting
-    from shardwright.planner.search.found import Found
+    from shardwright.planner.memory.lagrangian import LagrangianSearch
+    from shardwright.planner.search.solutions import CandidatePlan
 
-#: Prices that are tried for a plan, at most, and after how many of them plans are merged; and those for a bound.
-MOST_TRIED, MERGED_EVERY = 16, 4
-MOST_TO_BOUND = 10
+#: Evaluations for a plan, at most; evaluations between merges; evaluations for a bound.
+MAX_EVALUATIONS, MERGE_EVERY = 16, 4
+MAX_BOUND_EVALUATIONS = 10
 
-#: Plans that are merged, at most, and mixtures of all of them, before those that do not fit are merged with the best.
-MOST_MERGED, MOST_OF_ALL = 8, 3
+#: Plans in a merge, at most; merges of all of them, before infeasible ones are merged with the best alone.
+MAX_MERGED, MAX_MERGES_OF_ALL = 8, 3
 
-#: Seconds of CPU that one mixture's integer program may take, and those after which no more are begun.
-MOST_CPU_S, MOST_CPU_OF_ALL_S = 5.0, 20.0
+#: CPU seconds of one merge's integer program, and of all merges: no more begin after them.
+MAX_CPU_S, MAX_TOTAL_CPU_S = 5.0, 20.0
 
-#: How often in a row plans are merged in vain before nothing more is tried.
-MOST_IN_VAIN = 3
+#: Failed merges in a row that end the search.
+MAX_FAILED_MERGES = 3
 
-#: The dearest price of a byte, as a part of what the bytes that there are would cost at the fastest plan's time.
-DEAREST = 32.0
+#: The highest multiplier, in units of the fastest plan's time over the bytes available.
+MAX_MULTIPLIER = 32.0
 
-#: Relative gap between what prices promise and what the planes allow at which there is nothing left to learn; and the
-#: one to the lowest plane within which a plan is nearly the cheapest.
-CLOSE = 1e-3
+#: Relative gap between the dual bound and the planes' maximum that ends the search; and the gap to the lowest plane of
+#: a nearly cheapest plan.
+GAP_TOLERANCE = 1e-3
 
-#: How far prices are tried towards those that the planes allow most at, as long as that gives plans that are new.
-HALFWAY = 0.5
+#: Step towards the multipliers of the planes' maximum, while it gives new plans.
+STEP_FRACTION = 0.5
 
-#: Part of the room at a peak that counts as taken, so that prices which no plan tells apart from lower ones stay low.
-_SPARE = 1e-3
+#: Part of the room at a peak that counts as occupied: multipliers no plan distinguishes from lower ones stay low.
+_ROOM_MARGIN = 1e-3
 
 
-def refined(fitting: Fitting, known: Found, enough_s: float) -> Found:
-    """A plan that fits, or a faster one that does.
+def improve_plan(fitting: LagrangianSearch, known: CandidatePlan, enough_s: float) -> CandidatePlan:
+    """A feasible plan, `known` or a faster one.
 
-    fitting: the search for such plans; what it has tried may take more than there is. known: a plan of the same mesh
-    that fits. enough_s: what a plan may take to be taken at once.
+    fitting: the Lagrangian search; its evaluations may exceed the limit.
+    known: a feasible plan of the same mesh.
+    enough_s: a plan this fast ends the search.
     """
-    best, planes, in_vain = known, _Planes(fitting, fitting.room), 0
-    for plan in (known, fitting.start, *(each.found for each in fitting.tried)):
+    best, planes, in_vain = known, _CuttingPlanes(fitting, fitting.room_at_peak), 0
+    for plan in (known, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
         planes.add(plan)
     try:
-        for number in range(1, MOST_TRIED + 1):
-            allowed_s, highest = planes.highest()
-            made, promised_s, _ = planes.tried_towards(highest)
-            best = made if fitting.fits(made) and made.cost.step_s < best.cost.step_s else best
-            is_last = number == MOST_TRIED or planes.is_known or promised_s >= allowed_s * (1 - CLOSE)
-            if is_last or number % MERGED_EVERY == 0:
-                known, best = best, planes.merged(highest, best)
+        for number in range(1, MAX_EVALUATIONS + 1):
+            allowed_s, highest = planes.maximize_model()
+            cheapest, promised_s, _ = planes.evaluate_towards(highest)
+            best = cheapest if fitting.fits(cheapest) and cheapest.cost.step_s < best.cost.step_s else best
+            is_last = number == MAX_EVALUATIONS or planes.is_converged or promised_s >= allowed_s * (1 - GAP_TOLERANCE)
+            if is_last or number % MERGE_EVERY == 0:
+                known, best = best, planes.merge_plans(highest, best)
                 in_vain = in_vain + 1 if best is known else 0
-            if is_last or in_vain == MOST_IN_VAIN or best.cost.step_s <= enough_s or fitting.search.is_late():
+            if is_last or in_vain == MAX_FAILED_MERGES or best.cost.step_s <= enough_s or fitting.search.must_stop():
                 break
-    except OutOfTimeError:  # in the middle of a price
+    except OutOfTimeError:  # during an evaluation
         pass
     return best
 
 
-def raised(fitting: Fitting, known: Found, enough_s: float) -> tuple[float, MemoryPrice]:
-    """What all plans that fit take at least, seconds, and the prices that say so.
+def improve_bound(fitting: LagrangianSearch, known: CandidatePlan, enough_s: float) -> tuple[float, Multipliers]:
+    """Lower bound on feasible plans, seconds, and its multipliers.
 
-    fitting: the search for such plans, among all strategies of a mesh. known: one that fits. enough_s: no more is asked
-    for.
+    fitting: the Lagrangian search, over all strategies of a mesh.
+    known: a feasible plan.
+    enough_s: a bound this high ends the search.
     """
-    best_s, best = 0.0, MemoryPrice(peaks=())
-    planes = _Planes(fitting, fitting.bounding_room)
-    for plan in (known, fitting.start, *(each.found for each in fitting.tried)):
+    best_s, best = 0.0, Multipliers(constraints=())
+    planes = _CuttingPlanes(fitting, fitting.bounding_room)
+    for plan in (known, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
         planes.add(plan)
     try:
-        for _ in range(MOST_TO_BOUND if planes.peaks else 0):
-            allowed_s, highest = planes.highest()
-            _, promised_s, terms = planes.tried_towards(highest)
+        for _ in range(MAX_BOUND_EVALUATIONS if planes.constraints else 0):
+            allowed_s, highest = planes.maximize_model()
+            _, promised_s, terms = planes.evaluate_towards(highest)
             if promised_s > best_s:
                 best_s, best = promised_s, terms
-            is_last = planes.is_known or allowed_s <= best_s * (1 + CLOSE)
-            if is_last or best_s >= enough_s or fitting.search.is_late():
+            is_last = planes.is_converged or allowed_s <= best_s * (1 + GAP_TOLERANCE)
+            if is_last or best_s >= enough_s or fitting.search.must_stop():
                 break
     except OutOfTimeError:
         pass
     fits = [plan for plan in planes.plans if fitting.fits(plan)]
-    is_over = any(fitting.bytes_beyond(peak, plan) > 0 for peak, _ in best.peaks for plan in fits)
-    return (0.0, MemoryPrice(peaks=())) if is_over else (best_s, best)  # what a plan that fits may take bounds none
+    is_over = any(fitting.excess_bytes(peak, plan) > 0 for peak, _ in best.constraints for plan in fits)
+    return (
+        (0.0, Multipliers(constraints=())) if is_over else (best_s, best)
+    )  # a peak that a feasible plan may exceed bounds none
 
 
 @dataclass(slots=True, eq=False)
-class _Planes:
-    """Plans, and what each costs at any prices of the peaks that are known.
+class _CuttingPlanes:
+    """Plans, and the cost of each at any multipliers of the known peaks.
 
-    room: of a plan and others, a peak of it and the bytes that there are at it; None where that says nothing. peaks,
-    rooms: the same of all plans. best: the prices that promised most, in seconds per byte, by peak; promised_s: that.
-    part: how far from those towards the prices that the planes allow most at the next are tried. is_known: whether what
-    is the cheapest there was known, so that planes say nothing more. merging_s: CPU seconds that merging took.
+    room_of: (plan, plans) → a peak of the plan and the bytes available there; None when it says nothing.
+    constraints, rooms: the peaks of all plans, and the bytes available there.
+    best_multipliers: the multipliers of the best dual bound, seconds per byte, by peak.
+    dual_bound_s: that bound.
+    step_fraction: step from the best multipliers towards the planes' maximum.
+    is_converged: whether the cheapest plan there was known: the planes say nothing more.
+    merging_s: CPU seconds of merging.
     """
 
-    fitting: Fitting
-    room: Callable[[Found, Sequence[Found]], tuple[Peak, float] | None]
-    plans: list[Found] = field(default_factory=list)
-    peaks: list[Peak] = field(default_factory=list)
+    fitting: LagrangianSearch
+    room_of: Callable[[CandidatePlan, Sequence[CandidatePlan]], tuple[MemoryConstraint, float] | None]
+    plans: list[CandidatePlan] = field(default_factory=list)
+    constraints: list[MemoryConstraint] = field(default_factory=list)
     rooms: list[float] = field(default_factory=list)
-    best: list[float] = field(default_factory=list)
-    promised_s: float = 0.0
-    part: float = HALFWAY
-    is_known: bool = False
+    best_multipliers: list[float] = field(default_factory=list)
+    dual_bound_s: float = 0.0
+    step_fraction: float = STEP_FRACTION
+    is_converged: bool = False
     merging_s: float = 0.0
-    _taken: list[list[float]] = field(default_factory=list)  # bytes of each plan at each peak
+    _bytes: list[list[float]] = field(default_factory=list)  # bytes of each plan at each peak
 
-    def add(self, plan: Found) -> None:
-        """A plan, and where it peaks, if they are new."""
-        if any(plan is each for each in self.plans):
+    def add(self, plan: CandidatePlan) -> None:
+        """Add a plan and its peak, if new."""
+        if any(plan is other for other in self.plans):
             return
         self.plans.append(plan)
-        found = self.room(plan, self.plans)
-        if found is not None and found[0] not in self.peaks:
-            self.peaks.append(found[0])
-            self.rooms.append(found[1])
+        peak_and_room = self.room_of(plan, self.plans)
+        if peak_and_room is not None and peak_and_room[0] not in self.constraints:
+            self.constraints.append(peak_and_room[0])
+            self.rooms.append(peak_and_room[1])
 
-    def highest(self) -> tuple[float, FloatArray]:
-        """What no prices promise more than, as far as planes say, and the prices that do, by peak; seconds."""
-        excess, scale = self._excess(), float(max(self.rooms))  # both are near 1 in the program
+    def maximize_model(self) -> tuple[float, FloatArray]:
+        """The maximum of the planes' minimum, seconds, and its multipliers by peak."""
+        excess, scale = self._excess_bytes(), float(max(self.rooms))  # both are near 1 in the program
         seconds = min(plan.cost.step_s for plan in self.plans)
         program = pulp.LpProblem("planes", pulp.LpMaximize)
         least = program.add_variable("least")
-        prices = [program.add_variable(f"price_{i}", lowBound=0, upBound=DEAREST) for i in range(len(self.peaks))]
+        prices = [
+            program.add_variable(f"price_{i}", lowBound=0, upBound=MAX_MULTIPLIER) for i in range(len(self.constraints))
+        ]
         program += least
         for plan, row in zip(self.plans, excess, strict=True):
-            terms = [(price, float(-taken / scale)) for price, taken in zip(prices, row, strict=True)]
+            terms = [(price, float(-excess_bytes / scale)) for price, excess_bytes in zip(prices, row, strict=True)]
             program.addConstraint(pulp.LpAffineExpression([(least, 1), *terms]) <= plan.cost.step_s / seconds)
         program.solve(pulp.HiGHS(msg=False, threads=1))
-        found = np.array([max(price.value() or 0.0, 0.0) for price in prices])
-        return float(least.value()) * seconds, found * (seconds / scale)
+        solution = np.array([max(price.value() or 0.0, 0.0) for price in prices])
+        return float(least.value()) * seconds, solution * (seconds / scale)
 
-    def tried_towards(self, highest: FloatArray) -> tuple[Found, float, MemoryPrice]:
-        """The cheapest plan on the way to some prices, which is known then; what is promised there, seconds; and the
-        prices there."""
-        fitting, best, number = self.fitting, np.zeros(len(self.peaks)), len(self.plans)
-        best[: len(self.best)] = self.best
-        at = best + self.part * (highest - best)
-        priced = [(peak, float(price)) for peak, price in zip(self.peaks, at, strict=True) if price > 0]
-        terms = MemoryPrice(peaks=tuple(priced), within=fitting.within)
-        made, costs_s = fitting.cheapest_plan(terms)
+    def evaluate_towards(self, highest: FloatArray) -> tuple[CandidatePlan, float, Multipliers]:
+        """The cheapest plan on the way to some multipliers, added to the plans; the dual bound there, seconds; the
+        multipliers there."""
+        fitting, best, number = self.fitting, np.zeros(len(self.constraints)), len(self.plans)
+        best[: len(self.best_multipliers)] = self.best_multipliers
+        at = best + self.step_fraction * (highest - best)
+        priced = [(peak, float(price)) for peak, price in zip(self.constraints, at, strict=True) if price > 0]
+        terms = Multipliers(constraints=tuple(priced), branching_bounds=fitting.branching_bounds)
+        cheapest, costs_s = fitting.evaluate_multipliers(terms)
         promised_s = costs_s - float(at @ np.array(self.rooms))
-        if promised_s > self.promised_s:
-            self.promised_s, self.best = promised_s, at.tolist()
-        self.add(made)
+        if promised_s > self.dual_bound_s:
+            self.dual_bound_s, self.best_multipliers = promised_s, at.tolist()
+        self.add(cheapest)
         is_new = len(self.plans) > number
-        self.is_known = self.part == 1.0 and not is_new
-        self.part = HALFWAY if is_new else 1.0
-        return made, promised_s, terms
+        self.is_converged = self.step_fraction == 1.0 and not is_new
+        self.step_fraction = STEP_FRACTION if is_new else 1.0
+        return cheapest, promised_s, terms
 
-    def merged(self, prices: FloatArray, best: Found) -> Found:
-        """The fastest plan that fits of parts of the cheapest ones at some prices, of the latest and of the best that
-        fits; that one, where there is none faster. Mixtures that do not fit are known then, too."""
+    def merge_plans(self, prices: FloatArray, best: CandidatePlan) -> CandidatePlan:
+        """The fastest feasible plan merged from the cheapest ones at some multipliers, the latest ones and `best`;
+        `best` when none is faster. Infeasible merged plans are added to the plans."""
         steps_s = np.array([plan.cost.step_s for plan in self.plans])
-        costs_s = steps_s + self._excess()[:, : len(prices)] @ prices
-        nearly = costs_s <= costs_s.min() + CLOSE * steps_s.min()
+        costs_s = steps_s + self._excess_bytes()[:, : len(prices)] @ prices
+        nearly = costs_s <= costs_s.min() + GAP_TOLERANCE * steps_s.min()
         cheapest = [self.plans[i] for i in np.argsort(costs_s, kind="stable") if nearly[i]]
-        latest = self.plans[-MERGED_EVERY:]
-        if self.merging_s > MOST_CPU_OF_ALL_S:
+        latest = self.plans[-MERGE_EVERY:]
+        if self.merging_s > MAX_TOTAL_CPU_S:
             return best
         begun_s = thread_time()
-        end_s = begun_s + MOST_CPU_OF_ALL_S - self.merging_s
-        for made in self.fitting.mixtures([*cheapest, *latest][:MOST_MERGED], best, MOST_OF_ALL, MOST_CPU_S):
-            self.add(made)
-            if self.fitting.fits(made):
-                best = min(best, made, key=lambda plan: plan.cost.step_s)
+        end_s = begun_s + MAX_TOTAL_CPU_S - self.merging_s
+        for merged in self.fitting.iterate_merges(
+            [*cheapest, *latest][:MAX_MERGED], best, MAX_MERGES_OF_ALL, MAX_CPU_S
+        ):
+            self.add(merged)
+            if self.fitting.fits(merged):
+                best = min(best, merged, key=lambda plan: plan.cost.step_s)
                 break
             if thread_time() > end_s:
                 break
         self.merging_s += thread_time() - begun_s
         return best
 
-    def _excess(self) -> FloatArray:
-        """Bytes that each plan takes at each peak beyond what there is."""
+    def _excess_bytes(self) -> FloatArray:
+        """Bytes over the room: plans × peaks."""
         model = self.fitting.model
-        self._taken += [[] for _ in self.plans[len(self._taken) :]]
-        for plan, taken in zip(self.plans, self._taken, strict=True):
-            taken += [model.taken_at(peak, plan.decisions) for peak in self.peaks[len(taken) :]]
-        taken_there: FloatArray = np.array(self._taken).reshape(len(self.plans), -1)
-        return np.subtract(taken_there, np.array(self.rooms) * (1 - _SPARE))
+        self._bytes += [[] for _ in self.plans[len(self._bytes) :]]
+        for plan, plan_bytes in zip(self.plans, self._bytes, strict=True):
+            plan_bytes += [model.bytes_at(peak, plan.decisions) for peak in self.constraints[len(plan_bytes) :]]
+        peak_bytes: FloatArray = np.array(self._bytes).reshape(len(self.plans), -1)
+        return np.subtract(peak_bytes, np.array(self.rooms) * (1 - _ROOM_MARGIN))

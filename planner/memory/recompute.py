@@ -1,20 +1,19 @@
-"""What the forward pass need not keep for the backward pass: which values to compute again, at a price per byte.
+"""Rematerialization: the forward values to recompute in the backward pass, at a price per byte.
 
-Of a segment the backward pass needs some values. Each is kept, for its bytes, or computed again, for the seconds that
-takes; and what it is computed from must then be there too, kept or computed again. At a price p per byte the least
-of seconds + p × bytes is a minimum cut: with two nodes per value, `A` (it is there in the backward pass) and `R` (it is
-computed again),
+The backward pass needs some values of each segment. Each value is either kept, at its bytes, or recomputed, at its
+seconds; its operands must then be available too, kept or recomputed. At a price p per byte, the minimum of seconds + p
+× bytes is a minimum cut with two nodes per value, `A` (available in the backward pass) and `R` (recomputed):
 
-    A of what the backward pass reads is on the source's side;
-    A → R costs p × bytes: there, and not computed again, so it is kept;
-    R → sink costs the seconds of computing it again;
+    A of values read by the backward pass is on the source's side;
+    A → R costs p × bytes: available and not recomputed means kept;
+    R → sink costs the seconds of recomputing it;
     R → A of every operand costs infinity.
 
-As in Jain et al., "Checkmate" (2020), and functorch's min-cut partitioner, but with seconds and bytes of one device
-under a plan, and each kind of segment by itself: critical nodes, and whatever else another segment reads, are kept,
-so that segments are computed again one by one; the last one not at all, for the backward pass begins with it. A
-ladder of prices gives all choices worth trying, from selective recomputation (softmax, layer norm, GELU) to nothing
-but the boundaries kept.
+It follows Jain et al., "Checkmate" (2020), and functorch's min-cut partitioner, with seconds and bytes of one device
+under a plan. Each kind of segment is cut by itself: critical nodes and all values read by other segments are kept, and
+segments are recomputed one by one. The last segment is never recomputed: the backward pass begins with it. A ladder of
+prices covers all useful choices, from selective recomputation (softmax, layer norm, GELU) to keeping only the
+boundaries.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.plans.assemble import Decisions, segment_name
-from shardwright.planner.plans.ledger import planned_collectives
-from shardwright.planner.rewrites.remat import Rematerialized, fixed_values, forward_pass, rematerialize, runs_once
+from shardwright.planner.plans.collectives import list_collectives
+from shardwright.planner.rewrites.remat import Rematerialized, available_values, forward_pass, rematerialize, runs_once
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
-from shardwright.planner.segments.chain import Chain
+from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
 from shardwright.plans import RecomputedSegment
 
-#: Prices of a byte that are tried, as parts of the step's time over all bytes of its peak.
-PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
+#: Prices of a byte, in units of the step's time over its peak bytes.
+BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)
 
-#: Part by which a choice must save more bytes than the one before it.
-LEAST_SAVING = 0.02
+#: Relative increase of saved bytes from one choice to the next, at least.
+MIN_SAVING = 0.02
 
 #: Flows are exact in integers: a unit is this part of a second.
 _UNITS = 1e15
@@ -48,9 +47,11 @@ _UNITS = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """One choice: what is computed again, the seconds that adds to a step, the bytes that need not be kept.
+    """One choice of values to recompute, with its seconds a step and its bytes saved.
 
-    stages: per instruction of the forward pass its segment, or the next one for the value that ends it.
+    instructions: the recomputed instructions.
+    segments: the recomputed segments.
+    stages: forward instruction → its segment, or the next segment for the segment's last value.
     """
 
     instructions: frozenset[str]
@@ -66,81 +67,89 @@ class Recomputation:
         return sum(segment.saved_bytes for segment in self.segments)
 
 
-def recomputations(
-    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = PRICES
+def list_recomputations(
+    decisions: Decisions, chain: Chain, step_s: float, peak_bytes: int, prices: Sequence[float] = BYTE_PRICES
 ) -> list[Recomputation]:
-    """The choices worth trying beside a plan, each saving more bytes, and taking more seconds, than the one before.
+    """The useful choices for a plan, with increasing saved bytes and increasing seconds.
 
-    step_s, peak_bytes: of the plan. prices: of a byte, as parts of the one over all the other. Empty where nothing can
-    be computed again.
+    step_s, peak_bytes: of the plan.
+    prices: per byte, in units of step_s / peak_bytes.
+
+    Empty when nothing can be recomputed.
     """
-    stages = _stages(decisions)
-    kinds = [*_kinds(decisions, chain), *_loops(decisions)]
+    stages = _stage_numbers(decisions)
+    kinds = [*_segment_kinds(decisions, chain), *_loop_kinds(decisions)]
     cuts: list[_Cuts] = [((),) * len(kinds)]
     for price in prices:
         cut = tuple(tuple(kind.cut(price * step_s / peak_bytes)) for kind in kinds)
         if cut != cuts[-1]:
-            cuts += [_halfway(kinds, cuts[-1], cut), cut]
+            cuts += [_intermediate_cut(kinds, cuts[-1], cut), cut]
     ladder: list[Recomputation] = []
     for cut in cuts:
-        made = Recomputation(
+        choice = Recomputation(
             instructions=frozenset(
                 name for kind, values in zip(kinds, cut, strict=True) for name in kind.names(values)
             ),
             segments=tuple(kind.segment(values) for kind, values in zip(kinds, cut, strict=True) if values),
             stages=stages,
         )
-        if made.saved_bytes > (1 + LEAST_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
-            ladder.append(made)
+        if choice.saved_bytes > (1 + MIN_SAVING) * (ladder[-1].saved_bytes if ladder else 0):
+            ladder.append(choice)
     return ladder
 
 
-#: Per kind of segment, what of it is computed again.
+#: Per kind of segment, the positions of its recomputed values.
 _Cuts = tuple[tuple[int, ...], ...]
 
 
-def _halfway(kinds: Sequence[_Kind], before: _Cuts, after: _Cuts) -> _Cuts:
-    """Kinds changed one by one, those first that take fewest seconds for a byte, until half of what
-    changing all of them saves is saved."""
+def _intermediate_cut(kinds: Sequence[_SegmentKind], before: _Cuts, after: _Cuts) -> _Cuts:
+    """`before` with some kinds changed to `after`, in order of seconds per saved byte, until half of the total saving
+    is reached."""
     gains = []
     for i, (kind, old, new) in enumerate(zip(kinds, before, after, strict=True)):
         if old != new:
             was, will = kind.segment(old), kind.segment(new)
             gains.append((will.time_s - was.time_s, will.saved_bytes - was.saved_bytes, i))
     gains.sort(key=lambda gain: gain[0] / max(gain[1], 1))
-    goal, saved, made = sum(gain[1] for gain in gains) / 2, 0, list(before)
+    goal, saved, mixed = sum(gain[1] for gain in gains) / 2, 0, list(before)
     for _, gained, i in gains:
         if saved >= goal:
             break
         saved += gained
-        made[i] = after[i]
-    return tuple(made)
+        mixed[i] = after[i]
+    return tuple(mixed)
 
 
-def rematerialized(module: Module, choice: Recomputation) -> Rematerialized:
-    """The program with a choice's values computed again. What a view added to the program that the choice was made for
-    is left to where the views are made."""
+def apply_recomputation(module: Module, choice: Recomputation) -> Rematerialized:
+    """The program with a choice's values recomputed. Instructions added by a view are left to the code for views."""
     forward = frozenset(forward_pass(module))
-    again = choice.instructions & forward
-    made = rematerialize(module, keep=forward - again, recompute=again, stages=choice.stages)
-    looped, twins = rematerialize_loops(made.module, choice.instructions - forward)
-    return Rematerialized(module=looped, twins={**made.twins, **twins})
+    recomputed = choice.instructions & forward
+    rematerialized = rematerialize(module, keep=forward - recomputed, recompute=recomputed, stages=choice.stages)
+    looped, twins = rematerialize_loops(rematerialized.module, choice.instructions - forward)
+    return Rematerialized(module=looped, twins={**rematerialized.twins, **twins})
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Value:
-    """An instruction of the forward pass: what keeping it takes, and computing it again (None where it must not be)."""
+    """A forward instruction, with the costs of keeping and of recomputing it.
+
+    seconds: of recomputing; None if forbidden.
+    """
 
     instruction: Instruction
     size_bytes: int
     seconds: float | None
     operands: list[int] = field(default_factory=list)  # values of the same segment
-    is_read: bool = False  # by the backward pass
+    is_needed_backward: bool = False  # by the backward pass
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Kind:
-    """Equal segments: `values` are those of the first; `repeats` holds the same instructions' names for each."""
+class _SegmentKind:
+    """Equal segments.
+
+    values: of the first segment.
+    repeats: the instructions' names, per segment.
+    """
 
     name: str
     values: list[_Value]
@@ -157,21 +166,21 @@ class _Kind:
             repeats=times,
             values=len(values),
             time_s=times * sum(self.values[i].seconds or 0.0 for i in values),
-            saved_bytes=times * (self._kept(set()) - self._kept(set(values))),
+            saved_bytes=times * (self._backward_bytes(set()) - self._backward_bytes(set(values))),
         )
 
-    def _kept(self, recomputed: set[int]) -> int:
-        """Bytes that are there for the backward pass, and not because it computes them."""
-        there = {i for i, value in enumerate(self.values) if value.is_read}
+    def _backward_bytes(self, recomputed: set[int]) -> int:
+        """Bytes kept for the backward pass, without recomputed values."""
+        there = {i for i, value in enumerate(self.values) if value.is_needed_backward}
         there |= {operand for i in recomputed for operand in self.values[i].operands}
         return sum(self.values[i].size_bytes for i in there - recomputed)
 
     def cut(self, price: float) -> list[int]:
-        """The values that are computed again where a byte costs `price` seconds."""
+        """The values to recompute at `price` seconds per byte."""
         graph: Any = networkx.DiGraph()
         graph.add_nodes_from(("source", "sink"))
         for i, value in enumerate(self.values):
-            if value.is_read:
+            if value.is_needed_backward:
                 graph.add_edge("source", ("A", i))
             graph.add_edge(("A", i), ("R", i), capacity=round(price * value.size_bytes * _UNITS))
             if value.seconds is None:
@@ -184,8 +193,8 @@ class _Kind:
         return [i for i in range(len(self.values)) if ("R", i) in there]
 
 
-def _stages(decisions: Decisions) -> dict[str, int]:
-    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+def _stage_numbers(decisions: Decisions) -> dict[str, int]:
+    flow, segments = decisions.graph.flow, decisions.graph.variables.segments
     ends = set(segments.cuts)
     forward = set(forward_pass(flow.module))
     stages = {}
@@ -197,7 +206,7 @@ def _stages(decisions: Decisions) -> dict[str, int]:
     return stages
 
 
-def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
+def _segment_kinds(decisions: Decisions, chain: Chain) -> list[_SegmentKind]:
     """The forward pass by kinds of segments."""
     flow = decisions.graph.flow
     forward = dict.fromkeys(forward_pass(flow.module))
@@ -207,7 +216,7 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
         if instruction.name in forward:
             by_name[instruction.name] = instruction
             (node, _), *_ = flow.leaves[instruction] or ((-1, 0),)  # a token has none
-            segment_of[instruction.name] = decisions.graph.layout.segments.of[node] if node >= 0 else -1
+            segment_of[instruction.name] = decisions.graph.variables.segments.of[node] if node >= 0 else -1
     members: list[list[str]] = [[] for _ in chain.instances]
     for name, segment in segment_of.items():
         if segment >= 0:
@@ -219,7 +228,7 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
             kinds.setdefault((chain.instances[segment].kind, what), []).append(segment)
     costs = _Costs(decisions, by_name, segment_of)
     return [
-        _Kind(
+        _SegmentKind(
             name=segment_name(decisions, segments[0]),
             values=costs.values(members[segments[0]]),
             repeats=[members[segment] for segment in segments],
@@ -228,49 +237,49 @@ def _kinds(decisions: Decisions, chain: Chain) -> list[_Kind]:
     ]
 
 
-def _loops(decisions: Decisions) -> list[_Kind]:
-    """What loops stack for their backward loops, and what that is made of."""
-    flow, segments = decisions.graph.flow, decisions.graph.layout.segments
+def _loop_kinds(decisions: Decisions) -> list[_SegmentKind]:
+    """The values stacked by loops for their backward loops, with their operands."""
+    flow, segments = decisions.graph.flow, decisions.graph.variables.segments
     pairs = loop_pairs(flow.module)
     if not pairs:
         return []
     costs = _Costs(decisions, {}, {})
     kinds = []
     for pair in pairs:
-        # What has no leaf is no value: tokens, and the empty tuples that branches of conditionals take.
-        made = (i for i in pair.body if i is not pair.body.root and i.opcode != "parameter" and flow.leaves[i])
-        body = [i for i in made if not pair.is_at_hand(i)]
+        # No value without a leaf: tokens, and the empty tuples of conditionals' branches.
+        computed = (i for i in pair.body if i is not pair.body.root and i.opcode != "parameter" and flow.leaves[i])
+        body = [i for i in computed if not pair.is_at_hand(i)]
         name = segment_name(decisions, max(segments.of[flow.leaves[pair.forward.loop][0][0]], 0))
         values = costs.rows(body, pair)
-        kinds.append(_Kind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
+        kinds.append(_SegmentKind(name=f"{name}, in its loop", values=values, repeats=[[i.name for i in body]]))
     return kinds
 
 
 class _Costs:
-    """Bytes and seconds of the forward pass' instructions under a plan, and who reads them."""
+    """Bytes and seconds of forward instructions under a plan, and their readers."""
 
     def __init__(self, decisions: Decisions, forward: Mapping[str, Instruction], segment_of: Mapping[str, int]) -> None:
         self._decisions = decisions
         self._forward = forward
         self._segment_of = segment_of
-        self._moving: dict[str, float] = {}
-        for collective in planned_collectives(decisions):
-            known = self._moving.get(collective.instruction, 0.0)
-            self._moving[collective.instruction] = known + collective.time_s
+        self._communication_s: dict[str, float] = {}
+        for collective in list_collectives(decisions):
+            seconds = self._communication_s.get(collective.instruction, 0.0)
+            self._communication_s[collective.instruction] = seconds + collective.time_s
         entry = decisions.graph.flow.module.entry
-        fixed = fixed_values(decisions.graph.flow.module)
-        self._read: set[str] = set()
-        self._shared: set[str] = set()  # read by the forward pass of other segments, or handed out
+        fixed = available_values(decisions.graph.flow.module)
+        self._backward_inputs: set[str] = set()
+        self._shared_values: set[str] = set()  # read by other segments' forward pass, or returned
         for user in entry:
             for operand in user.operands:
                 if operand.name not in forward:
                     continue
                 if user is entry.root:
-                    self._shared.add(operand.name)
+                    self._shared_values.add(operand.name)
                 elif user.name not in forward and user not in fixed:
-                    self._read.add(operand.name)
+                    self._backward_inputs.add(operand.name)
                 elif segment_of[user.name] != segment_of[operand.name]:
-                    self._shared.add(operand.name)
+                    self._shared_values.add(operand.name)
 
     def values(self, names: Sequence[str]) -> list[_Value]:
         position = {name: i for i, name in enumerate(names)}
@@ -280,13 +289,13 @@ class _Costs:
                 size_bytes=self._bytes(self._forward[name]),
                 seconds=self._seconds(self._forward[name]),
                 operands=[position[o.name] for o in self._forward[name].operands if o.name in position],
-                is_read=name in self._read,
+                is_needed_backward=name in self._backward_inputs,
             )
             for name in names
         ]
 
     def rows(self, body: Sequence[Instruction], pair: LoopPair) -> list[_Value]:
-        """Of the body of a forward loop: a value of each trip is kept as a row of a stack."""
+        """The body of a forward loop: one value per trip, kept in a stack."""
         position = {instruction: i for i, instruction in enumerate(body)}
         saved = {row.value for row in pair.saved}
         return [
@@ -295,7 +304,7 @@ class _Costs:
                 size_bytes=pair.forward.rows * self._bytes(instruction),
                 seconds=None if pair.element(instruction) is not None else self._seconds(instruction),
                 operands=[position[o] for o in instruction.operands if o in position],
-                is_read=instruction in saved,
+                is_needed_backward=instruction in saved,
             )
             for instruction in body
         ]
@@ -308,12 +317,12 @@ class _Costs:
         )
 
     def _seconds(self, instruction: Instruction) -> float | None:
-        """Of computing it once more; None where it runs once, or is there anyway."""
+        """Seconds of recomputing; None when it runs once or is available anyway."""
         name, opcode = instruction.name, instruction.opcode
-        if name in self._shared or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
+        if name in self._shared_values or opcode in CONTROL_FLOW or opcode == "parameter" or runs_once(instruction):
             return None
         if opcode == "get-tuple-element" and instruction.operands[0].opcode in CONTROL_FLOW:
-            return None  # what the loop stores
+            return None  # stored by the loop
         decisions = self._decisions
         graph = decisions.graph
         (index, _), *_ = decisions.graph.flow.leaves[instruction]
@@ -321,8 +330,8 @@ class _Costs:
         if node.is_value or node.instruction is not instruction:
             return 0.0
         strategy = decisions.strategies[index]
-        ends = graph.layout.ends_kernel(index)
+        ends = graph.variables.ends_kernel(index)
         local = local_results(strategy)
-        traffic = graph.layout.kernels.traffic[index]
+        traffic = graph.variables.kernels.traffic[index]
         compute_s = graph.prices.compute_s(instruction, strategy.operands, local, ends_kernel=ends, traffic=traffic)
-        return node.weight * graph.layout.kernels.parts[index] * compute_s + self._moving.get(name, 0.0)
+        return node.weight * graph.variables.kernels.parts[index] * compute_s + self._communication_s.get(name, 0.0)

@@ -1,19 +1,21 @@
-"""Steps split into micro-batches, what each computes, what is added up, and what runs once, in these modules:
+"""Micro-batches: a training step cut into the part per micro-batch, the sums, and the part that runs once. Modules:
 
-kinds       how a value relates to the micro-batches: whole, a part, a term, or done once
-locality    what one micro-batch can compute of an instruction, from its sharding rule
-labels      the kind of every value, through loops and branches
-batch       which argument carries the batch; refusal: why a step does not split
-split       the cut: accumulators, what is collected, what runs where
-demand      which versions of which instructions each part needs
-writer      the versions written as HLO (block: instruction by instruction; shapes: attributes that count elements)
-modules     one micro-batch, and what follows once; accumulate: both around a loop, as one program
+kinds             relation of a value to the micro-batches: whole, a part, a term, done once
+local_rules       one micro-batch's share of an instruction, from its sharding rule
+labels            the kind of every value, through loops and branches
+batch_candidates  arguments that may carry the batch
+messages          reasons against a split
+split             the cut: accumulators, collected values, the place of each instruction
+demand            versions of instructions each part needs
+writer            the versions as HLO (block: instruction by instruction; shapes: attributes that count elements)
+modules           one micro-batch, and the part that runs once after the last
+accumulate        both as one program, the first inside a loop
 """
 
-from shardwright.planner.microbatch.accumulate import accumulated
+from shardwright.planner.microbatch.accumulate import accumulate_step
 from shardwright.planner.microbatch.kinds import Along, Done, Kind, Term, Whole
 from shardwright.planner.microbatch.modules import Argument, Index, Input, PartModule, micro_module, once_module
-from shardwright.planner.microbatch.split import Shared, StepSplit, split_step
+from shardwright.planner.microbatch.split import SharedValue, StepSplit, split_step
 
 __all__ = [
     "Along",
@@ -23,11 +25,11 @@ __all__ = [
     "Input",
     "Kind",
     "PartModule",
-    "Shared",
+    "SharedValue",
     "StepSplit",
     "Term",
     "Whole",
-    "accumulated",
+    "accumulate_step",
     "micro_module",
     "once_module",
     "split_step",

@@ -1,17 +1,17 @@
-"""The whole step as one program: a loop over micro-batches that accumulates, and what follows once."""
+"""The whole step as one program: an accumulating loop over micro-batches, then the once part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names, Region, is_first
 from shardwright.planner.microbatch.demand import Demand, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
-from shardwright.planner.microbatch.modules import argument_numbers, handed_out, narrowed
-from shardwright.planner.microbatch.split import Shared, StepSplit
+from shardwright.planner.microbatch.modules import argument_numbers, micro_outputs, narrow
+from shardwright.planner.microbatch.split import SharedValue, StepSplit
 from shardwright.planner.microbatch.writer import Writer
 from shardwright.planner.rewrites import edit
 
@@ -19,21 +19,21 @@ from shardwright.planner.rewrites import edit
 _INDEX = 0
 
 
-def accumulated(split: StepSplit, micro_batches: int) -> Module:
-    """The whole step as one module: a loop over micro-batches that accumulates, then the once part.
+def accumulate_step(split: StepSplit, micro_batches: int) -> Module:
+    """The whole step as one module: an accumulating loop over micro-batches, then the once part.
 
-    An argument that carries the batch has two dimensions for the one that is cut, `[micro_batches, rest]`:
-    row-major the same elements. All else is as in `split.module`, which one micro-batch gives back.
-    Raises MicroBatchError where so many do not divide the batch.
+    An argument with the batch has two dimensions in place of the cut one, `[micro_batches, rest]`: the same elements,
+    row-major. The rest equals `split.module`, the result for one micro-batch.
+    Raises MicroBatchError for a number of micro-batches that does not divide the batch.
     """
     split.check(micro_batches)
     if micro_batches == 1:
         return split.module
-    with collector_paused():
-        return _Accumulated(split, micro_batches).run()
+    with gc_paused():
+        return _AccumulatedStep(split, micro_batches).run()
 
 
-class _Accumulated:
+class _AccumulatedStep:
     def __init__(self, split: StepSplit, parts: int) -> None:
         self.split = split
         self.micro = split.micro
@@ -43,9 +43,9 @@ class _Accumulated:
         self.numbers = argument_numbers(split.module)
         self.arguments: list[Instruction] = []  # by flat number, as they are stored
         self.sizes: list[ArrayShape] = []  # by flat number, as the program has them
-        self.start: list[Instruction] = []  # what the loop starts from
-        self.carried: dict[int, int] = {}  # flat argument -> where the loop carries it
-        self.ahead: dict[Version, int] = {}  # computed before the loop -> where the loop carries it
+        self.start: list[Instruction] = []  # initial values of the loop
+        self.carried: dict[int, int] = {}  # flat argument -> its carried element
+        self.ahead: dict[Version, int] = {}  # value computed before the loop -> its carried element
         self.shared: dict[tuple[str, int], Instruction] = {}
         self.body = Region(self.names, "micro_batch", index_at=_INDEX)
 
@@ -64,33 +64,35 @@ class _Accumulated:
 
     # ---- arguments -----------------------------------------------------------------
     def _enter(self) -> tuple[Instruction, ...]:
-        """The arguments, those of the batch with a dimension for micro-batches, and their leaves."""
+        """The arguments and their leaves; batch arguments have a dimension for micro-batches."""
         parameters = []
         for old in self.split.module.entry.parameters:
             first = self.numbers[old]
-            stored = [self._stored(first + leaf, shape) for leaf, shape in enumerate(old.shape.leaves)]
+            stored = [self._shape_in_storage(first + leaf, shape) for leaf, shape in enumerate(old.shape.leaves)]
             shape = edit.with_leaves(old.shape, iter(stored))
-            made = self.block.add(edit.copy_of(old, (), name=self.names.of(old), shape=shape))
-            parameters.append(made)
+            parameter = self.block.add(edit.copy_of(old, (), name=self.names.of(old), shape=shape))
+            parameters.append(parameter)
             self.sizes += old.shape.leaves
-            self.arguments += self._leaves(made)
+            self.arguments += self._leaves(parameter)
         return tuple(parameters)
 
-    def _stored(self, number: int, shape: ArrayShape) -> ArrayShape:
+    def _shape_in_storage(self, number: int, shape: ArrayShape) -> ArrayShape:
         along = self.split.batch.get(number)
-        return shape if along is None else ArrayShape(shape.element_type, _viewed(shape, along, self.parts))
+        return (
+            shape if along is None else ArrayShape(shape.element_type, _dims_by_micro_batch(shape, along, self.parts))
+        )
 
     def _leaves(self, value: Instruction) -> list[Instruction]:
         if not isinstance(value.shape, TupleShape):
             return [value]
-        found = []
+        leaves = []
         for number in range(len(value.shape.elements)):
-            found += self._leaves(self.block.element(value, number, value))
-        return found
+            leaves += self._leaves(self.block.element(value, number, value))
+        return leaves
 
     # ---- before the loop ---------------------------------------------------------------
     def _before(self) -> None:
-        """What is computed of the whole batch ahead of the micro-batches: how many tokens count, say."""
+        """Values of the whole batch computed ahead of the micro-batches: the number of tokens, for example."""
         micro, batch = self.split.micro, self.split.batch
         arguments = {
             (parameter, leaf, WHOLE)
@@ -112,14 +114,16 @@ class _Accumulated:
         index = body.index()
         writer = Writer(self.micro, self.parts, block, self._read_micro, body.index)
         writer.write()
-        values = handed_out(self.split, writer, block)
+        values = micro_outputs(self.split, writer, block)
         one = block.constant("s32", "1")
         results = [block.make("add", INDEX_SHAPE, [index, one], "micro_batch", "next")]
         results += [
             body.element(at, self.start[at].shape, self.names.like("micro_batch", "kept"))
             for at in range(1, len(self.start))
         ]
-        results += [self._added(shared, value) for shared, value in zip(self.split.shared, values, strict=True)]
+        results += [
+            self._accumulate_value(shared, value) for shared, value in zip(self.split.shared, values, strict=True)
+        ]
         carried = self.block.tuple(self.start, "micro_batches")
         shape = carried.shape
         assert isinstance(shape, TupleShape)
@@ -127,7 +131,7 @@ class _Accumulated:
             "condition": (self._condition(shape),),
             "body": (body.finish(shape, block.tuple(results, "micro_batch")),),
         }
-        loop = self.block.make("while", shape, [carried], "micro_batches", "loop", **edit.calling(called))
+        loop = self.block.make("while", shape, [carried], "micro_batches", "loop", **edit.callee_attributes(called))
         loop.called = called
         for at, shared in enumerate(self.split.shared, start=len(shape.elements) - len(self.split.shared)):
             self.shared[shared.name, shared.leaf] = self.block.element(loop, at, shared.name)
@@ -141,7 +145,7 @@ class _Accumulated:
         return region.finish(shape, root)
 
     def _read_micro(self, version: Version) -> Instruction:
-        """What the loop's body is handed: an argument, this micro-batch's slice of it, or what was computed ahead."""
+        """An input of the loop's body: an argument, this micro-batch's slice of it, or a value computed ahead."""
         parameter, leaf, kind = version
         if version in self.ahead:
             at = self.ahead[version]
@@ -154,20 +158,20 @@ class _Accumulated:
             self.start.append(self.arguments[number])
         value = self.body.element(self.carried[number], stored, parameter)
         if not isinstance(kind, Along):
-            return block.reshaped(value, self.sizes[number].dimensions, parameter)
+            return block.reshape(value, self.sizes[number].dimensions, parameter)
         zero = block.constant("s32", "0")
         starts = [self.body.index() if dim == kind.dim else zero for dim in range(stored.rank)]
-        taken = [1 if dim == kind.dim else size for dim, size in enumerate(stored.dimensions)]
-        sizes = edit.int_list("dynamic_slice_sizes", taken)
-        shape = ArrayShape(stored.element_type, tuple(taken))
+        slice_sizes = [1 if dim == kind.dim else size for dim, size in enumerate(stored.dimensions)]
+        sizes = edit.int_list("dynamic_slice_sizes", slice_sizes)
+        shape = ArrayShape(stored.element_type, tuple(slice_sizes))
         value = block.make("dynamic-slice", shape, [value, *starts], parameter, dynamic_slice_sizes=sizes)
-        return block.reshaped(value, local_shape(self.sizes[number], kind, self.parts).dimensions, parameter)
+        return block.reshape(value, local_shape(self.sizes[number], kind, self.parts).dimensions, parameter)
 
-    def _added(self, shared: Shared, value: Instruction) -> Instruction:
-        """What the loop carries on: the terms so far and this one, or the parts so far and this one."""
+    def _accumulate_value(self, shared: SharedValue, value: Instruction) -> Instruction:
+        """The loop's next accumulator: previous terms plus this one, or previous parts and this one."""
         block, at, name = self.body.block, len(self.start), shared.name
         if isinstance(shared.kind, Along):
-            return self._collected(shared.kind, shared, value)
+            return self._write_slice(shared.kind, shared, value)
         self.start.append(self.block.zeros(shared.shape, name))
         before = self.body.element(at, shared.shape, self.names.like(name, "before"))
         added = block.make(shared.kind.reduction, shared.shape, [before, value], name, "sum")
@@ -176,14 +180,14 @@ class _Accumulated:
         first = is_first(block, self.body.index())
         return block.make("select", shared.shape, [first, value, added], name, "sum")
 
-    def _collected(self, kind: Along, shared: Shared, value: Instruction) -> Instruction:
+    def _write_slice(self, kind: Along, shared: SharedValue, value: Instruction) -> Instruction:
         block, at, name = self.body.block, len(self.start), shared.name
-        dimensions = _viewed(shared.shape, kind, self.parts)
+        dimensions = _dims_by_micro_batch(shared.shape, kind, self.parts)
         stored = ArrayShape(shared.shape.element_type, dimensions)
         self.start.append(self.block.zeros(stored, name))
         before = self.body.element(at, stored, self.names.like(name, "before"))
         position = kind.dim + (kind.outer > 1)
-        part = block.reshaped(value, (*dimensions[:position], 1, *dimensions[position + 1 :]), name)
+        part = block.reshape(value, (*dimensions[:position], 1, *dimensions[position + 1 :]), name)
         zero = block.constant("s32", "0")
         starts = [self.body.index() if dim == position else zero for dim in range(stored.rank)]
         return block.make("dynamic-update-slice", stored, [before, part, *starts], name, "collected")
@@ -193,24 +197,24 @@ class _Accumulated:
         instruction, leaf, kind = version
         if kind == WHOLE:
             number = self.numbers[instruction] + leaf
-            return self.block.reshaped(self.arguments[number], self.sizes[number].dimensions, instruction)
+            return self.block.reshape(self.arguments[number], self.sizes[number].dimensions, instruction)
         shape = instruction.shape.leaves[leaf]
-        value = self.block.reshaped(self.shared[instruction.name, leaf], shape.dimensions, instruction)
-        return narrowed(self.block, value, shape, instruction)
+        value = self.block.reshape(self.shared[instruction.name, leaf], shape.dimensions, instruction)
+        return narrow(self.block, value, shape, instruction)
 
     def _no_index(self) -> Instruction:
         raise AssertionError("nothing that runs once reads the number of a micro-batch")
 
     def _pack(self, shape: Shape, leaves: Iterator[Instruction]) -> Instruction:
-        """The result with the structure that the program gives it."""
+        """The result in the program's structure."""
         if not isinstance(shape, TupleShape):
             return next(leaves)
         values = [self._pack(element, leaves) for element in shape.elements]
         return self.block.make("tuple", TupleShape(tuple(v.shape for v in values)), values, "results", "of")
 
 
-def _viewed(shape: ArrayShape, along: Along, parts: int) -> tuple[int, ...]:
-    """Dimensions in which one counts the micro-batches: `[..., outer, parts, rest, ...]`, without an outer of one."""
+def _dims_by_micro_batch(shape: ArrayShape, along: Along, parts: int) -> tuple[int, ...]:
+    """Dimensions with one over the micro-batches: `[..., outer, parts, rest, ...]`, without an outer of one."""
     dims, dim = shape.dimensions, along.dim
     outer = (along.outer,) if along.outer > 1 else ()
     return (*dims[:dim], *outer, parts, dims[dim] // along.outer // parts, *dims[dim + 1 :])

@@ -15,7 +15,7 @@ INDEX_SHAPE = ArrayShape("s32", ())
 
 
 class Names:
-    """Names of a new module's instructions: what is written first keeps its own."""
+    """Names of a new module's instructions: the first instance keeps its own."""
 
     def __init__(self, module: Module) -> None:
         self._names = edit.Names(module)
@@ -23,7 +23,7 @@ class Names:
         self._computations = NameUniquer()
 
     def of(self, instruction: Instruction) -> str:
-        """The instruction's own name, or one like it where it is written once more."""
+        """The instruction's own name; a similar one for further instances."""
         if instruction.name in self._kept:
             return self._names.like(instruction.name, "again")
         self._kept.add(instruction.name)
@@ -57,19 +57,19 @@ class Block:
         suffix: str = "local",
         **attributes: Attribute,
     ) -> Instruction:
-        """A new instruction, with the metadata of the one that it serves."""
+        """A new instruction, with the metadata of `like`."""
         name = like if isinstance(like, str) else like.name
-        made = Instruction(self.names.like(name, suffix), opcode, shape, tuple(operands), dict(attributes))
+        instruction = Instruction(self.names.like(name, suffix), opcode, shape, tuple(operands), dict(attributes))
         if isinstance(like, Instruction) and "metadata" in like.attributes:
-            made.attributes["metadata"] = like.attributes["metadata"]
-        return self.add(edit.consistent(made))
+            instruction.attributes["metadata"] = like.attributes["metadata"]
+        return self.add(edit.check_consistency(instruction))
 
     def element(self, value: Instruction, leaf: int, like: Instruction | str) -> Instruction:
         assert isinstance(value.shape, TupleShape)
         shape = value.shape.elements[leaf]
-        made = self.make("get-tuple-element", shape, [value], like, "part", index=edit.attribute("index", str(leaf)))
-        made.index = leaf
-        return made
+        element = self.make("get-tuple-element", shape, [value], like, "part", index=edit.attribute("index", str(leaf)))
+        element.index = leaf
+        return element
 
     def tuple(self, values: Sequence[Instruction], like: Instruction | str) -> Instruction:
         return self.make("tuple", TupleShape(tuple(value.shape for value in values)), values, like, "parts")
@@ -77,23 +77,23 @@ class Block:
     def constant(self, element_type: str, literal: str) -> Instruction:
         """A scalar, once in each computation."""
         key = (element_type, literal)
-        found = self._constants.get(key)
-        if found is None:
-            found = Instruction(
+        constant = self._constants.get(key)
+        if constant is None:
+            constant = Instruction(
                 self.names.like("constant", "micro"), "constant", ArrayShape(element_type, ()), payload=literal
             )
-            self._constants[key] = self.add(found)
-        return found
+            self._constants[key] = self.add(constant)
+        return constant
 
     def zeros(self, shape: ArrayShape, like: Instruction | str) -> Instruction:
-        return self.spread(self.constant(shape.element_type, zero_of(shape.element_type)), shape, like)
+        return self.spread(self.constant(shape.element_type, zero_literal(shape.element_type)), shape, like)
 
     def spread(self, scalar: Instruction, shape: ArrayShape, like: Instruction | str) -> Instruction:
         if not shape.rank:
             return scalar
         return self.make("broadcast", shape, [scalar], like, dimensions=edit.int_list("dimensions", ()))
 
-    def reshaped(self, value: Instruction, dimensions: Sequence[int], like: Instruction | str) -> Instruction:
+    def reshape(self, value: Instruction, dimensions: Sequence[int], like: Instruction | str) -> Instruction:
         shape = value.shape
         assert isinstance(shape, ArrayShape)
         if shape.dimensions == tuple(dimensions):
@@ -101,14 +101,14 @@ class Block:
         return self.make("reshape", ArrayShape(shape.element_type, tuple(dimensions)), [value], like)
 
 
-def zero_of(element_type: str) -> str:
+def zero_literal(element_type: str) -> str:
     if element_type == "pred":
         return "false"
     return "(0, 0)" if element_type.startswith("c") else "0"
 
 
 def offset(block: Block, index: Instruction, size: int, like: Instruction) -> Instruction:
-    """Elements of one dimension in the micro-batches before this one, each of `size`."""
+    """Elements of one dimension in earlier micro-batches, `size` in each."""
     return block.make("multiply", INDEX_SHAPE, [index, block.constant("s32", str(size))], like)
 
 
@@ -119,7 +119,7 @@ def is_first(block: Block, index: Instruction) -> Instruction:
     return block.make("compare", ArrayShape("pred", ()), [index, zero], "first", direction=direction)
 
 
-def cut(
+def slice_micro_batch(
     block: Block, whole: Instruction, kind: Along, parts: int, index: Instruction, like: Instruction
 ) -> Instruction:
     """One micro-batch's part of a whole value."""
@@ -128,21 +128,21 @@ def cut(
     before, length, after = shape.dimensions[: kind.dim], shape.dimensions[kind.dim], shape.dimensions[kind.dim + 1 :]
     size = length // kind.outer // parts
     outer = (kind.outer,) if kind.outer > 1 else ()
-    value = block.reshaped(whole, (*before, *outer, length // kind.outer, *after), like)
+    value = block.reshape(whole, (*before, *outer, length // kind.outer, *after), like)
     first = offset(block, index, size, like)
     zero = block.constant("s32", "0")
     starts = [zero] * len(before + outer) + [first] + [zero] * len(after)
-    taken = (*before, *outer, size, *after)
-    sizes = edit.int_list("dynamic_slice_sizes", taken)
-    local = ArrayShape(shape.element_type, taken)
+    slice_sizes = (*before, *outer, size, *after)
+    sizes = edit.int_list("dynamic_slice_sizes", slice_sizes)
+    local = ArrayShape(shape.element_type, slice_sizes)
     value = block.make("dynamic-slice", local, [value, *starts], like, dynamic_slice_sizes=sizes)
-    return block.reshaped(value, (*before, length // parts, *after), like)
+    return block.reshape(value, (*before, length // parts, *after), like)
 
 
 class Region:
-    """A computation of one flat tuple, written before it is known all that the tuple holds.
+    """A computation of one flat tuple, written ahead of the tuple's final shape.
 
-    index_at: the element that is the number of the micro-batch, where it is read.
+    index_at: the element with the number of the micro-batch.
     """
 
     def __init__(self, names: Names, name: str, *, index_at: int) -> None:
@@ -156,15 +156,15 @@ class Region:
 
     def element(self, leaf: int, shape: Shape, like: Instruction | str) -> Instruction:
         """An element of the tuple."""
-        found = self._elements.get(leaf)
-        if found is None:
+        element = self._elements.get(leaf)
+        if element is None:
             name = like if isinstance(like, str) else self.block.names.of(like)
-            found = Instruction(name, "get-tuple-element", shape, (self._parameter,), index=leaf)
-            found.attributes["index"] = edit.attribute("index", str(leaf))
+            element = Instruction(name, "get-tuple-element", shape, (self._parameter,), index=leaf)
+            element.attributes["index"] = edit.attribute("index", str(leaf))
             if isinstance(like, Instruction) and "metadata" in like.attributes:
-                found.attributes["metadata"] = like.attributes["metadata"]
-            self._elements[leaf] = self.block.add(found)
-        return found
+                element.attributes["metadata"] = like.attributes["metadata"]
+            self._elements[leaf] = self.block.add(element)
+        return element
 
     def index(self) -> Instruction:
         """The number of the micro-batch."""

@@ -1,7 +1,7 @@
-"""Which versions of which instructions a program part needs: read backwards from what it hands out.
+"""Versions of instructions needed by a program part, found backwards from its outputs.
 
-A value may be needed in several kinds. A whole value of which micro-batches need parts is computed in parts where its
-operands can be (a mask from an iota, random bits from their counters), else cut out of the whole.
+A value may be needed in several kinds. A whole value with parts in demand is computed in parts from parts of its
+operands (a mask from an iota, random bits from their counters), or else cut out of the whole.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from enum import Enum, auto
 from shardwright.errors import InternalError
 from shardwright.hlo import Instruction
 from shardwright.planner.microbatch.kinds import DONE, OWN, WHOLE, Along, Done, Kind, Term, Whole
-from shardwright.planner.microbatch.labels import Labeller, Labels, first_leaf
-from shardwright.planner.microbatch.locality import localized
+from shardwright.planner.microbatch.labels import KindLabels, Labeller, first_leaf
+from shardwright.planner.microbatch.local_rules import localize
 
 #: One array leaf of an instruction's result, in one kind.
 Version = tuple[Instruction, int, Kind]
 
 
-class How(Enum):
-    """How an instruction is written."""
+class EmitMode(Enum):
+    """The way an instruction is written."""
 
     COPY = auto()  # itself, in the shapes of its kinds
     GIVEN = auto()  # handed in: a parameter, a finished term, a collected value
     CUT = auto()  # this micro-batch's part of the whole value
     COUNT = auto()  # an iota along the batch: counts from this micro-batch's first element
     FIRST = auto()  # a whole value as a term: itself in the first micro-batch, zeros in the others
-    OWN = auto()  # a term as what the whole batch would sum up to, were it all like this micro-batch
-    BARRIER = auto()  # an optimization barrier of the leaves that are needed
+    OWN = auto()  # a term scaled to the whole batch, as of equal micro-batches
+    BARRIER = auto()  # an optimization barrier of the needed leaves
     CONTROL = auto()  # a loop or a conditional around new regions
 
 
@@ -37,11 +37,14 @@ class How(Enum):
 class Recipe:
     """One version of an instruction.
 
-    results: the versions it makes. operands: the kind per array leaf of the operands, None where it is not read.
-    regions: of control flow, what it runs: condition and body, or the branches. divisor: see `Reading`.
+    mode: the way it is written.
+    results: the versions it makes.
+    operands: the kind per array leaf of the operands; None: not read.
+    regions: of control flow: condition and body, or the branches.
+    divisor: see `LocalRule`.
     """
 
-    how: How
+    mode: EmitMode
     results: tuple[Version, ...]
     operands: tuple[Kind | None, ...] = ()
     regions: tuple[Demand, ...] = ()
@@ -50,13 +53,16 @@ class Recipe:
 
 @dataclass(slots=True)
 class Demand:
-    """What one part of the step computes of one computation.
+    """The needs of one part of the step in one computation.
 
-    roots: the versions that it hands out. ahead: versions that are handed in because another part makes them.
-    recipes: per instruction that is needed, in the order of writing.
+    labels: the kinds of the computation's values.
+    labeller: labels computations of other kinds.
+    roots: output versions.
+    ahead: input versions, made by another part.
+    recipes: per needed instruction, its versions in the order of writing.
     """
 
-    labels: Labels
+    labels: KindLabels
     labeller: Labeller
     roots: tuple[Version, ...]
     ahead: frozenset[Version] = frozenset()
@@ -65,14 +71,14 @@ class Demand:
 
     def __post_init__(self) -> None:
         for instruction, leaf, kind in self.roots:
-            self._want(instruction, leaf, kind)
+            self._request(instruction, leaf, kind)
         for instruction in reversed(self.labels.computation.instructions):
             wanted = self._wanted.get(instruction)
             if wanted:
                 self.recipes[instruction] = self._recipes(instruction, wanted)
 
     def version(self, instruction: Instruction, leaf: int, kind: Kind) -> Version:
-        """The version that stands for a leaf in this kind: of the instruction that really makes it."""
+        """The version of a leaf in this kind, by its real producer."""
         while True:
             if instruction.opcode == "get-tuple-element":
                 leaf += first_leaf(instruction)
@@ -91,7 +97,7 @@ class Demand:
         return instruction, leaf, self._read_as(instruction, leaf, kind)
 
     def _read_as(self, instruction: Instruction, leaf: int, kind: Kind) -> Kind:
-        """What is whole is there as such; what is not, and cannot be made ahead, each micro-batch has its own of."""
+        """The kind read: WHOLE of whole values, DONE on request, OWN of batch values that cannot be made ahead."""
         if kind not in (WHOLE, DONE, OWN):
             return kind
         natural = self.labels.kinds[instruction][leaf]
@@ -101,15 +107,15 @@ class Demand:
             return DONE
         return OWN if isinstance(natural, Term | Done) and instruction not in self.labels.cheap else WHOLE
 
-    def given(self) -> Iterator[Version]:
-        """What is handed in, in program order."""
+    def inputs(self) -> Iterator[Version]:
+        """Input versions, in program order."""
         for instruction in self.labels.computation.instructions:
             for recipe in self.recipes.get(instruction, ()):
-                if recipe.how is How.GIVEN:
+                if recipe.mode is EmitMode.GIVEN:
                     yield from recipe.results
 
     def divisors(self) -> Iterator[tuple[int, Instruction]]:
-        """What the number of micro-batches must divide, and the instruction that says so."""
+        """Numbers divisible by every legal number of micro-batches, and their instructions."""
         for instruction, recipes in self.recipes.items():
             shapes = instruction.shape.leaves
             for recipe in recipes:
@@ -121,8 +127,8 @@ class Demand:
                 for region in recipe.regions:
                     yield from region.divisors()
 
-    def read_by(self, recipe: Recipe, instruction: Instruction) -> Iterator[Version]:
-        """The versions of its operands that a recipe of `instruction` reads."""
+    def operand_versions(self, recipe: Recipe, instruction: Instruction) -> Iterator[Version]:
+        """The operand versions a recipe of `instruction` reads."""
         kinds = iter(recipe.operands)
         for operand in instruction.operands:
             for leaf in range(len(operand.shape.leaves)):
@@ -131,78 +137,78 @@ class Demand:
                     yield self.version(operand, leaf, kind)
 
     def computable_ahead(self, batch: Container[Version]) -> list[Version]:
-        """Whole values made of whole batch arguments, `batch`, as far as anything else reads them."""
+        """Whole values made of the whole batch arguments `batch`, limited to those with other consumers."""
         early: dict[Version, None] = {}
-        read: dict[Version, None] = {}
+        needed: dict[Version, None] = {}
         for instruction in self.labels.computation.instructions:
             for recipe in self.recipes.get(instruction, ()):
-                operands = list(self.read_by(recipe, instruction))
-                is_whole = recipe.how is How.COPY and all(kind == WHOLE for _, _, kind in recipe.results)
+                operands = list(self.operand_versions(recipe, instruction))
+                is_whole = recipe.mode is EmitMode.COPY and all(kind == WHOLE for _, _, kind in recipe.results)
                 if is_whole and any(version in batch or version in early for version in operands):
                     early |= dict.fromkeys(recipe.results)
                 else:
                     own = [(*version[:2], WHOLE) for version in recipe.results]  # cut out of, or scaled from
-                    read |= dict.fromkeys([*operands, *own])
-        return [version for version in early if version in read]
+                    needed |= dict.fromkeys([*operands, *own])
+        return [version for version in early if version in needed]
 
-    def only_cut(self) -> dict[int, Along]:
-        """Leaves of the one parameter that are only handed on, and cut along one dimension."""
+    def only_sliced_leaves(self) -> dict[int, Along]:
+        """Leaves of the only parameter that are cut along one dimension and otherwise handed on."""
         (parameter,) = self.labels.computation.parameters
-        found: dict[int, set[Kind]] = {}
+        cuts: dict[int, set[Kind]] = {}
         for recipe in self.recipes.get(parameter, ()):
-            if recipe.how is How.CUT:
+            if recipe.mode is EmitMode.CUT:
                 for _, leaf, kind in recipe.results:
-                    found.setdefault(leaf, set()).add(kind)
+                    cuts.setdefault(leaf, set()).add(kind)
         for instruction, recipes in self.recipes.items():
             for recipe in recipes:
-                for source, leaf, kind in self.read_by(recipe, instruction):
+                for source, leaf, kind in self.operand_versions(recipe, instruction):
                     if source is parameter and kind == WHOLE:
-                        found.pop(leaf, None)
-        return {leaf: kind for leaf, (kind, *more) in found.items() if isinstance(kind, Along) and not more}
+                        cuts.pop(leaf, None)
+        return {leaf: kind for leaf, (kind, *more) in cuts.items() if isinstance(kind, Along) and not more}
 
     # ---- wanting -----------------------------------------------------------------
-    def _want(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
+    def _request(self, instruction: Instruction, leaf: int, kind: Kind) -> None:
         version = self.version(instruction, leaf, kind)
         self._wanted.setdefault(version[0], {})[version] = None
 
     def _recipes(self, instruction: Instruction, wanted: dict[Version, None]) -> list[Recipe]:
-        found: list[Recipe] = []
-        made: set[Version] = set()
+        recipes: list[Recipe] = []
+        done: set[Version] = set()
         pending = [*wanted]
         while pending:
             version = pending.pop(0)
-            if version in made:
+            if version in done:
                 continue
-            recipe, needs = self._recipe(version, wanted, made)
-            if needs is not None and needs not in made:
+            recipe, needs = self._recipe(version, wanted, done)
+            if needs is not None and needs not in done:
                 pending = [needs, version, *pending]  # the whole value first
                 continue
-            found.append(recipe)
-            made.update(recipe.results)
+            recipes.append(recipe)
+            done.update(recipe.results)
             self._want_operands(instruction, recipe)
-        return found
+        return recipes
 
     def _want_operands(self, instruction: Instruction, recipe: Recipe) -> None:
-        for version in self.read_by(recipe, instruction):
+        for version in self.operand_versions(recipe, instruction):
             self._wanted.setdefault(version[0], {})[version] = None
 
     # ---- one version ---------------------------------------------------------------
     def _recipe(
         self, version: Version, wanted: Collection[Version], made: Collection[Version]
     ) -> tuple[Recipe, Version | None]:
-        """How a version is written, and the other version of the same value that it is made from."""
+        """The recipe of a version, and the other version of the same value it needs first, or None."""
         instruction, leaf, kind = version
         natural = self.labels.kinds[instruction][leaf]
         whole = self.version(instruction, leaf, WHOLE)
         if version in self.ahead or (kind == DONE and natural != DONE):
-            return Recipe(how=How.GIVEN, results=(version,)), None
+            return Recipe(mode=EmitMode.GIVEN, results=(version,)), None
         if instruction.opcode == "parameter":
             if kind in (natural, WHOLE):
-                return Recipe(how=How.GIVEN, results=(version,)), None
+                return Recipe(mode=EmitMode.GIVEN, results=(version,)), None
         elif instruction.opcode in ("opt-barrier", "optimization-barrier"):
-            return self._barrier(instruction, [each for each in wanted if each not in made]), None
+            return self._barrier(instruction, [other for other in wanted if other not in made]), None
         elif kind == OWN and isinstance(natural, Term):
-            return Recipe(how=How.OWN, results=(version,)), (instruction, leaf, natural)
+            return Recipe(mode=EmitMode.OWN, results=(version,)), (instruction, leaf, natural)
         elif kind in (WHOLE, DONE, OWN):
             return self._unsplit(instruction, kind), None
         elif kind == natural:
@@ -210,66 +216,72 @@ class Demand:
         if isinstance(natural, Along) and instruction not in self.labels.cheap:
             raise InternalError(f"{instruction.name} is {natural} and needed as {kind}")
         if isinstance(kind, Term):
-            return Recipe(how=How.FIRST, results=(version,)), whole
+            return Recipe(mode=EmitMode.FIRST, results=(version,)), whole
         assert isinstance(kind, Along)
         recipe = None if whole in wanted and instruction.operands else self._in_parts(instruction, leaf, kind)
-        return (recipe, None) if recipe else (Recipe(how=How.CUT, results=(version,)), whole)
+        return (recipe, None) if recipe else (Recipe(mode=EmitMode.CUT, results=(version,)), whole)
 
     def _natural(self, instruction: Instruction) -> Recipe:
-        """As a micro-batch computes it."""
+        """The recipe in a micro-batch."""
         kinds = self.labels.kinds[instruction]
         regions = self.labels.regions.get(instruction)
         if regions is not None:
             return self._in_tight_loop(instruction, self._control(instruction, kinds, regions))
-        reading = self.labels.readings[instruction]
+        reading = self.labels.local_rules[instruction]
         results = _versions(instruction, kinds)
-        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+        return Recipe(mode=EmitMode.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
 
     def _in_tight_loop(self, instruction: Instruction, recipe: Recipe) -> Recipe:
-        """The loop carrying parts of what its body only ever cuts parts out of: a mask for the whole batch, say."""
+        """The loop with parts in place of whole values that its body only slices: a mask for the whole batch."""
         while instruction.opcode == "while":
             start = [kind for _, _, kind in recipe.results]
             wanted = self._wanted.get(instruction, {})
-            for leaf, kind in recipe.regions[1].only_cut().items():
+            for leaf, kind in recipe.regions[1].only_sliced_leaves().items():
                 if (instruction, leaf, WHOLE) not in wanted:
                     start[leaf] = kind
-            found = self._relabelled(instruction, start)
-            if found is None or list(found[0]) != start or found[0] == tuple(kind for _, _, kind in recipe.results):
+            solution = self._relabel(instruction, start)
+            if (
+                solution is None
+                or list(solution[0]) != start
+                or solution[0] == tuple(kind for _, _, kind in recipe.results)
+            ):
                 break
-            recipe = self._control(instruction, *found)
+            recipe = self._control(instruction, *solution)
         return recipe
 
     def _unsplit(self, instruction: Instruction, kind: Kind) -> Recipe:
-        """As the program has it, of operands of the same kind."""
+        """The instruction unchanged, on operands of the same kind."""
         count = sum(len(operand.shape.leaves) for operand in instruction.operands)
         results = (kind,) * len(instruction.shape.leaves)
         if instruction.opcode not in ("while", "conditional"):
-            return Recipe(how=How.COPY, results=_versions(instruction, results), operands=(kind,) * count)
-        found = self._relabelled(instruction, (WHOLE,) * count)
-        if found is None:
+            return Recipe(mode=EmitMode.COPY, results=_versions(instruction, results), operands=(kind,) * count)
+        solution = self._relabel(instruction, (WHOLE,) * count)
+        if solution is None:
             raise InternalError(f"{instruction.opcode} {instruction.name} of whole values is not whole")
         return replace(
-            self._control(instruction, *found),
+            self._control(instruction, *solution),
             results=_versions(instruction, results),
             operands=(kind,) * count,
         )
 
-    def _control(self, instruction: Instruction, kinds: tuple[Kind, ...], regions: tuple[Labels, ...]) -> Recipe:
+    def _control(self, instruction: Instruction, kinds: tuple[Kind, ...], regions: tuple[KindLabels, ...]) -> Recipe:
         if instruction.opcode == "while":
             operands = kinds
             roots: list[tuple[Kind, ...]] = [(WHOLE,), kinds]
         else:
-            entered = [kind for each in regions for parameter in _parameters(each) for kind in each.kinds[parameter]]
+            entered = [
+                kind for region in regions for parameter in _parameters(region) for kind in region.kinds[parameter]
+            ]
             operands = (WHOLE, *entered)
             roots = [kinds] * len(regions)
         demands = tuple(self._region(labels, root) for labels, root in zip(regions, roots, strict=True))
-        return Recipe(how=How.CONTROL, results=_versions(instruction, kinds), operands=operands, regions=demands)
+        return Recipe(mode=EmitMode.CONTROL, results=_versions(instruction, kinds), operands=operands, regions=demands)
 
-    def _region(self, labels: Labels, root: tuple[Kind, ...]) -> Demand:
+    def _region(self, labels: KindLabels, root: tuple[Kind, ...]) -> Demand:
         return Demand(labels, self.labeller, _versions(labels.computation.root, root))
 
     def _barrier(self, instruction: Instruction, wanted: Collection[Version]) -> Recipe:
-        """All that is needed of a barrier goes through one, but for what is handed in."""
+        """One barrier for all needed leaves, except inputs."""
         count = len(instruction.shape.leaves)
         kinds: list[Kind | None] = [None] * count
         versions: list[Version] = []
@@ -280,26 +292,26 @@ class Demand:
             if kinds[leaf] is None:
                 kinds[leaf] = kind
                 versions.append(version)
-        return Recipe(how=How.BARRIER, results=tuple(versions), operands=tuple(kinds))
+        return Recipe(mode=EmitMode.BARRIER, results=tuple(versions), operands=tuple(kinds))
 
     def _in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
-        """A whole value computed in parts from parts of its operands; None where it must be cut out."""
+        """A whole value computed in parts from parts of its operands; None: it must be cut out."""
         opcode = instruction.opcode
         if opcode == "iota":
             is_counted = instruction.get("iota_dimension") == kind.dim
             if is_counted and kind.outer > 1:
                 return None
-            how = How.COUNT if is_counted else How.COPY
-            return Recipe(how=how, results=((instruction, leaf, kind),))
+            how = EmitMode.COUNT if is_counted else EmitMode.COPY
+            return Recipe(mode=how, results=((instruction, leaf, kind),))
         if opcode in ("parameter", "constant"):
             return None
         if opcode in ("while", "conditional"):
             return self._loop_in_parts(instruction, leaf, kind)
-        reading = localized(instruction, leaf, kind, self.labeller.rules)
+        reading = localize(instruction, leaf, kind, self.labeller.rules)
         if reading is None:
             return None
         results = _versions(instruction, reading.results)
-        return Recipe(how=How.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
+        return Recipe(mode=EmitMode.COPY, results=results, operands=reading.operands, divisor=reading.divisor)
 
     def _loop_in_parts(self, instruction: Instruction, leaf: int, kind: Along) -> Recipe | None:
         """A loop of whole values that carries parts instead: rounds of a random number generator."""
@@ -307,14 +319,14 @@ class Demand:
             return None
         start: list[Kind] = [WHOLE] * len(instruction.shape.leaves)
         start[leaf] = kind
-        found = self._relabelled(instruction, start)
-        if found is None or found[0][leaf] != kind:
+        solution = self._relabel(instruction, start)
+        if solution is None or solution[0][leaf] != kind:
             return None
-        return self._control(instruction, *found)
+        return self._control(instruction, *solution)
 
-    def _relabelled(
+    def _relabel(
         self, instruction: Instruction, kinds: Iterable[Kind]
-    ) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
+    ) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
         label = self.labeller.loop if instruction.opcode == "while" else self.labeller.choice
         return label(instruction, tuple(kinds))
 
@@ -323,5 +335,5 @@ def _versions(instruction: Instruction, kinds: Iterable[Kind]) -> tuple[Version,
     return tuple([(instruction, leaf, kind) for leaf, kind in enumerate(kinds)])
 
 
-def _parameters(labels: Labels) -> tuple[Instruction, ...]:
+def _parameters(labels: KindLabels) -> tuple[Instruction, ...]:
     return labels.computation.parameters

@@ -1,7 +1,7 @@
-"""How a value relates to the micro-batches of a step: the micro-batch index as a mesh axis that is walked in time.
+"""Relation of a value to the micro-batches of a step: the micro-batch index as a mesh axis in time.
 
-What a mesh axis would split, contract or replicate, time does too, but nothing can be resharded: a micro-batch sees its
-own part and what is the same for all. So every array leaf of a program has one of four kinds.
+Time splits, contracts or replicates a value like a mesh axis, but without resharding: a micro-batch has its own part
+and the values common to all. Every array leaf of a program has one of four kinds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Whole:
 class Along:
     """Micro-batch i of M has block i of M equal, contiguous blocks of dimension `dim`.
 
-    outer: the dimension is `[outer, n]`, row-major, and n is what is cut: `[T, B]` reshaped to `[T * B]` and cut
-        along B is `Along(0, outer=T)`.
+    outer: the dimension is `[outer, n]`, row-major, and n is cut: `[T, B]` reshaped to `[T * B]` and cut along B is
+        `Along(0, outer=T)`.
     """
 
     dim: int
@@ -42,8 +42,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What each micro-batch takes for a value of the whole batch, made of its own terms alone: only where inexact
-    splitting is asked for, and never what a value is, only how it is read."""
+    """A micro-batch's own value in place of the whole batch's, made of its own terms.
+
+    Only for inexact splitting; never a value's kind, only the way it is read.
+    """
 
 
 Kind = Whole | Along | Term | Done | Own
@@ -51,10 +53,10 @@ Kind = Whole | Along | Term | Done | Own
 WHOLE, SUM, DONE, OWN = Whole(), Term(), Done(), Own()
 
 
-def joined(a: Kind, b: Kind) -> Kind:
-    """What a value is that may be either (carried by a loop, made by one of two branches).
+def join_kinds(a: Kind, b: Kind) -> Kind:
+    """The join of two kinds: carried by a loop, or made by one of two branches.
 
-    A whole value can be cut, and can be a term: all of it in the first micro-batch, zeros in the others.
+    A whole value can be cut. It can also be a term: all of it in the first micro-batch, zeros in the others.
     """
     if a == b or b == WHOLE:
         return a
@@ -62,7 +64,7 @@ def joined(a: Kind, b: Kind) -> Kind:
 
 
 def local_shape(shape: ArrayShape, kind: Kind, parts: int) -> ArrayShape:
-    """The shape of one micro-batch's value of `parts`, where `shape` is the whole one."""
+    """The shape of one micro-batch's value of `parts`; `shape`: the whole one."""
     if not isinstance(kind, Along):
         return shape
     dimensions = list(shape.dimensions)

@@ -1,7 +1,7 @@
-"""The kind of every value of a program, found by following the batch through it.
+"""Labels the kind of every value of a program by following the batch through it.
 
-Kinds only ever rise (whole, then a part or a term, then done), so that loops reach a fixed point: what is carried has
-the kinds of the first value and of what each trip makes, joined.
+Kinds only rise: whole, then a part or a term, then done. Loops therefore reach a fixed point: a carried value has the
+join of the kinds of its first value and of each trip's result.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from shardwright.hlo import Computation, Instruction, TupleShape
-from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, joined
-from shardwright.planner.microbatch.locality import Reading, Readings, apart
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.kinds import DONE, WHOLE, Along, Done, Kind, Term, Whole, join_kinds
+from shardwright.planner.microbatch.local_rules import LocalRule, LocalRules, localize_inexactly
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 #: Instructions whose result leaves are operand leaves, in order.
 TRANSPARENT = frozenset({"tuple", "optimization-barrier", "opt-barrier", "domain", "add-dependency"})
@@ -24,29 +24,31 @@ BRANCHES = ("branch_computations", "true_computation", "false_computation")
 #: Work that is no side computation: never done for the whole batch ahead of the micro-batches.
 HEAVY = frozenset({"dot", "convolution", "ragged-dot"})
 
-#: Types of the operands' kinds where all are there before the first micro-batch, or made after the last.
+#: Kind types of operands available before the first micro-batch, or made after the last.
 _FINISHED = frozenset({Whole, Done})
 
 _NEVER_EARLY = HEAVY | {"while", "call", "conditional", "custom-call", "fft", "cholesky", "triangular-solve", "sort"}
 
 
 @dataclass(slots=True)
-class Labels:
-    """What is known of one computation, for parameters of given kinds.
+class KindLabels:
+    """Labels of one computation, for parameters of given kinds.
 
-    kinds: per instruction, its result leaves. readings: how micro-batches compute what they can compute.
-    regions: of control flow, the labels of what it runs (condition and body; the branches).
-    done: instructions made once though none of their operands is.
-    cheap: instructions of terms and parts that may be computed for the whole batch too, ahead of the micro-batches.
-    collecting: what is done and made of parts of the batch, put together again.
-    conflicts: instructions that read parts of the batch beside something that only the whole batch gives, and
-        products over what was put together again: the model itself, run for the whole batch.
+    computation: the computation.
+    kinds: per instruction, the kinds of its result leaves.
+    local_rules: per instruction, its computation in a micro-batch.
+    regions: per control flow instruction, the labels of its computations (condition and body; the branches).
+    done: instructions that run once without an operand that is done.
+    cheap: instructions of terms and parts also computable for the whole batch, ahead of the micro-batches.
+    collecting: done instructions that put parts of the batch together, and their consumers.
+    conflicts: instructions with parts of the batch and a value of the whole batch as operands; products and loops over
+        collected parts: the model itself, run for the whole batch.
     """
 
     computation: Computation
     kinds: dict[Instruction, tuple[Kind, ...]] = field(default_factory=dict)
-    readings: dict[Instruction, Reading] = field(default_factory=dict)
-    regions: dict[Instruction, tuple[Labels, ...]] = field(default_factory=dict)
+    local_rules: dict[Instruction, LocalRule] = field(default_factory=dict)
+    regions: dict[Instruction, tuple[KindLabels, ...]] = field(default_factory=dict)
     done: dict[Instruction, None] = field(default_factory=dict)
     cheap: set[Instruction] = field(default_factory=set)
     collecting: set[Instruction] = field(default_factory=set)
@@ -57,20 +59,20 @@ class Labels:
         return self.kinds[self.computation.root]
 
 
-def operand_kinds(labels: Labels, instruction: Instruction) -> tuple[Kind, ...]:
+def operand_kinds(labels: KindLabels, instruction: Instruction) -> tuple[Kind, ...]:
     """Kinds of the array leaves of all operands, in order."""
     return tuple([kind for operand in instruction.operands for kind in labels.kinds[operand]])
 
 
 def first_leaf(instruction: Instruction) -> int:
-    """Of a get-tuple-element: the number of its first leaf among its operand's."""
+    """The number of a get-tuple-element's first leaf among its operand's leaves."""
     shape = instruction.operands[0].shape
     assert isinstance(shape, TupleShape)
     return sum(len(element.leaves) for element in shape.elements[: instruction.index])
 
 
-def cause(labels: Labels, reader: Instruction) -> Instruction:
-    """What needs the whole batch, so that a reader of it does: what sums over the batch, or takes all of it."""
+def find_cause(labels: KindLabels, reader: Instruction) -> Instruction:
+    """The cause of a whole-batch dependency: a sum over the batch, or an instruction on all of it."""
     current = reader
     while True:
         beside = [
@@ -84,32 +86,32 @@ def cause(labels: Labels, reader: Instruction) -> Instruction:
 
 
 def branches(instruction: Instruction) -> list[Computation]:
-    """The computations that a conditional runs."""
-    return [each for name in BRANCHES for each in instruction.called.get(name, ())]
+    """The branch computations of a conditional."""
+    return [computation for name in BRANCHES for computation in instruction.called.get(name, ())]
 
 
 class Labeller:
-    """Labels of computations.
+    """Labels computations.
 
-    most_early: elements of the largest value that may be computed ahead of the parts. inexact: whether micro-batches
-    may take their own part for the whole batch, where that is needed; `taken` then says where they do. rules: of the
-    instructions, where some are known.
+    most_early: elements of the largest value computable ahead of the micro-batches.
+    inexact: micro-batches may use their own part in place of the whole batch; `inexact_sites` lists the places.
+    rules: cached rules of the instructions, or None.
     """
 
-    def __init__(self, most_early: int, *, inexact: bool = False, rules: KnownRules | None = None) -> None:
+    def __init__(self, most_early: int, *, inexact: bool = False, rules: RuleCache | None = None) -> None:
         self._most_early = most_early
         self.inexact = inexact
-        self.rules = rules or KnownRules()
-        self.readings = Readings(self.rules)
-        self.taken: dict[Instruction, None] = {}
+        self.rules = rules or RuleCache()
+        self.local_rules = LocalRules(self.rules)
+        self.inexact_sites: dict[Instruction, None] = {}
         self._reasons: dict[Instruction, Instruction] = {}
 
-    def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> Labels:
-        """Labels of the entry. kinds: of its parameters."""
+    def entry(self, computation: Computation, kinds: Mapping[Instruction, tuple[Kind, ...]]) -> KindLabels:
+        """Labels of the entry. kinds: those of its parameters."""
         return _Region(self, computation, kinds, adds_whole=False, is_entry=True).run()
 
-    def region(self, computation: Computation, kinds: Sequence[Kind], *, adds_whole: bool) -> Labels:
-        """Labels of what control flow runs. kinds: the leaves of its parameters."""
+    def region(self, computation: Computation, kinds: Sequence[Kind], *, adds_whole: bool) -> KindLabels:
+        """Labels of a control flow computation. kinds: those of its parameters' leaves."""
         rest = list(kinds)
         given: dict[Instruction, tuple[Kind, ...]] = {}
         for parameter in computation.parameters:
@@ -117,15 +119,17 @@ class Labeller:
             given[parameter], rest = tuple(rest[:count]), rest[count:]
         return _Region(self, computation, given, adds_whole=adds_whole, is_entry=False).run()
 
-    def loop(self, loop: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
-        """Kinds that a loop carries when it starts with these, and labels of condition and body; None where a
-        micro-batch cannot run it."""
+    def loop(self, loop: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
+        """Kinds carried by a loop from these initial ones, and labels of condition and body.
+
+        None: a micro-batch cannot run the loop.
+        """
         (condition,), (body,) = loop.called["condition"], loop.called["body"]
         carried = tuple(kinds)
         adds_whole = any(isinstance(kind, Along) for kind in carried)
         while True:
             labels = self.region(body, carried, adds_whole=adds_whole)
-            now = tuple(joined(old, new) for old, new in zip(carried, labels.root, strict=True))
+            now = tuple(join_kinds(old, new) for old, new in zip(carried, labels.root, strict=True))
             if self._fails(loop, body, now, labels):
                 return None
             if now == carried:
@@ -133,41 +137,46 @@ class Labeller:
             carried = now
         tested = self.region(condition, carried, adds_whole=False)
         if tested.root != (WHOLE,):
-            self._reasons[loop] = cause(tested, next(iter(tested.done), condition.root))
+            self._reasons[loop] = find_cause(tested, next(iter(tested.done), condition.root))
             return None
         return carried, (tested, labels)
 
-    def choice(self, choice: Instruction, kinds: Sequence[Kind]) -> tuple[tuple[Kind, ...], tuple[Labels, ...]] | None:
-        """Kinds that a conditional makes of operands of these kinds, and labels of its branches."""
+    def choice(
+        self, choice: Instruction, kinds: Sequence[Kind]
+    ) -> tuple[tuple[Kind, ...], tuple[KindLabels, ...]] | None:
+        """Result kinds of a conditional on operands of these kinds, and labels of its branches.
+
+        None: a micro-batch cannot run it.
+        """
         if kinds[0] != WHOLE:
             return None
         rest = list(kinds[1:])
-        found: list[Labels] = []
+        branch_labels: list[KindLabels] = []
         results: tuple[Kind, ...] = (WHOLE,) * len(choice.shape.leaves)
         for branch in branches(choice):
             count = sum(len(parameter.shape.leaves) for parameter in branch.parameters)
             labels = self.region(branch, rest[:count], adds_whole=True)
             rest = rest[count:]
-            results = tuple(joined(a, b) for a, b in zip(results, labels.root, strict=True))
+            results = tuple(join_kinds(a, b) for a, b in zip(results, labels.root, strict=True))
             if self._fails(choice, branch, results, labels):
                 return None
-            found.append(labels)
-        return results, tuple(found)
+            branch_labels.append(labels)
+        return results, tuple(branch_labels)
 
     def reason(self, instruction: Instruction) -> Instruction:
-        """What no micro-batch can compute: inside control flow, or the instruction itself."""
+        """The instruction no micro-batch can compute: inside control flow, or the instruction itself."""
         return self._reasons.get(instruction, instruction)
 
-    def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: Labels) -> bool:
-        """Whether what control flow runs needs the whole batch; the reason is kept."""
-        fails = _unfinished(kinds)
+    def _fails(self, caller: Instruction, region: Computation, kinds: Collection[Kind], labels: KindLabels) -> bool:
+        """Whether a control flow computation needs the whole batch; stores the reason."""
+        fails = _has_unfinished(kinds)
         if fails:
-            found = cause(labels, next(iter(labels.done), region.root))
-            self._reasons[caller] = self._reasons.get(found, found)
+            cause = find_cause(labels, next(iter(labels.done), region.root))
+            self._reasons[caller] = self._reasons.get(cause, cause)
         return fails
 
-    def is_early(self, labels: Labels, instruction: Instruction) -> bool:
-        """Whether computing `instruction` for the whole batch is a side computation, not part of the model."""
+    def is_early(self, labels: KindLabels, instruction: Instruction) -> bool:
+        """Whether `instruction` on the whole batch is a side computation, not part of the model."""
         if instruction.opcode in _NEVER_EARLY:
             return False
         if max((prod(leaf.dimensions) for leaf in instruction.shape.leaves if leaf.rank), default=0) > self._most_early:
@@ -178,8 +187,8 @@ class Labeller:
         )
 
 
-def _unfinished(kinds: Collection[Kind]) -> bool:
-    """Whether a value that control flow hands on is none of what a micro-batch can hold: only sums add up in a loop."""
+def _has_unfinished(kinds: Collection[Kind]) -> bool:
+    """Whether a control flow result is done or a term other than a sum: loops only add up sums."""
     return any(isinstance(kind, Done) or (isinstance(kind, Term) and kind.reduction != "add") for kind in kinds)
 
 
@@ -197,9 +206,9 @@ class _Region:
         self._parameters = parameters
         self._adds_whole = adds_whole
         self._is_entry = is_entry
-        self.labels = Labels(computation)
+        self.labels = KindLabels(computation)
 
-    def run(self) -> Labels:
+    def run(self) -> KindLabels:
         labels = self.labels
         for instruction in labels.computation.instructions:
             labels.kinds[instruction] = self._kinds(instruction)
@@ -222,41 +231,44 @@ class _Region:
             return kinds[: len(instruction.shape.leaves)]
         if opcode in ("while", "conditional"):
             return self._control_flow(instruction, kinds)
-        return self._computed(instruction, kinds)
+        return self._label_computation(instruction, kinds)
 
     # ---- control flow ----------------------------------------------------------
     def _control_flow(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         is_loop = instruction.opcode == "while"
         if DONE not in kinds and not (self._is_entry and _only_sums(kinds)):
-            found = (self._labeller.loop if is_loop else self._labeller.choice)(instruction, kinds)
-            if found is not None:
-                results, self.labels.regions[instruction] = found
+            solution = (self._labeller.loop if is_loop else self._labeller.choice)(instruction, kinds)
+            if solution is not None:
+                results, self.labels.regions[instruction] = solution
                 return results
         return self._once(instruction, kinds)
 
     # ---- what computes -----------------------------------------------------------
-    def _computed(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    def _label_computation(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
         labels = self.labels
         if DONE in kinds and _FINISHED.issuperset(map(type, kinds)):  # most of an optimizer
             return self._once(instruction, kinds)
-        found = (
-            self._labeller.readings.of(instruction, kinds, adds_whole=self._adds_whole) if DONE not in kinds else None
+        rule = (
+            self._labeller.local_rules.of(instruction, kinds, adds_whole=self._adds_whole)
+            if DONE not in kinds
+            else None
         )
-        if found is None:
+        if rule is None:
             early = tuple(self._early(instruction, kinds))
             if early != kinds:
-                found = self._labeller.readings.of(instruction, early, adds_whole=self._adds_whole)
-        if found is None and self._labeller.inexact:
-            found = self._inexact(instruction, kinds)
-        if found is not None:
-            labels.readings[instruction] = found
-            if kinds and self._is_entry and self._is_cheap(instruction, found):
+                rule = self._labeller.local_rules.of(instruction, early, adds_whole=self._adds_whole)
+        if rule is None and self._labeller.inexact:
+            rule = self._inexact(instruction, kinds)
+        if rule is not None:
+            labels.local_rules[instruction] = rule
+            if kinds and self._is_entry and self._is_cheap(instruction, rule):
                 labels.cheap.add(instruction)
-            return found.results
+            return rule.results
         return self._once(instruction, kinds)
 
     def _early(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> Iterator[Kind]:
-        """The operands' kinds where what is cheap is computed ahead: sums over the batch, and if all is so, all."""
+        """The operands' kinds with cheap values computed ahead: sums over the batch; all of them in a side
+        computation."""
         cheap = self.labels.cheap
         everything = self._labeller.is_early(self.labels, instruction)
         position = 0
@@ -267,8 +279,8 @@ class _Region:
                 yield WHOLE if is_early else kind
                 position += 1
 
-    def _inexact(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> Reading | None:
-        """How a micro-batch reads its own terms for those of the whole batch, beside parts of it."""
+    def _inexact(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> LocalRule | None:
+        """The local rule with a micro-batch's own terms in place of the whole batch's, beside parts of it."""
         if not any(isinstance(kind, Along) for kind in kinds):
             return None
         owners = [operand for operand in instruction.operands for _ in operand.shape.leaves]
@@ -277,16 +289,18 @@ class _Region:
             for owner, kind in zip(owners, kinds, strict=True)
         )
         if own == kinds:
-            found = apart(instruction, kinds)
+            rule = localize_inexactly(instruction, kinds)
         else:
-            found = self._labeller.readings.of(instruction, own, adds_whole=self._adds_whole)
-        if found is not None:
+            rule = self._labeller.local_rules.of(instruction, own, adds_whole=self._adds_whole)
+        if rule is not None:
             beside = [owner for owner, kind, now in zip(owners, kinds, own, strict=True) if kind != now]
-            self._labeller.taken |= dict.fromkeys(cause(self.labels, each) for each in beside or [instruction])
-        return found
+            self._labeller.inexact_sites |= dict.fromkeys(
+                find_cause(self.labels, site) for site in beside or [instruction]
+            )
+        return rule
 
     def _has_own(self, value: Instruction) -> bool:
-        """Whether a micro-batch can make a value of the whole batch from what it has: its own terms."""
+        """Whether a micro-batch can make its own value in place of the whole batch's, from its own terms."""
         todo, seen = [value], {value}
         while todo:
             current = todo.pop()
@@ -301,12 +315,13 @@ class _Region:
             seen.update(current.operands)
         return True
 
-    def _is_cheap(self, instruction: Instruction, found: Reading) -> bool:
+    def _is_cheap(self, instruction: Instruction, found: LocalRule) -> bool:
         is_whole = found.results.count(WHOLE) == len(found.results)
         return not is_whole and self._labeller.is_early(self.labels, instruction)
 
     def _once(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
-        """Made after the last micro-batch. In conflict where that needs parts of the batch beside what is done."""
+        """Label as done: made after the last micro-batch. A conflict: it needs parts of the batch beside done
+        values."""
         labels = self.labels
         if Along in map(type, kinds):  # parts of the batch have to be put together for it
             labels.collecting.add(instruction)
@@ -317,7 +332,7 @@ class _Region:
         return (DONE,) * len(instruction.shape.leaves)
 
     def _is_conflict(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> bool:
-        """Of what puts parts of the batch together, or reads what was put together."""
+        """Whether an instruction on collected parts of the batch is part of the model."""
         if instruction.opcode in HEAVY or instruction.opcode == "while":
             return True
         model = any(operand not in self.labels.cheap and self._is_part(operand) for operand in instruction.operands)

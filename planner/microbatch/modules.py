@@ -1,23 +1,23 @@
-"""The parts of a step as modules: one micro-batch, and what follows once."""
+"""The parts of a step as modules: one micro-batch, and the once part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.inlining import callees_first
 from shardwright.planner.microbatch.block import INDEX_SHAPE, Block, Names
 from shardwright.planner.microbatch.demand import Version
 from shardwright.planner.microbatch.kinds import WHOLE, Along, local_shape
-from shardwright.planner.microbatch.split import Shared, StepSplit
+from shardwright.planner.microbatch.split import SharedValue, StepSplit
 from shardwright.planner.microbatch.writer import Writer
 from shardwright.planner.rewrites import edit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A flat argument of the step. local: one micro-batch's slice of it, not the argument as it is."""
+    """A flat argument of the step. local: one micro-batch's slice of it, not all of it."""
 
     number: int
     local: bool = False
@@ -28,31 +28,31 @@ class Index:
     """The number of the micro-batch, s32[]."""
 
 
-Input = Argument | Index | Shared
+Input = Argument | Index | SharedValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModule:
     """A part of a step as a module of arrays: parameter k is `inputs[k]`, leaf k of the flat root is `outputs[k]`.
 
-    outputs: of a micro-batch, the terms and parts that it makes; of the once part, the step's output leaves.
+    outputs: a micro-batch's terms and parts; the once part's output leaves of the step.
     """
 
     module: Module
     inputs: tuple[Input, ...]
-    outputs: tuple[Shared | int, ...]
+    outputs: tuple[SharedValue | int, ...]
 
 
 def micro_module(split: StepSplit, micro_batches: int) -> PartModule:
-    """What one micro-batch computes. Raises MicroBatchError where so many do not divide the batch."""
+    """One micro-batch as a module. Raises MicroBatchError for a number that does not divide the batch."""
     split.check(micro_batches)
-    with collector_paused():
+    with gc_paused():
         return _MicroPart(split, micro_batches).run()
 
 
 def once_module(split: StepSplit) -> PartModule:
-    """What runs once, after the last micro-batch, on finished terms and collected parts."""
-    with collector_paused():
+    """The once part, after the last micro-batch, on finished terms and collected parts."""
+    with gc_paused():
         return _OncePart(split).run()
 
 
@@ -60,7 +60,7 @@ def once_module(split: StepSplit) -> PartModule:
 
 
 class _Part:
-    """A module being written: parameters in the order in which they are read."""
+    """A module under construction: parameters in order of first use."""
 
     def __init__(self, split: StepSplit) -> None:
         self.split = split
@@ -69,13 +69,13 @@ class _Part:
         self.numbers = argument_numbers(split.module)
 
     def parameter(self, value: Input, name: str, shape: ArrayShape, like: Instruction | None = None) -> Instruction:
-        found = self.inputs.get(value)
-        if found is None:
-            found = Instruction(name, "parameter", shape, index=len(self.inputs))
+        parameter = self.inputs.get(value)
+        if parameter is None:
+            parameter = Instruction(name, "parameter", shape, index=len(self.inputs))
             if like is not None and "metadata" in like.attributes:
-                found.attributes["metadata"] = like.attributes["metadata"]
-            self.inputs[value] = self.block.add(found)
-        return found
+                parameter.attributes["metadata"] = like.attributes["metadata"]
+            self.inputs[value] = self.block.add(parameter)
+        return parameter
 
     def argument(self, version: Version, parts: int) -> Instruction:
         parameter, leaf, kind = version
@@ -83,7 +83,7 @@ class _Part:
         shape = local_shape(parameter.shape.leaves[leaf], kind, parts)
         return self.inputs.get(value) or self.parameter(value, self.block.names.of(parameter), shape, parameter)
 
-    def finish(self, results: list[Instruction], outputs: tuple[Shared | int, ...]) -> PartModule:
+    def finish(self, results: list[Instruction], outputs: tuple[SharedValue | int, ...]) -> PartModule:
         root = self.block.make("tuple", TupleShape(tuple(value.shape for value in results)), results, "results", "of")
         root.is_root = True
         source = self.split.module
@@ -102,11 +102,11 @@ class _MicroPart(_Part):
         self.parts = parts
 
     def run(self) -> PartModule:
-        writer = Writer(self.split.micro, self.parts, self.block, self._given, self._index)
+        writer = Writer(self.split.micro, self.parts, self.block, self._input, self._index)
         writer.write()
-        return self.finish(handed_out(self.split, writer, self.block), self.split.shared)
+        return self.finish(micro_outputs(self.split, writer, self.block), self.split.shared)
 
-    def _given(self, version: Version) -> Instruction:
+    def _input(self, version: Version) -> Instruction:
         return self.argument(version, self.parts)
 
     def _index(self) -> Instruction:
@@ -117,20 +117,20 @@ class _MicroPart(_Part):
 
 class _OncePart(_Part):
     def run(self) -> PartModule:
-        self.shared = {(each.name, each.leaf): each for each in self.split.shared}
-        writer = Writer(self.split.once, 1, self.block, self._given, _no_index)
+        self.shared = {(value.name, value.leaf): value for value in self.split.shared}
+        writer = Writer(self.split.once, 1, self.block, self._input, _no_index)
         writer.write()
         results = [writer.value(version) for version in self.split.once.roots]
         return self.finish(results, tuple(range(len(results))))
 
-    def _given(self, version: Version) -> Instruction:
+    def _input(self, version: Version) -> Instruction:
         instruction, leaf, kind = version
         if kind == WHOLE:
             return self.argument(version, 1)
         shared = self.shared[instruction.name, leaf]
         name = self.block.names.of(instruction) if leaf == 0 else self.block.names.like(instruction.name, "done")
         value = self.parameter(shared, name, shared.shape, instruction)
-        return narrowed(self.block, value, instruction.shape.leaves[leaf], instruction)
+        return narrow(self.block, value, instruction.shape.leaves[leaf], instruction)
 
 
 def _no_index() -> Instruction:
@@ -146,9 +146,9 @@ def argument_numbers(module: Module) -> dict[Instruction, int]:
     return numbers
 
 
-def handed_out(split: StepSplit, writer: Writer, block: Block) -> list[Instruction]:
-    """A micro-batch's terms and parts, in the types in which they are added up."""
-    found = []
+def micro_outputs(split: StepSplit, writer: Writer, block: Block) -> list[Instruction]:
+    """A micro-batch's terms and parts, in their accumulation types."""
+    outputs = []
     for shared, version in zip(split.shared, split.micro.roots, strict=True):
         value = writer.value(version)
         shape = value.shape
@@ -156,11 +156,11 @@ def handed_out(split: StepSplit, writer: Writer, block: Block) -> list[Instructi
         if shape.element_type != shared.shape.element_type:
             wide = ArrayShape(shared.shape.element_type, shape.dimensions, (), shape.layout)
             value = block.make("convert", wide, [value], version[0], "wide")
-        found.append(value)
-    return found
+        outputs.append(value)
+    return outputs
 
 
-def narrowed(block: Block, value: Instruction, shape: ArrayShape, like: Instruction) -> Instruction:
-    """A finished term in the type that the program has."""
+def narrow(block: Block, value: Instruction, shape: ArrayShape, like: Instruction) -> Instruction:
+    """A finished term in the program's type."""
     assert isinstance(value.shape, ArrayShape)
     return value if value.shape.element_type == shape.element_type else block.make("convert", shape, [value], like)

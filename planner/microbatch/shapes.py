@@ -1,4 +1,4 @@
-"""Attributes that count elements, for an instruction whose operands and result are one micro-batch's."""
+"""Attributes that count elements, for an instruction on one micro-batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardwright.planner.rewrites import edit
 def local_attributes(
     instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape
 ) -> dict[str, Attribute]:
-    """The attributes of `instruction` with these operands and this first result, both of one micro-batch.
+    """The attributes of `instruction` for these operands and this first result, both of one micro-batch.
 
-    Shapes say most of what changes; these opcodes say sizes in attributes too.
+    Shapes carry most changes; these opcodes have sizes in attributes too.
     """
     rewritten = _REWRITTEN.get(instruction.opcode)
     if rewritten is None:
@@ -31,7 +31,7 @@ def _dims(instruction: Instruction) -> tuple[int, ...]:
 
 
 def _slice(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """A dimension that is cut is taken in full, or one element in every `stride`."""
+    """A cut dimension is sliced in full, or with one element in every `stride`."""
     ranges = [
         (start, limit, stride) if now == before else (start, start + (now - 1) * stride + 1, stride)
         for (start, limit, stride), now, before in zip(
@@ -46,7 +46,7 @@ def _dynamic_slice(instruction: Instruction, operands: Sequence[Instruction], re
 
 
 def _gather(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """A dimension of the operand that is cut is a batching one, of which one element is taken, or taken in full."""
+    """A cut dimension of the operand is a batching one, with one element per slice, or sliced in full."""
     sizes = [
         min(size, now) if size == before else size
         for size, before, now in zip(
@@ -57,23 +57,23 @@ def _gather(instruction: Instruction, operands: Sequence[Instruction], result: A
 
 
 def _convolution(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """As large a window as the kernel (an image may be one, in a kernel's gradient), and as many groups as are left."""
+    """The window has the kernel's size (a kernel gradient's kernel is an image); groups shrink with their dimension."""
     labels, window = instruction.get("dim_labels"), instruction.get("window")
     before, now = _dims(instruction.operands[0]), _dims(operands[0])
-    found = []
+    attributes = []
     for name, dim in (("feature_group_count", labels.input_feature), ("batch_group_count", labels.input_batch)):
         groups = instruction.get(name, 1)
         if groups > 1 and now[dim] < before[dim]:
-            found.append(edit.attribute(name, str(groups * now[dim] // before[dim])))
+            attributes.append(edit.attribute(name, str(groups * now[dim] // before[dim])))
     if window is not None:
         sizes = tuple(_dims(operands[1])[dim] for dim in labels.kernel_spatial)
         if sizes != window.sizes:
-            found.append(edit.window(replace(window, sizes=sizes)))
-    return found
+            attributes.append(edit.window(replace(window, sizes=sizes)))
+    return attributes
 
 
 def _running(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """A window that is as long as a dimension stays so; others do not span one that is cut."""
+    """A full-length window stays full-length; no other window spans a cut dimension."""
     window = instruction.get("window")
     sizes, low, high = list(window.sizes), list(window.padding_low), list(window.padding_high)
     for dim, (before, now) in enumerate(zip(_dims(instruction.operands[0]), _dims(operands[0]), strict=True)):
@@ -89,23 +89,23 @@ _RULE_DIMS = re.compile(r"\[([^\]]*)\]")
 
 
 def _custom_call(instruction: Instruction, operands: Sequence[Instruction], result: ArrayShape) -> list[Attribute]:
-    """Layouts that a call asks for name its operands' sizes, and so does Shardy's rule for it."""
-    found = []
+    """Operand layouts and Shardy's rule in a call name its operands' sizes."""
+    attributes = []
     if "operand_layout_constraints" in instruction.attributes:
         leaves = iter([leaf for operand in operands for leaf in operand.shape.leaves])
         text = instruction.attributes["operand_layout_constraints"].text
         local = _CONSTRAINED.sub(lambda _: f"[{','.join(map(str, next(leaves).dimensions))}]", text)
-        found.append(edit.attribute("operand_layout_constraints", local))
+        attributes.append(edit.attribute("operand_layout_constraints", local))
     if _RULE in instruction.get("frontend_attributes", {}):
-        found.append(_shardy_rule(instruction, operands))
-    return found
+        attributes.append(_shardy_rule(instruction, operands))
+    return attributes
 
 
 _RULE = "xla.sdy.sharding_rule"
 
 
 def _shardy_rule(instruction: Instruction, operands: Sequence[Instruction]) -> Attribute:
-    """`#sdy.op_sharding_rule<([i, j])->([i, k]) {i=4, …}>` with the sizes of the operands as they are now."""
+    """`#sdy.op_sharding_rule<([i, j])->([i, k]) {i=4, …}>` with the local sizes of the operands."""
     attribute = instruction.attributes["frontend_attributes"]
     rule = attribute.value[_RULE]
     sizes: dict[str, int] = {}

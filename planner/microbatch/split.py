@@ -1,4 +1,4 @@
-"""A training step cut in two: what runs for each micro-batch, and what runs once."""
+"""A training step cut in two: one part per micro-batch, and one that runs once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from math import gcd, prod
 from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import ArrayShape, Instruction, Module
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.microbatch.batch import candidates
-from shardwright.planner.microbatch.demand import Demand, How, Version
+from shardwright.planner.microbatch.batch_candidates import batch_candidates
+from shardwright.planner.microbatch.demand import Demand, EmitMode, Version
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Along, Kind, Term
-from shardwright.planner.microbatch.labels import Labeller, Labels
-from shardwright.planner.microbatch.refusal import argument_leaves, argument_words, indivisible, refusal, taken_apart
-from shardwright.planner.rewrites.lookups import own_rows
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.labels import KindLabels, Labeller
+from shardwright.planner.microbatch.messages import (
+    argument_leaves,
+    conflict_error,
+    describe_argument,
+    indivisible_error,
+    inexact_note,
+)
+from shardwright.planner.rewrites.batched_lookups import batch_lookups
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 MICRO, ONCE = "micro", "once"
 
@@ -30,11 +36,11 @@ _NARROW = frozenset({"bf16", "f16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """A value that micro-batches make and the once part reads: array leaf `leaf` of instruction `name`.
+class SharedValue:
+    """A value from the micro-batches to the once part: array leaf `leaf` of instruction `name`.
 
-    kind: `Term` (an accumulator) or `Along` (collected). shape: of the whole value, in the type in which it is added
-    up: single precision for narrower floats.
+    kind: `Term` (an accumulator) or `Along` (collected).
+    shape: of the whole value, in its accumulation type: single precision for narrower floats.
     """
 
     name: str
@@ -45,23 +51,30 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """Where a step is cut. Instructions are those of `module`, the program with its calls written out
-    and its lookups as `rewrites.lookups` writes them.
+    """The cut of a step.
 
+    module: the program with its calls inlined and its lookups batched (`rewrites.batched_lookups`); all instructions
+        below are its.
     kinds: per instruction of the entry, by name, the kinds of its result's array leaves.
-    parts: per instruction of the entry, by name, `micro`, `once`, both (whole values that both read), or nothing.
-    batch: per flat argument that carries the batch, the dimension that is cut.
-    accumulators / collected: what micro-batches hand to the once part.
-    divisor: the number of micro-batches must divide it; tightest: the argument or instruction that says so.
-    names: of the flat arguments, where the caller gave them.
+    parts: per instruction of the entry, by name, `micro`, `once`, both (whole values with consumers in both), or
+        nothing.
+    batch: per flat argument with the batch, the dimension that is cut.
+    accumulators: terms from the micro-batches to the once part.
+    collected: parts from the micro-batches to the once part.
+    divisor: a multiple of every legal number of micro-batches.
+    tightest: the argument or instruction with the smallest divisor.
+    notes: the inexact sites, for people.
+    names: the caller's names of the flat arguments, or none.
+    micro: the demand of one micro-batch.
+    once: the demand of the once part.
     """
 
     module: Module
     kinds: Mapping[str, tuple[Kind, ...]]
     parts: Mapping[str, frozenset[str]]
     batch: Mapping[int, Along]
-    accumulators: tuple[Shared, ...]
-    collected: tuple[Shared, ...]
+    accumulators: tuple[SharedValue, ...]
+    collected: tuple[SharedValue, ...]
     divisor: int
     tightest: str
     notes: tuple[str, ...] = ()
@@ -70,61 +83,62 @@ class StepSplit:
     once: Demand = field(repr=False)
 
     @property
-    def shared(self) -> tuple[Shared, ...]:
+    def shared(self) -> tuple[SharedValue, ...]:
         return (*self.accumulators, *self.collected)
 
     def check(self, micro_batches: int) -> None:
-        """MicroBatchError where the batch does not split into so many equal parts."""
+        """Raises MicroBatchError for a number of micro-batches that does not divide the batch."""
         if micro_batches < 1 or self.divisor % micro_batches:
-            raise indivisible(self, micro_batches)
+            raise indivisible_error(self, micro_batches)
 
 
 def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
-    """Find the batch, and cut the step into what is linear in it and what is not.
+    """Find the batch, and cut the step into its linear part over the batch and the rest.
 
-    A value is along the batch, a sum over it (both made by each micro-batch, as its part and its term), the same
-    for all micro-batches, or made once: gradients are sums, the optimizer runs once. Where part of the model needs
-    something of the whole batch that is no plain arithmetic on the arguments (batch norm's statistics, expert capacity
-    over all tokens), no such cut exists.
+    A value is one of: a part of the batch or a sum over it (each micro-batch makes its part or its term); the same for
+    all micro-batches; made once. Gradients are sums; the optimizer runs once. No such cut exists for a model that needs
+    a function of the whole batch beyond plain arithmetic on the arguments: batch norm's statistics, expert capacity
+    over all tokens.
 
-    Raises MicroBatchError then, and where no argument carries a batch. With `options.micro_batch_inexact` each
-    micro-batch takes its own statistics for those of the batch where it can, and runs through its own part alone;
-    `notes` say where.
+    `options.micro_batch_inexact`: each micro-batch uses its own statistics in place of the batch's, and runs through
+    its own part alone; `notes` lists the places.
+
+    Raises MicroBatchError without such a cut, and without an argument that carries a batch.
     """
     options = options or PlanOptions()
-    with collector_paused():
-        module = own_rows(inline_calls(module))
+    with gc_paused():
+        module = batch_lookups(inline_calls(module))
         _refuse_effects(module)
         flow = build_dataflow(module)
         refused: list[tuple[tuple[bool, int], dict[int, Along], MicroBatchError]] = []
         order = {instruction: number for number, instruction in enumerate(module.entry.instructions)}
-        for batch in candidates(flow, options):
-            labeller, labels = labelled(module, batch)
+        for batch in batch_candidates(flow, options):
+            labeller, labels = label_step(module, batch)
             if labels.conflicts:
                 is_usual = all(along.dim == 0 for along in batch.values())
                 rank = (is_usual, order[labels.conflicts[0]])
-                refused.append((rank, batch, refusal(module, labeller, labels)))
+                refused.append((rank, batch, conflict_error(module, labeller, labels)))
                 continue
-            found = cut(module, batch, labeller, labels, options.argument_names)
-            if any(MICRO in parts for parts in found.parts.values()):
-                return found
+            split = cut_step(module, batch, labeller, labels, options.argument_names)
+            if any(MICRO in parts for parts in split.parts.values()):
+                return split
         if not refused:
             raise MicroBatchError(
                 "no argument carries a batch: nothing is computed for each element of one that is not kept for later",
                 where="micro_batches",
                 remedy="hand the batch to the step as an argument that is not donated",
             )
-        _, batch, error = max(refused, key=lambda found: found[0])  # the guess that went furthest
+        _, batch, error = max(refused, key=lambda found: found[0])  # the candidate with the latest conflict
         if options.micro_batch_inexact:
-            labeller, labels = labelled(module, batch, inexact=True)
+            labeller, labels = label_step(module, batch, inexact=True)
             if not labels.conflicts:
-                return cut(module, batch, labeller, labels, options.argument_names)
-            error = refusal(module, labeller, labels)
+                return cut_step(module, batch, labeller, labels, options.argument_names)
+            error = conflict_error(module, labeller, labels)
         raise error
 
 
 def _refuse_effects(module: Module) -> None:
-    """MicroBatchError where something happens besides what is computed: as often as the step runs, no more."""
+    """Raises MicroBatchError for side effects: they happen once per step, no more."""
     for instruction in module.instructions():
         if instruction.opcode in _EFFECTS or instruction.get("custom_call_has_side_effect", False):
             place = module.source(instruction) or instruction.op_name
@@ -135,10 +149,10 @@ def _refuse_effects(module: Module) -> None:
             )
 
 
-def labelled(
-    module: Module, batch: Mapping[int, Along], *, inexact: bool = False, rules: KnownRules | None = None
-) -> tuple[Labeller, Labels]:
-    """The kinds of all values where these flat arguments carry the batch. inexact, rules: see `Labeller`."""
+def label_step(
+    module: Module, batch: Mapping[int, Along], *, inexact: bool = False, rules: RuleCache | None = None
+) -> tuple[Labeller, KindLabels]:
+    """The kinds of all values, for these flat arguments with the batch. inexact, rules: see `Labeller`."""
     kinds: dict[Instruction, tuple[Kind, ...]] = {}
     number, most = 0, 0
     for parameter in sorted(module.entry.parameters, key=lambda p: p.index):
@@ -150,22 +164,22 @@ def labelled(
     return labeller, labeller.entry(module.entry, kinds)
 
 
-def cut(
-    module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: Labels, names: tuple[str, ...] = ()
+def cut_step(
+    module: Module, batch: Mapping[int, Along], labeller: Labeller, labels: KindLabels, names: tuple[str, ...] = ()
 ) -> StepSplit:
-    """The step cut as labelled; `names` of its flat arguments.
+    """The step cut by its labels; `names`: those of its flat arguments.
 
-    `labels` are changed: what costs nothing to finish early becomes done.
+    Changes `labels`: values cheap to finish early become done.
     """
     _finish_early(labels)
     root = module.entry.root
     once = Demand(labels, labeller, tuple((root, leaf, DONE) for leaf in range(len(root.shape.leaves))))
-    shared = [_shared(labels, version) for version in once.given() if version[2] == DONE]
-    accumulators = tuple(each for each in shared if isinstance(each.kind, Term))
-    collected = tuple(each for each in shared if isinstance(each.kind, Along))
+    shared = [_to_shared(labels, version) for version in once.inputs() if version[2] == DONE]
+    accumulators = tuple(value for value in shared if isinstance(value.kind, Term))
+    collected = tuple(value for value in shared if isinstance(value.kind, Along))
     by_name = {instruction.name: instruction for instruction in module.entry}
     micro = Demand(
-        labels, labeller, tuple((by_name[each.name], each.leaf, each.kind) for each in (*accumulators, *collected))
+        labels, labeller, tuple((by_name[value.name], value.leaf, value.kind) for value in (*accumulators, *collected))
     )
     divisor, tightest = _divisor(micro, batch, module, names)
     return StepSplit(
@@ -177,38 +191,38 @@ def cut(
         collected=collected,
         divisor=divisor,
         tightest=tightest,
-        notes=tuple(taken_apart(module, each) for each in labeller.taken),
+        notes=tuple(inexact_note(module, site) for site in labeller.inexact_sites),
         names=names,
         micro=micro,
         once=once,
     )
 
 
-def _shared(labels: Labels, version: Version) -> Shared:
+def _to_shared(labels: KindLabels, version: Version) -> SharedValue:
     instruction, leaf, _ = version
     kind = labels.kinds[instruction][leaf]
     shape = instruction.shape.leaves[leaf]
     assert isinstance(kind, Term | Along)
     if kind == SUM and shape.element_type in _NARROW:
         shape = ArrayShape("f32", shape.dimensions, (), shape.layout)
-    return Shared(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
+    return SharedValue(name=instruction.name, leaf=leaf, kind=kind, shape=shape)
 
 
 def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module, names: tuple[str, ...]) -> tuple[int, str]:
     leaves = argument_leaves(module)
-    found = [(leaves[n].dimensions[along.dim], argument_words(module, names, n)) for n, along in batch.items()]
-    found += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
-    divisor = gcd(*(size for size, _ in found))
-    return divisor, min(found, key=lambda each: each[0])[1]
+    divisors = [(leaves[n].dimensions[along.dim], describe_argument(module, names, n)) for n, along in batch.items()]
+    divisors += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
+    divisor = gcd(*(size for size, _ in divisors))
+    return divisor, min(divisors, key=lambda each: each[0])[1]
 
 
-def _parts(labels: Labels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:
-    def computed(demand: Demand, instruction: Instruction) -> bool:
-        return any(recipe.how is not How.GIVEN for recipe in demand.recipes.get(instruction, ()))
+def _parts(labels: KindLabels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:
+    def is_computed(demand: Demand, instruction: Instruction) -> bool:
+        return any(recipe.mode is not EmitMode.GIVEN for recipe in demand.recipes.get(instruction, ()))
 
     return {
         instruction.name: frozenset(
-            part for part, demand in ((MICRO, micro), (ONCE, once)) if computed(demand, instruction)
+            part for part, demand in ((MICRO, micro), (ONCE, once)) if is_computed(demand, instruction)
         )
         for instruction in labels.computation
     }
@@ -222,8 +236,8 @@ _SINKING = frozenset(
 )
 
 
-def _finish_early(labels: Labels) -> None:
-    """Whatever only follows a sum, and makes nothing smaller of it, is left to the once part."""
+def _finish_early(labels: KindLabels) -> None:
+    """Move linear operations on one sum to the once part, unless their result is below the sum."""
     users: dict[Instruction, list[Instruction]] = {}
     for instruction in labels.computation:
         for operand in instruction.operands:

@@ -1,13 +1,13 @@
-"""Writing the versions that a part of the step needs, computation by computation."""
+"""Writes the versions a part of the step needs, computation by computation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, TupleShape
-from shardwright.planner.graph.inlining import naming
-from shardwright.planner.microbatch.block import Block, Region, cut, is_first, offset
-from shardwright.planner.microbatch.demand import Demand, How, Recipe, Version
+from shardwright.planner.graph.inlining import with_callee_names
+from shardwright.planner.microbatch.block import Block, Region, is_first, offset, slice_micro_batch
+from shardwright.planner.microbatch.demand import Demand, EmitMode, Recipe, Version
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, local_shape
 from shardwright.planner.microbatch.shapes import local_attributes
 from shardwright.planner.rewrites import edit
@@ -17,7 +17,10 @@ from shardwright.planner.rules.linear import is_zero
 class Writer:
     """Writes one computation's versions into a block.
 
-    given: the instruction of a version that is handed in. index: the s32[] number of the micro-batch.
+    demand: the versions.
+    parts: the number of micro-batches.
+    given: the instruction of an input version.
+    index: the s32[] number of the micro-batch.
     """
 
     def __init__(
@@ -40,10 +43,10 @@ class Writer:
     def write(self) -> None:
         for instruction in self._demand.labels.computation.instructions:
             for recipe in self._demand.recipes.get(instruction, ()):
-                _WRITE[recipe.how](self, instruction, recipe)
+                _WRITE[recipe.mode](self, instruction, recipe)
 
     def value(self, version: Version) -> Instruction:
-        """What was written for a version."""
+        """The instruction written for a version."""
         version = self._demand.version(*version)
         if version not in self._made:
             holder, leaf = self._tuples[version]
@@ -55,7 +58,7 @@ class Writer:
         leaves = self._leaves(instruction, recipe)
         operands = self._operands(instruction, recipe)
         attributes = local_attributes(instruction, operands, leaves[0]) if leaves else dict(instruction.attributes)
-        made = edit.copy_of(
+        copy = edit.copy_of(
             instruction,
             operands,
             name=self._block.names.of(instruction),
@@ -63,7 +66,7 @@ class Writer:
             attributes=attributes,
             is_root=False,
         )
-        self._register(self._block.add(edit.consistent(made)), recipe)
+        self._register(self._block.add(edit.check_consistency(copy)), recipe)
 
     def _hand_in(self, instruction: Instruction, recipe: Recipe) -> None:
         for version in recipe.results:
@@ -73,12 +76,12 @@ class Writer:
         (version,) = recipe.results
         _, leaf, kind = version
         assert isinstance(kind, Along)
-        self._made[version] = cut(
+        self._made[version] = slice_micro_batch(
             self._block, self.value((instruction, leaf, WHOLE)), kind, self._parts, self._index(), instruction
         )
 
     def _count(self, instruction: Instruction, recipe: Recipe) -> None:
-        """The local iota, and the number of elements in the micro-batches before."""
+        """The local iota plus the number of elements in earlier micro-batches."""
         (version,) = recipe.results
         kind, shape, block = version[2], instruction.shape, self._block
         assert isinstance(shape, ArrayShape)
@@ -104,7 +107,7 @@ class Writer:
         self._made[version] = value
 
     def _own(self, instruction: Instruction, recipe: Recipe) -> None:
-        """The term as often as there are micro-batches; a maximum as it is."""
+        """A sum's term times the number of micro-batches; other terms unchanged."""
         (version,) = recipe.results
         kind = self._demand.labels.kinds[instruction][version[1]]
         value = self.value((instruction, version[1], kind))
@@ -135,7 +138,7 @@ class Writer:
 
     # ---- control flow ------------------------------------------------------------
     def _loop(self, loop: Instruction, recipe: Recipe) -> None:
-        """The loop around regions of its own; it carries one flat tuple, the index last where it is read."""
+        """The loop with regions of its own; it carries one flat tuple, with the index last in case of use."""
         start = self._flat(loop.operands, recipe)
         regions = [self._region(demand) for demand in recipe.regions]
         (condition, (tested,)), (body, results) = regions
@@ -167,7 +170,7 @@ class Writer:
         self._call(choice, operands, shape, called, recipe)
 
     def _region(self, demand: Demand) -> tuple[Region, list[Instruction]]:
-        """What control flow runs, written, and the leaves of its result."""
+        """A control flow computation, written, and the leaves of its result."""
         source = demand.labels.computation
         first: dict[Instruction, int] = {}
         count = 0
@@ -176,13 +179,13 @@ class Writer:
             count += len(parameter.shape.leaves)
         region = Region(self._block.names, source.name, index_at=count)
 
-        def given(version: Version) -> Instruction:
+        def input_of(version: Version) -> Instruction:
             parameter, leaf, kind = version
             shape = local_shape(parameter.shape.leaves[leaf], kind, self._parts)
             name = region.block.names.like(parameter.name, "element")
             return region.element(first[parameter] + leaf, shape, name)
 
-        writer = Writer(demand, self._parts, region.block, given, region.index)
+        writer = Writer(demand, self._parts, region.block, input_of, region.index)
         writer.write()
         return region, [writer.value(version) for version in demand.roots]
 
@@ -195,12 +198,12 @@ class Writer:
         recipe: Recipe,
     ) -> None:
         name = self._block.names.of(instruction)
-        made = edit.copy_of(instruction, operands, name=name, shape=shape, called=dict(called), is_root=False)
+        call = edit.copy_of(instruction, operands, name=name, shape=shape, called=dict(called), is_root=False)
         for attribute, callees in called.items():
-            made.attributes[attribute] = naming(instruction.attributes[attribute], callees)
-        self._block.add(made)
+            call.attributes[attribute] = with_callee_names(instruction.attributes[attribute], callees)
+        self._block.add(call)
         for leaf, version in enumerate(recipe.results):
-            self._tuples[version] = (made, leaf)
+            self._tuples[version] = (call, leaf)
 
     # ---- operands and results ------------------------------------------------------
     def _leaves(self, instruction: Instruction, recipe: Recipe) -> tuple[ArrayShape, ...]:
@@ -211,23 +214,23 @@ class Writer:
 
     def _flat(self, operands: Iterable[Instruction], recipe: Recipe) -> list[Instruction]:
         kinds = iter(recipe.operands)
-        found = []
+        values = []
         for operand in operands:
             for leaf in range(len(operand.shape.leaves)):
                 kind = next(kinds)
                 assert kind is not None
-                found.append(self.value((operand, leaf, kind)))
-        return found
+                values.append(self.value((operand, leaf, kind)))
+        return values
 
     def _operands(self, instruction: Instruction, recipe: Recipe) -> list[Instruction]:
-        """The operands, tuples put together again."""
+        """The operands, with their tuples rebuilt."""
         flat = iter(self._flat(instruction.operands, recipe))
-        found = []
+        operands = []
         for operand in instruction.operands:
             values = [next(flat) for _ in operand.shape.leaves]
             is_array = isinstance(operand.shape, ArrayShape)
-            found.append(values[0] if is_array else self._block.tuple(values, operand))
-        return found
+            operands.append(values[0] if is_array else self._block.tuple(values, operand))
+        return operands
 
     def _register(self, made: Instruction, recipe: Recipe) -> None:
         for leaf, version in enumerate(recipe.results):
@@ -237,13 +240,13 @@ class Writer:
                 self._made[version] = made
 
 
-_WRITE: dict[How, Callable[[Writer, Instruction, Recipe], None]] = {
-    How.COPY: Writer._copy,
-    How.GIVEN: Writer._hand_in,
-    How.CUT: Writer._cut,
-    How.COUNT: Writer._count,
-    How.FIRST: Writer._first,
-    How.OWN: Writer._own,
-    How.BARRIER: Writer._barrier,
-    How.CONTROL: Writer._control,
+_WRITE: dict[EmitMode, Callable[[Writer, Instruction, Recipe], None]] = {
+    EmitMode.COPY: Writer._copy,
+    EmitMode.GIVEN: Writer._hand_in,
+    EmitMode.CUT: Writer._cut,
+    EmitMode.COUNT: Writer._count,
+    EmitMode.FIRST: Writer._first,
+    EmitMode.OWN: Writer._own,
+    EmitMode.BARRIER: Writer._barrier,
+    EmitMode.CONTROL: Writer._control,
 }

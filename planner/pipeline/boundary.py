@@ -1,4 +1,4 @@
-"""A pipeline's boundary: which entry of which stage is the user's argument or output."""
+"""A pipeline's boundary: the user's arguments and outputs, mapped to entries of stages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from shardwright.hlo import Module
 from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelineValue
-from shardwright.planner.pipeline.apply import Applied
-from shardwright.planner.pipeline.step import Step, argument_value, array, stacked_value
+from shardwright.planner.pipeline.step import PipelineStep, argument_value, array, batch_stack_value
+from shardwright.planner.pipeline.update_programs import UpdatePrograms
 from shardwright.plans import VariablePlan
 
 #: Values by name and stage.
@@ -17,9 +17,9 @@ Values = Mapping[tuple[str, int], PipelineValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an argument or output of the planned program comes from: the user's flat number, and its rows.
+    """The origin of an argument or output of the planned program: the user's flat number, and its rows.
 
-    name: what the user calls it. dims: what the user's array, or those rows of it, has.
+    name: the user's name. dims: dimensions of the user's array, or of those rows of it.
     """
 
     number: int
@@ -31,7 +31,7 @@ class Origin:
 def origins(
     module: Module, names: tuple[Sequence[str], Sequence[str]]
 ) -> tuple[tuple[Origin, ...], tuple[Origin, ...]]:
-    """Of a program that is the user's own, argument for argument: of its (arguments, outputs)."""
+    """Origins of the (arguments, outputs) of a program that is the user's own."""
     parameters = sorted(module.entry.parameters, key=lambda parameter: parameter.index)
     sides = [leaf for parameter in parameters for leaf in parameter.shape.leaves], module.entry.root.shape.leaves
     arguments, outputs = (
@@ -45,22 +45,24 @@ def origins(
 
 
 def argument_entries(
-    step: Step, applied: Applied, values: Values, given: Sequence[Origin]
+    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
 ) -> tuple[ArgumentEntry, ...]:
     """One entry for every argument and stage that has it from the start.
 
-    What is replaced every step is kept by one stage, which sends it to others; everything else goes to every stage
-    that reads it.
+    An argument that is replaced every step is kept by one stage and sent to others; every other argument goes to each
+    stage that reads it.
     """
     return tuple(_argument_entries(step, applied, values, given))
 
 
-def _argument_entries(step: Step, applied: Applied, values: Values, given: Sequence[Origin]) -> Iterator[ArgumentEntry]:
+def _argument_entries(
+    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
+) -> Iterator[ArgumentEntry]:
     passed_on = set(applied.outputs)
     for number, origin in enumerate(given):
-        whole, parts = argument_value(number), stacked_value(number)
-        if number in applied.keeps:
-            stages = [applied.keeps[number]] if _is_there(whole, values, passed_on) else []
+        whole, parts = argument_value(number), batch_stack_value(number)
+        if number in applied.stage_of_argument:
+            stages = [applied.stage_of_argument[number]] if _is_there(whole, values, passed_on) else []
         else:
             stages = [
                 stage for stage in range(step.stage_count) if (whole, stage) in values or (whole, stage) in passed_on
@@ -76,29 +78,35 @@ def _is_there(value: str, values: Values, passed_on: set[tuple[str, int]]) -> bo
     return any(name == value for name, _ in (*values, *passed_on))
 
 
-def _argument_entry(step: Step, values: Values, number: int, value: str, stage: int, origin: Origin) -> ArgumentEntry:
-    found = values.get((value, stage))
-    variable = found.variable if found is not None else kept_as_it_is(step, number, stage)
+def _argument_entry(
+    step: PipelineStep, values: Values, number: int, value: str, stage: int, origin: Origin
+) -> ArgumentEntry:
+    pipeline_value = values.get((value, stage))
+    variable = pipeline_value.variable if pipeline_value is not None else idle_argument_plan(step, number, stage)
     return ArgumentEntry(
         argument=origin.number, stage=stage, value=value, variable=_users(variable, origin), rows=origin.rows
     )
 
 
-def kept_as_it_is(step: Step, number: int, stage: int) -> VariablePlan:
-    """How an argument lies on a stage that computes nothing with it."""
+def idle_argument_plan(step: PipelineStep, number: int, stage: int) -> VariablePlan:
+    """The layout of an argument on a stage that computes nothing with it."""
     shape, layouts = array(step.arguments[number]), step.layouts[stage]
-    name, lies = argument_value(number), layouts.argument(number)
-    return VariablePlan.lying(0, name, shape.element_type, shape.dimensions, lies, layouts.mesh)
+    name, sharding = argument_value(number), layouts.argument(number)
+    return VariablePlan.from_sharding(0, name, shape.element_type, shape.dimensions, sharding, layouts.mesh)
 
 
 def _users(variable: VariablePlan, origin: Origin) -> VariablePlan:
-    """The variable with the name and the dimensions that the user knows."""
+    """The variable with the user's name and dimensions."""
     view_of = None if variable.shape == origin.dims else origin.dims
     return replace(variable, number=origin.number, name=origin.name, alias=None, view_of=view_of)
 
 
 def output_entries(
-    step: Step, applied: Applied, values: Values, arguments: Sequence[ArgumentEntry], given: Sequence[Origin]
+    step: PipelineStep,
+    applied: UpdatePrograms,
+    values: Values,
+    arguments: Sequence[ArgumentEntry],
+    given: Sequence[Origin],
 ) -> tuple[OutputEntry, ...]:
     """One entry for every output of the planned program, in order."""
     at = {(entry.value, entry.stage): position for position, entry in enumerate(arguments)}
@@ -107,7 +115,7 @@ def output_entries(
         variable = _users(values[value, stage].variable, origin)
         alias = None
         if number in step.aliases:
-            alias = at.get((argument_value(step.aliases[number]), applied.keeps[step.aliases[number]]))
+            alias = at.get((argument_value(step.aliases[number]), applied.stage_of_argument[step.aliases[number]]))
         entries.append(
             OutputEntry(
                 output=origin.number, stage=stage, value=value, variable=variable, alias=alias, rows=origin.rows

@@ -1,6 +1,6 @@
-"""Checks of a finished PipelinePlan beside itself: programs, values, stages and tasks fit together.
+"""Consistency checks of a finished PipelinePlan: programs, values, stages and tasks fit together.
 
-Each program was checked against its module when it was made (`verify`); tasks check that lists can be run to their end.
+Each program was checked against its module on creation (`verify`); tasks check that their lists can be run to the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardwright.plans import VariablePlan
 
 
 def check_pipeline(plan: PipelinePlan) -> None:
-    """PlanCheckError lists what is wrong."""
+    """Raises PlanCheckError with a list of all problems."""
     problems = [*_stages(plan), *_programs(plan), *_boundary(plan), *_tasks(plan)]
     if problems:
         raise PlanCheckError(
@@ -25,14 +25,14 @@ def check_pipeline(plan: PipelinePlan) -> None:
 
 
 def _stages(plan: PipelinePlan) -> Iterator[str]:
-    taken: dict[int, int] = {}
+    owners: dict[int, int] = {}
     for number, stage in enumerate(plan.stages):
         if stage.number != number:
             yield f"stage {stage.number} stands at {number}"
         for device in stage.devices:
-            if device in taken:
-                yield f"device {device} is of stage {taken[device]} and of stage {number}"
-            taken[device] = number
+            if device in owners:
+                yield f"device {device} is of stage {owners[device]} and of stage {number}"
+            owners[device] = number
 
 
 def _programs(plan: PipelinePlan) -> Iterator[str]:
@@ -56,11 +56,11 @@ def _value(plan: PipelinePlan, program: PipelineProgram, name: str, variable: Va
     value = plan.value.get((name, program.stage))
     if value is None:
         yield f"{program.name}: {name} is no value of stage {program.stage}"
-    elif _lies(value.variable) != _lies(variable):
+    elif _layout_of(value.variable) != _layout_of(variable):
         yield f"{program.name}: {name} lies as {variable.sharding}, on its stage as {value.variable.sharding}"
 
 
-def _lies(variable: VariablePlan) -> tuple[object, ...]:
+def _layout_of(variable: VariablePlan) -> tuple[object, ...]:
     return variable.element_type, variable.shape, variable.sharding, variable.stored_shape
 
 
@@ -73,7 +73,9 @@ def _boundary(plan: PipelinePlan) -> Iterator[str]:
             yield f"output {output.output} is {output.value}, which stage {output.stage} has not"
         elif output.variable.is_stacked:
             yield f"output {output.output} is partial: nothing reduces it"
-        if output.alias is not None and _lies(plan.arguments[output.alias].variable) != _lies(output.variable):
+        if output.alias is not None and _layout_of(plan.arguments[output.alias].variable) != _layout_of(
+            output.variable
+        ):
             replaced = plan.arguments[output.alias].argument
             yield f"output {output.output} does not lie as argument {replaced} that it replaces"
 

@@ -1,11 +1,12 @@
-"""How values lie on the devices of one stage: read from the plan of the whole step on the stage's mesh.
+"""Layouts of values on the devices of one stage, from the plan of the whole step on the stage's mesh.
 
-That plan, of the step with its micro-batches in a loop (`microbatch.accumulated`), chose a layout for every instruction
-with the whole step in view. The programs of a pipeline hold the same instructions under the same names, so each lies as
-it does there; what the loop carries (arguments as micro-batches use them, sums) lies as it is carried.
+This plan, of the step with its micro-batches in a loop (`microbatch.accumulate_step`), chose the layouts with the whole
+step in view. The programs of a pipeline hold the same instructions under the same names: each keeps its layout from
+the plan. Loop-carried values (arguments as used by micro-batches, sums) keep the loop's layout.
 
-The whole step may have been planned before its loops over layers were split at the stages' borders. What was made for
-some of the layers (`while.3.rows0_12`) then lies as what it is a part of (`while.3`), as far as its fewer rows divide.
+The whole step may have been planned before its loops over layers were split at the stages' borders. Instructions for
+some of the layers (`while.3.rows0_12`) then take the layout of their original (`while.3`), if their fewer rows
+divide.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
-from shardwright.planner.microbatch import Shared, StepSplit
+from shardwright.planner.microbatch import SharedValue, StepSplit
 from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.strategies.legality import rule_problems
 from shardwright.plans import InstructionPlan, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 
-#: What `rewrites.split_loops` adds to the names of what it makes for some of the layers.
+#: Suffix that `rewrites.split_loops` adds to the names of instructions for some of the layers.
 _OF_ROWS = re.compile(r"\.rows\d+_\d+")
 
 
@@ -30,8 +31,12 @@ _OF_ROWS = re.compile(r"\.rows\d+_\d+")
 class WholeStep:
     """A plan of the whole step on the mesh of a stage.
 
-    module: the step as a loop over micro-batches, which the entries are of. split: what it was made from.
-    arguments / outputs: for each flat argument and output of the pipelined program, which one of this it is (rows of).
+    mesh: of the stage.
+    instructions, parameters, outputs: entries of the plan.
+    module: the planned step, a loop over micro-batches.
+    split: the split that `module` was made from.
+    argument_numbers, output_numbers: per flat argument and output of the pipelined program, the number of the argument
+        or output of `module` that it is (rows of).
     """
 
     mesh: Mesh
@@ -45,7 +50,7 @@ class WholeStep:
 
 
 class StageLayouts:
-    """The layouts of one stage. split: of the program that is pipelined."""
+    """The layouts of one stage. split: of the pipelined program."""
 
     def __init__(self, whole: WholeStep, split: StepSplit) -> None:
         self.mesh = whole.mesh
@@ -60,33 +65,33 @@ class StageLayouts:
 
     @cached_property
     def _loop(self) -> tuple[Mapping[int, TensorSharding], Mapping[tuple[str, int], TensorSharding]]:
-        """How the loop over micro-batches carries arguments, by number, and what is shared with the once part."""
+        """Layouts of the micro-batch loop: carried arguments by number, and values shared with the once part."""
         shared, module = self._whole.split.shared, self._whole.module
         loops = [i for i in module.entry if i.opcode == "while" and len(i.shape.leaves) > len(shared)]
         if module is self._whole.split.module or not loops:
             return {}, {}
         loop = loops[0]
-        lies = self._entries[loop.name].result
+        shardings = self._entries[loop.name].result
         carried = {
-            value.index: lies[position]
+            value.index: shardings[position]
             for position, value in enumerate(loop.operands[0].operands)
             if value.opcode == "parameter"
         }
-        keys = [(each.name, each.leaf) for each in shared]
-        return carried, dict(zip(keys, lies[len(lies) - len(shared) :], strict=True))
+        keys = [(shared_value.name, shared_value.leaf) for shared_value in shared]
+        return carried, dict(zip(keys, shardings[len(shardings) - len(shared) :], strict=True))
 
     # ---- instructions ------------------------------------------------------
     def entry(self, instruction: Instruction, computation: str) -> InstructionPlan:
-        """The plan's entry of an instruction, in the computation where it stands now; whole where it has none.
+        """The plan's entry of an instruction, in its present computation; replicated if the plan has none.
 
-        What is written anew for one part of the step (the offset of an iota, a slice of a constant) may have none.
+        Instructions rewritten for one part of the step (the offset of an iota, a slice of a constant) may have none.
         """
-        found = self._entries.get(instruction.name)
-        if found is not None and _fits(found, instruction):
-            return replace(found, computation=computation)
-        found = self._entries.get(_OF_ROWS.sub("", instruction.name))
-        if found is not None and _fits(found, instruction):
-            entry = self._refitted(replace(found, name=instruction.name, computation=computation), instruction)
+        planned = self._entries.get(instruction.name)
+        if planned is not None and _fits(planned, instruction):
+            return replace(planned, computation=computation)
+        planned = self._entries.get(_OF_ROWS.sub("", instruction.name))
+        if planned is not None and _fits(planned, instruction):
+            entry = self._refit(replace(planned, name=instruction.name, computation=computation), instruction)
             if entry.opcode in CALLING or not rule_problems(instruction, entry, self.mesh):
                 return entry
         return InstructionPlan(
@@ -97,22 +102,22 @@ class StageLayouts:
             result=_whole(instruction),
         )
 
-    def _refitted(self, entry: InstructionPlan, instruction: Instruction) -> InstructionPlan:
-        """The entry, with splits that its arrays are too small for moved to other dimensions."""
+    def _refit(self, entry: InstructionPlan, instruction: Instruction) -> InstructionPlan:
+        """The entry, with splits too large for its arrays moved to other dimensions."""
         operands = tuple(
-            self._fitted(lies, operand.shape.leaves)
-            for lies, operand in zip(entry.operands, instruction.operands, strict=True)
+            self._fit_value(sharding, operand.shape.leaves)
+            for sharding, operand in zip(entry.operands, instruction.operands, strict=True)
         )
-        result = self._fitted(entry.result, instruction.shape.leaves)
+        result = self._fit_value(entry.result, instruction.shape.leaves)
         if operands == entry.operands and result == entry.result:
             return entry
         return replace(entry, operands=operands, result=result, shared=())
 
-    def _fitted(self, value: ValueSharding, leaves: Sequence[ArrayShape]) -> ValueSharding:
-        return tuple(fitting(lies, leaf, self.mesh) for lies, leaf in zip(value, leaves, strict=True))
+    def _fit_value(self, value: ValueSharding, leaves: Sequence[ArrayShape]) -> ValueSharding:
+        return tuple(fit_sharding(sharding, leaf, self.mesh) for sharding, leaf in zip(value, leaves, strict=True))
 
-    def made(self, value: Instruction) -> TensorSharding:
-        """How an array lies where it is made; it may be a partial sum."""
+    def producer_sharding(self, value: Instruction) -> TensorSharding:
+        """The layout of an array at its producer; it may be a partial sum."""
         if value.opcode != "get-tuple-element":
             return self.entry(value, "").result[0]
         first, maker = leaves_before(value), value.operands[0]
@@ -120,95 +125,102 @@ class StageLayouts:
             first, maker = first + leaves_before(maker), maker.operands[0]
         return self.entry(maker, "").result[first]
 
-    def between(self, value: Instruction) -> TensorSharding:
-        """How an array lies that one program hands to another: reduced."""
-        return TensorSharding(self.made(value).dims)
+    def boundary_sharding(self, value: Instruction) -> TensorSharding:
+        """The layout of an array between two programs: reduced."""
+        return TensorSharding(self.producer_sharding(value).dims)
 
-    def used(self, reader: Instruction, operand: int) -> TensorSharding:
-        """How an instruction uses an array that is its operand."""
+    def consumer_sharding(self, reader: Instruction, operand: int) -> TensorSharding:
+        """The layout in which an instruction uses an array operand."""
         return self.entry(reader, "").operands[operand][0]
 
     # ---- arguments and totals ----------------------------------------------
     def argument(self, number: int) -> TensorSharding:
-        """How an argument is stored between steps."""
+        """The layout of an argument between steps."""
         return _of_rows(self._parameter(number), self._argument_shapes[number], self.mesh)
 
-    def used_argument(self, number: int) -> TensorSharding:
-        """How an argument lies for the micro-batches."""
+    def argument_in_loop(self, number: int) -> TensorSharding:
+        """The layout of an argument during the micro-batches."""
         carried, _ = self._loop
-        lies = carried.get(self._whole.argument_numbers[number])
-        if lies is None:
+        sharding = carried.get(self._whole.argument_numbers[number])
+        if sharding is None:
             return self.argument(number)
-        variable = replace(self._parameter(number), sharding=TensorSharding(lies.dims))
+        variable = replace(self._parameter(number), sharding=TensorSharding(sharding.dims))
         return _of_rows(variable, self._argument_shapes[number], self.mesh)
 
     def _parameter(self, number: int) -> VariablePlan:
         return self._whole.parameters[self._whole.argument_numbers[number]]
 
-    def total(self, shared: Shared, term: Instruction) -> TensorSharding:
-        """How the sum of a term over the micro-batches lies while they add to it."""
+    def total(self, shared: SharedValue, term: Instruction) -> TensorSharding:
+        """The layout of a term's sum over the micro-batches during accumulation."""
         _, totals = self._loop
         (leaf,) = term.shape.leaves
         exact = totals.get((shared.name, shared.leaf))
         if exact is not None:
             return exact
-        lies = totals.get((_OF_ROWS.sub("", shared.name), shared.leaf))
-        return fitting(lies, leaf, self.mesh) if lies is not None and len(lies.dims) == leaf.rank else self.made(term)
+        sharding = totals.get((_OF_ROWS.sub("", shared.name), shared.leaf))
+        return (
+            fit_sharding(sharding, leaf, self.mesh)
+            if sharding is not None and len(sharding.dims) == leaf.rank
+            else self.producer_sharding(term)
+        )
 
     def output(self, number: int) -> TensorSharding:
-        """How an output is stored between steps."""
+        """The layout of an output between steps."""
         variable = self._whole.outputs[self._whole.output_numbers[number]]
         return _of_rows(variable, self._output_shapes[number], self.mesh)
 
 
 def _of_rows(variable: VariablePlan, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
-    """How some rows of a variable lie, or all of it; a batch argument has a dimension for micro-batches besides."""
-    lies = variable.sharding
-    if variable.shape == shape.dimensions or len(lies.dims) != shape.rank:
-        return lies
-    return fitting(lies, shape, mesh)
+    """The layout of some rows of a variable, or all of it; a batch argument has an extra dimension of micro-batches."""
+    sharding = variable.sharding
+    if variable.shape == shape.dimensions or len(sharding.dims) != shape.rank:
+        return sharding
+    return fit_sharding(sharding, shape, mesh)
 
 
-def fitting(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
-    """The sharding, or a like one where it does not divide the shape: axes that are too many for a dimension split the
-    largest one that they divide and nothing splits, or nothing: split twice over, its parts would lie in another order
-    than a sum leaves that is scattered over them."""
+def fit_sharding(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
+    """The sharding, or a similar one if it does not divide the shape.
+
+    Each axis of a dimension with too many moves to the largest unsplit dimension that it divides, or is dropped.
+    Dimensions that are split already are excluded: their shards would be in another order than a reduce-scattered sum.
+    """
     if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, lies.dims, strict=True)):
         return lies
-    kept: list[tuple[str, ...]] = []
+    new_dims: list[tuple[str, ...]] = []
     homeless: list[str] = []
     for size, axes in zip(shape.dimensions, lies.dims, strict=True):
         fits = size % mesh.size(axes) == 0
-        kept.append(axes if fits else ())
+        new_dims.append(axes if fits else ())
         homeless += () if fits else axes
     for axis in homeless:
         for dim in sorted(range(shape.rank), key=lambda dim: -shape.dimensions[dim]):
-            if not kept[dim] and shape.dimensions[dim] % mesh.size((axis,)) == 0:
-                kept[dim] = (axis,)
+            if not new_dims[dim] and shape.dimensions[dim] % mesh.size((axis,)) == 0:
+                new_dims[dim] = (axis,)
                 break
-    return TensorSharding(tuple(kept), lies.unreduced)
+    return TensorSharding(tuple(new_dims), lies.unreduced)
 
 
-def replicated(shape: ArrayShape) -> TensorSharding:
+def whole_sharding(shape: ArrayShape) -> TensorSharding:
     return TensorSharding.replicated(shape.rank)
 
 
 def leaves_before(element: Instruction) -> int:
-    """Array leaves of a tuple ahead of the element that a get-tuple-element takes."""
+    """Array leaves of a tuple before the element that a get-tuple-element reads."""
     shape = element.operands[0].shape
     assert isinstance(shape, TupleShape)
-    return sum(len(each.leaves) for each in shape.elements[: element.index])
+    return sum(len(part.leaves) for part in shape.elements[: element.index])
 
 
 def _whole(value: Instruction) -> ValueSharding:
-    return tuple(replicated(leaf) for leaf in value.shape.leaves)
+    return tuple(whole_sharding(leaf) for leaf in value.shape.leaves)
 
 
 def _fits(entry: InstructionPlan, instruction: Instruction) -> bool:
-    """Whether an entry is of an instruction of these ranks: what is written anew may have the name of another."""
+    """Whether an entry fits an instruction's ranks: a rewritten instruction may bear another one's name."""
     if entry.opcode != instruction.opcode or len(entry.operands) != len(instruction.operands):
         return False
     values = [*zip(entry.operands, instruction.operands, strict=True), (entry.result, instruction)]
     return all(
-        [len(lies.dims) for lies in found] == [leaf.rank for leaf in value.shape.leaves] for found, value in values
+        [len(sharding.dims) for sharding in shardings] == [leaf.rank for leaf in value.shape.leaves]
+        for shardings, value in values
     )

@@ -1,7 +1,7 @@
 """From an assembled program to its Plan: collectives, seconds and memory recomputed, everything checked.
 
-Nothing is searched: every instruction lies as the plan of the whole step says. What a piece moves and takes is
-derived from that by the same code that prices the search's own choice, and `verify` judges it as any plan.
+Nothing is searched: every instruction has its layout from the plan of the whole step. The search's own pricing code
+derives a program's collectives and costs from these layouts. `verify` checks the result like any plan.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
 from shardwright.cluster import Cluster
-from shardwright.cost import HardwareProfile, memory
+from shardwright.cost import HardwareProfile, predict_memory
 from shardwright.hlo import ArrayShape
-from shardwright.planner.collector import collector_paused
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataflow
-from shardwright.planner.pipeline.assembly import Assembled
+from shardwright.planner.pipeline.program_writer import ProgramDraft
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
-from shardwright.planner.plans.ledger import compute_time_s, planned_collectives
+from shardwright.planner.plans.collectives import compute_time_s, list_collectives
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.cut import Segments
-from shardwright.planner.segments.exposed import gradients
-from shardwright.planner.segments.layout import free_nodes, lay_out
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.dominator_cut import Segments
+from shardwright.planner.segments.overlap import gradients
+from shardwright.planner.segments.variables import build_variables, cheap_nodes
 from shardwright.planner.strategies.expansion import Strategy, local_results
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import CostSummary, InstructionPlan, Plan, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 
-#: What `CostSummary.bound_scope` says of programs that are parts of a plan.
+#: `CostSummary.bound_scope` of programs that are parts of a plan.
 _SCOPE = "one program of a pipeline: the step as a whole was searched"
 
 
@@ -44,14 +44,14 @@ class Pricing:
         self._profile = profile
         self._original_sha256 = original_sha256
 
-    def plan(self, program: Assembled) -> Plan:
-        """The checked plan of one program. PlanCheckError where it does not hold (a defect of the planner)."""
+    def plan(self, program: ProgramDraft) -> Plan:
+        """The checked plan of one program. Raises PlanCheckError if it is invalid (a defect of the planner)."""
         mesh = self._prices.mesh
         text = program.module.to_text()
-        with collector_paused():
+        with gc_paused():
             decisions = self._decisions(build_dataflow(program.module), program)
             causes = Causes(decisions.graph.flow, program.reads, program.writes)
-            collectives = planned_collectives(decisions, causes)
+            collectives = list_collectives(decisions, causes)
             plan = Plan(
                 module_name=program.module.name,
                 hlo_sha256=sha256(text.encode()).hexdigest(),
@@ -68,7 +68,7 @@ class Pricing:
                     lower_bound_s=0.0,
                     bound_scope=_SCOPE,
                 ),
-                memory=memory(
+                memory=predict_memory(
                     program.module, program.entries, program.parameters, program.outputs, mesh, self._profile
                 ),
                 original_sha256=self._original_sha256,
@@ -78,59 +78,73 @@ class Pricing:
         return plan
 
     def arrival_s(self, variable: VariablePlan) -> float:
-        """Seconds until an array that the client sends with the step is where it lies."""
+        """Seconds until an array sent by the client with the step is on its devices."""
         return self._prices.arrival_s(ArrayShape(variable.element_type, variable.shape), variable.sharding)
 
-    def _decisions(self, flow: Dataflow, program: Assembled) -> Decisions:
-        """The choices that the entries stand for."""
-        free = free_nodes(flow, ())
+    def _decisions(self, flow: Dataflow, program: ProgramDraft) -> Decisions:
+        """The decisions that the entries represent."""
+        free = cheap_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
-        layout = lay_out(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
-        graph = Graph(layout=layout, prices=self._prices, builder=self._builder, pinned={})
+        layout = build_variables(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
+        graph = CostGraph(variables=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}
         outputs = {node: v.sharding for node, v in zip(flow.outputs, program.outputs, strict=True)}
         handed_on = {**outputs, **parameters}
-        lies = tuple(
+        node_shardings = tuple(
             (handed_on[node.index],) if node.index in handed_on else _results(node, entries) for node in flow.nodes
         )
         strategies = tuple(
-            _value(lies[node.index][0]) if node.is_value else self._strategy(node, entries[node.instruction.name])
+            _value(node_shardings[node.index][0])
+            if node.is_value
+            else self._strategy(node, entries[node.instruction.name])
             for node in flow.nodes
         )
-        return Decisions(graph=graph, strategies=strategies, lies=lies, hubs={}, shared=dict(_shared(flow, entries)))
+        return Decisions(
+            graph=graph,
+            strategies=strategies,
+            shardings=node_shardings,
+            shared_layouts={},
+            shared=dict(_find_shared_layouts(flow, entries)),
+        )
 
     def _strategy(self, node: Node, entry: InstructionPlan) -> Strategy:
-        operands = tuple(lies for value in entry.operands for lies in value)
+        operands = tuple(sharding for value in entry.operands for sharding in value)
         order = list(self._prices.mesh.sizes)
-        made = tuple(_before_reduction(lies, entry.partial, order) for lies in entry.result)
-        found = Strategy(operands=operands, results=made, partial=entry.partial)
-        if not rule_of(node.instruction).bordered:
-            return found
-        ways = tuple(frozenset(i for i, lies in enumerate(operands) if axis in lies.unreduced) for axis in order)
-        known = self._builder.of_instruction(node.instruction, tuple(dict.fromkeys(way for way in ways if way)))
-        return next((s for s in known.strategies if s.operands == operands and _local(s) == _local(found)), found)
+        results = tuple(_before_reduction(sharding, entry.partial, order) for sharding in entry.result)
+        fallback = Strategy(operands=operands, results=results, partial=entry.partial)
+        if not rule_of(node.instruction).exchange_factors:
+            return fallback
+        ways = tuple(
+            frozenset(i for i, sharding in enumerate(operands) if axis in sharding.unreduced) for axis in order
+        )
+        strategy_set = self._builder.of_instruction(node.instruction, tuple(dict.fromkeys(way for way in ways if way)))
+        return next(
+            (s for s in strategy_set.strategies if s.operands == operands and _local(s) == _local(fallback)), fallback
+        )
 
 
 def _local(strategy: Strategy) -> list[tuple[tuple[tuple[str, ...], ...], set[str]]]:
-    """How partial results lie, and the axes over which they are to be combined, one way or the other."""
-    return [(lies.dims, {*lies.unreduced, *strategy.gathered}) for lies in local_results(strategy)]
+    """Layouts of partial results, and the axes to combine them over, by either method."""
+    return [(sharding.dims, {*sharding.unreduced, *strategy.gathered}) for sharding in local_results(strategy)]
 
 
 def _results(node: Node, entries: Mapping[str, InstructionPlan]) -> tuple[TensorSharding, ...]:
-    """How the array leaves of a node lie for their readers."""
+    """Layouts of a node's array leaves for their readers."""
     result = entries[node.instruction.name].result
     return (result[node.leaf],) if node.is_value else result
 
 
-def _shared(flow: Dataflow, entries: Mapping[str, InstructionPlan]) -> Iterator[tuple[Leaf, TensorSharding]]:
+def _find_shared_layouts(
+    flow: Dataflow, entries: Mapping[str, InstructionPlan]
+) -> Iterator[tuple[Leaf, TensorSharding]]:
     """Second layouts of values, for several readers."""
     for node in flow.nodes:
         entry = entries[node.instruction.name]
-        for leaf, lies in enumerate(entry.shared):
-            if lies != entry.result[leaf] and flow.leaves[node.instruction][leaf] == (node.index, leaf):
-                yield (node.index, leaf), lies
+        for leaf, sharding in enumerate(entry.shared):
+            if sharding != entry.result[leaf] and flow.leaves[node.instruction][leaf] == (node.index, leaf):
+                yield (node.index, leaf), sharding
 
 
 def _value(lies: TensorSharding) -> Strategy:
@@ -138,6 +152,6 @@ def _value(lies: TensorSharding) -> Strategy:
 
 
 def _before_reduction(lies: TensorSharding, summed: tuple[str, ...], order: list[str]) -> TensorSharding:
-    """How a result lies before it is reduced, or scattered, over `summed`."""
+    """The layout of a result before its reduction, or scatter, over `summed`."""
     dims = tuple(tuple(axis for axis in axes if axis not in summed) for axes in lies.dims)
     return TensorSharding(dims, tuple(axis for axis in order if axis in {*lies.unreduced, *summed}))

@@ -1,4 +1,4 @@
-"""What a pipeline is made of, and what its values are called."""
+"""The parts of a pipelined step, and the names of its values."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from functools import cached_property
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.microbatch import Along, Argument, Index, PartModule, Shared, StepSplit
-from shardwright.planner.pipeline.homes import Homes
+from shardwright.planner.microbatch import Along, Argument, Index, PartModule, SharedValue, StepSplit
 from shardwright.planner.pipeline.layouts import StageLayouts
+from shardwright.planner.pipeline.program_assignment import ProgramAssignment
 from shardwright.shardings import TensorSharding
 from shardwright.tasks import MICRO_BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step in two parts, and where they are computed.
+class PipelineStep:
+    """A step in two parts, with their placement.
 
-    micro / once: what runs for every micro-batch / after all of them. homes: programs of the micro part.
-    stage_of_chunk: the stage of every chunk. layouts: of every stage.
+    split: the step's split.
+    micro: the part that runs for every micro-batch.
+    once: the part that runs after all of them.
+    micro_batches: number of micro-batches.
+    program_assignment: programs of the micro part.
+    stage_of_chunk: the stage of every chunk.
+    layouts: of every stage.
     """
 
     split: StepSplit
     micro: PartModule
     once: PartModule
     micro_batches: int
-    homes: Homes
+    program_assignment: ProgramAssignment
     stage_of_chunk: tuple[int, ...]
     layouts: tuple[StageLayouts, ...]
 
@@ -46,7 +51,7 @@ class Step:
         return {alias.output_index[0] if alias.output_index else 0: alias.parameter_number
                 for alias in self.split.module.aliases}  # fmt: skip
 
-    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | Shared:
+    def input_of(self, part: PartModule, parameter: Instruction) -> Argument | Index | SharedValue:
         return part.inputs[parameter.index]
 
 
@@ -56,22 +61,22 @@ def argument_value(number: int) -> str:
 
 
 def used_value(number: int, stage: int) -> str:
-    """An argument as micro-batches use it, where it is stored otherwise: brought there once a step."""
+    """An argument resharded once a step to its layout in the micro-batches, if stored in another."""
     return f"argument.{number}.used.{stage}"
 
 
-def stacked_value(number: int) -> str:
-    """A batch argument, its micro-batches along a dimension of their own."""
+def batch_stack_value(number: int) -> str:
+    """A batch argument, its micro-batches along a separate dimension."""
     return f"batch.{number}"
 
 
 def batch_value(number: int, stage: int) -> str:
-    """The part of a batch argument that belongs to one micro-batch; every stage that reads it has the argument."""
+    """One micro-batch's part of a batch argument; every stage that reads it has the argument."""
     return f"batch.{number}.{stage}"
 
 
 def total_value(name: str) -> str:
-    """What the micro-batches add to, or write their part of."""
+    """A total over micro-batches: they add to it, or write their part of it."""
     return f"total.{name}"
 
 
@@ -91,8 +96,8 @@ INDEX = MICRO_BATCH
 # ---- arrays that hold all micro-batches ------------------------------------------
 
 
-def stacked_dims(whole: tuple[int, ...], along: Along, micro_batches: int) -> tuple[int, ...]:
-    """Dimensions of an array seen with its micro-batches along one of their own: `[M, B/M, …]` for `[B, …]`."""
+def stack_dims(whole: tuple[int, ...], along: Along, micro_batches: int) -> tuple[int, ...]:
+    """Dimensions of an array with its micro-batches along a separate one: `[M, B/M, …]` for `[B, …]`."""
     inner = whole[along.dim] // along.outer // micro_batches
     outer = (along.outer,) if along.outer > 1 else ()
     return (*whole[: along.dim], *outer, micro_batches, inner, *whole[along.dim + 1 :])
@@ -103,10 +108,10 @@ def micro_dim(along: Along) -> int:
     return along.dim + (along.outer > 1)
 
 
-def stacked_lies(local: TensorSharding, along: Along, dims: tuple[int, ...], devices: int) -> TensorSharding:
-    """How an array of all micro-batches lies where one micro-batch's part lies as `local`.
+def stack_sharding(local: TensorSharding, along: Along, dims: tuple[int, ...], devices: int) -> TensorSharding:
+    """The layout of an array of all micro-batches, given the layout `local` of one micro-batch's part.
 
-    devices: what `local` splits the cut dimension over.
+    devices: number of parts of the cut dimension in `local`.
     """
     cut = local.dims[along.dim]
     if along.outer == 1:
@@ -117,7 +122,7 @@ def stacked_lies(local: TensorSharding, along: Along, dims: tuple[int, ...], dev
 
 
 def array(instruction: Instruction) -> ArrayShape:
-    """The shape of an instruction that gives one array."""
+    """The shape of an instruction with one array as its result."""
     assert isinstance(instruction.shape, ArrayShape)
     return ArrayShape(instruction.shape.element_type, instruction.shape.dimensions)
 

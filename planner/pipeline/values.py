@@ -1,4 +1,4 @@
-"""The values of a pipeline: how each lies on every stage that has it, and what tasks need to know of it."""
+"""The values of a pipeline: their layouts on every stage that has them, and their data for tasks."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import replace
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import PlanCheckError
 from shardwright.pipelines import PipelineProgram, PipelineValue
-from shardwright.planner.pipeline.apply import Applied
-from shardwright.planner.pipeline.boundary import Values, kept_as_it_is
-from shardwright.planner.pipeline.step import INDEX, Step, argument_value
+from shardwright.planner.pipeline.boundary import Values, idle_argument_plan
+from shardwright.planner.pipeline.step import INDEX, PipelineStep, argument_value
+from shardwright.planner.pipeline.update_programs import UpdatePrograms
 from shardwright.shardings import Mesh
-from shardwright.tasks import Piece, Scope, Value
+from shardwright.tasks import ProgramSpec, Scope, StepValue
 
 #: Programs that run once for every micro-batch.
 _PER_MICRO_BATCH = frozenset({"split", "forward", "backward"})
 
 
-def values_of(step: Step, applied: Applied, programs: Sequence[PipelineProgram]) -> Values:
-    """Every value on every stage where it lies, by (name, stage).
+def values_of(step: PipelineStep, applied: UpdatePrograms, programs: Sequence[PipelineProgram]) -> Values:
+    """Every value on each of its stages, by (name, stage).
 
-    Raises PlanCheckError where two programs of a stage have it in different layouts (a defect of the planner).
+    Raises PlanCheckError if two programs of a stage have it in different layouts (a defect of the planner).
     """
-    found: dict[tuple[str, int], PipelineValue] = {}
-    for program, made in _touched(programs):
-        known = found.setdefault((made.name, made.stage), made)
-        if known != made:
+    values: dict[tuple[str, int], PipelineValue] = {}
+    for program, value in _value_uses(programs):
+        first = values.setdefault((value.name, value.stage), value)
+        if first != value:
             raise PlanCheckError(
-                f"{made.name} lies as {made.variable.sharding} here and as {known.variable.sharding} in another "
-                f"program of stage {made.stage}",
+                f"{value.name} lies as {value.variable.sharding} here and as {first.variable.sharding} in another "
+                f"program of stage {value.stage}",
                 where=program.name,
             )
-    for number, stage in _kept_unread(step, applied, found):
-        name, variable = argument_value(number), kept_as_it_is(step, number, stage)
-        found[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
-    return found
+    for number, stage in _unread_values(step, applied, values):
+        name, variable = argument_value(number), idle_argument_plan(step, number, stage)
+        values[name, stage] = PipelineValue(name=name, stage=stage, scope="step", variable=variable)
+    return values
 
 
-def _touched(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
-    """What programs read and write, in order."""
+def _value_uses(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProgram, PipelineValue]]:
+    """Values read and written by programs, in order."""
     per_micro_batch = {
         value
         for program in programs
@@ -57,17 +57,21 @@ def _touched(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineProg
                 yield program, PipelineValue(name=name, stage=program.stage, scope=scope, variable=plain)
 
 
-def _kept_unread(
-    step: Step, applied: Applied, found: dict[tuple[str, int], PipelineValue]
+def _unread_values(
+    step: PipelineStep, applied: UpdatePrograms, found: dict[tuple[str, int], PipelineValue]
 ) -> Iterator[tuple[int, int]]:
-    """(argument, stage) of what a stage keeps for others, or hands out as it came, and computes nothing with."""
+    """(argument, stage) of arguments that a stage keeps for others, or returns unchanged, without computing on them."""
     names = {name for name, _ in found}
     handed_out = {value for value, _ in applied.outputs}
     stages = dict(applied.outputs)
     for number in range(len(step.arguments)):
         name = argument_value(number)
-        if number in applied.keeps and name in names | handed_out and (name, applied.keeps[number]) not in found:
-            yield number, applied.keeps[number]
+        if (
+            number in applied.stage_of_argument
+            and name in names | handed_out
+            and (name, applied.stage_of_argument[number]) not in found
+        ):
+            yield number, applied.stage_of_argument[number]
         elif name in handed_out and (name, stages[name]) not in found:
             yield number, stages[name]
 
@@ -81,15 +85,15 @@ def device_bytes(value: PipelineValue, mesh: Mesh) -> int:
     return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
-def task_values(step: Step, values: Values) -> tuple[Value, ...]:
-    """The values as tasks know them. What a device sends is what the fullest device of either side has of it."""
+def task_values(step: PipelineStep, values: Values) -> tuple[StepValue, ...]:
+    """The values for tasks. Bytes sent by a device: the maximum over the devices of both sides."""
     sizes: dict[str, dict[int, int]] = {}
     scopes: dict[str, Scope] = {}
     for value in values.values():
         sizes.setdefault(value.name, {})[value.stage] = device_bytes(value, step.layouts[value.stage].mesh)
         scopes[value.name] = value.scope
     return tuple(
-        Value(
+        StepValue(
             name=name,
             scope=scopes[name],
             sizes=of_stage,
@@ -99,9 +103,9 @@ def task_values(step: Step, values: Values) -> tuple[Value, ...]:
     )
 
 
-def task_piece(program: PipelineProgram) -> Piece:
-    """A program as tasks know it."""
-    return Piece(
+def task_piece(program: PipelineProgram) -> ProgramSpec:
+    """A program for tasks."""
+    return ProgramSpec(
         program=program.name,
         kind=program.kind,
         stage=program.stage,

@@ -1,1 +1,1 @@
-"""From decisions to a Plan's parts: assembled, listed in a ledger, checked."""
+"""From decisions to a Plan's parts: assembly, ledger of collectives, checks."""

@@ -1,4 +1,4 @@
-"""Checks of a plan's arguments and outputs against the program's: what they are, where they lie, what they share.
+"""Checks a plan's arguments and outputs against the program's: shapes, layouts, shared buffers.
 
 Part of the plan checker (`verify`).
 """
@@ -17,13 +17,13 @@ from shardwright.shardings import Mesh, TensorSharding
 def boundary_problems(
     module: Module, plan: Plan, entries: Mapping[str, InstructionPlan], *, is_piece: bool = False
 ) -> Iterator[str]:
-    """What is wrong with `plan.parameters` and `plan.outputs`. entries: the plan's instructions by name.
+    """Problems of `plan.parameters` and `plan.outputs`. entries: the plan's instructions by name.
 
     is_piece: the program is one of several of a step: a partial sum may go from one to the next.
     """
     root = module.entry.root
     yield from _side_problems("parameter", plan.parameters, module.entry.parameters, entries, plan.mesh, is_piece)
-    # A bare root is brought to the output's sharding on return.
+    # A bare root is resharded to the output's sharding on return.
     is_moved = root.opcode != "tuple"
     yield from _side_problems("output", plan.outputs, (root,), {} if is_moved else entries, plan.mesh, is_piece)
     yield from _alias_problems(module, plan)
@@ -41,11 +41,11 @@ def _side_problems(
     if len(variables) != len(shapes):
         yield f"{len(variables)} {kind}s planned, the program has {len(shapes)}"
         return
-    planned = [entries[each.name].result for each in instructions if each.name in entries]
+    planned = [entries[value.name].result for value in instructions if value.name in entries]
     inside = flat(planned) if len(planned) == len(instructions) else ()
     for i, (variable, shape) in enumerate(zip(variables, shapes, strict=True)):
-        lies = inside[i] if i < len(inside) else None
-        for problem in _variable_problems(variable, i, shape, lies, mesh, is_piece):
+        sharding = inside[i] if i < len(inside) else None
+        for problem in _variable_problems(variable, i, shape, sharding, mesh, is_piece):
             yield f"{kind} {i} ({variable.name}): {problem}"
 
 
@@ -116,24 +116,24 @@ def _program_aliases(module: Module) -> dict[int, int]:
     before_parameter = _counts_before(parameter.shape for parameter in parameters)
     root = module.entry.root.shape
     before_output = _counts_before(root.elements) if isinstance(root, TupleShape) else [0]
-    found = {}
+    aliases = {}
     for alias in module.aliases:
         output = 0
         if alias.output_index and isinstance(root, TupleShape):
             first, *rest = alias.output_index
             output = before_output[first] + _leaf_at(root.elements[first], rest)
         number = alias.parameter_number
-        found[output] = before_parameter[number] + _leaf_at(parameters[number].shape, alias.parameter_index)
-    return found
+        aliases[output] = before_parameter[number] + _leaf_at(parameters[number].shape, alias.parameter_index)
+    return aliases
 
 
 def _counts_before(shapes: Iterable[Shape]) -> list[int]:
-    """Array leaves ahead of each shape."""
+    """Array leaves before each shape."""
     return list(accumulate((len(shape.leaves) for shape in shapes), initial=0))
 
 
 def _leaf_at(shape: Shape, path: Sequence[int]) -> int:
-    """Number of the array leaf of `shape` that a path of tuple indices leads to."""
+    """Number of the array leaf of `shape` at a path of tuple indices."""
     count = 0
     for at in path:
         if not isinstance(shape, TupleShape):

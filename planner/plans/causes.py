@@ -1,4 +1,4 @@
-"""Why a collective is needed, in words that the user knows: tensors by name, operations by source line."""
+"""Explains each collective in the user's terms: tensors by name, operations by source line."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from shardwright.hlo import Instruction
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.rules.reduction import reduction_of
 
-#: What rearranges a tensor, or takes one layer of a stack, and leaves it the tensor it was.
+#: Instructions that rearrange a tensor, or slice one layer of a stack, and keep its identity.
 _VIEWS = frozenset({"convert", "copy", "transpose", "reshape", "broadcast", "bitcast", "dynamic-slice"})
 
-#: What makes a gradient: the way back from an update ends there.
+#: Producers of gradients: the path back from an update ends there.
 _MAKERS = frozenset({"dot", "convolution", "reduce", "scatter", "gather", "dynamic-slice"})
 
-#: What adds parts of a gradient, or hands one on; and how many are looked through.
+#: Instructions that add parts of a gradient, or forward one; and the maximum number of parts.
 _SUMS = _VIEWS | {"add", "concatenate", "pad"}
-_MOST_PARTS = 32
+_MAX_PARTS = 32
 
 _WORDS = {"dot": "matmul", "gather": "lookup", "broadcast": "broadcasting"}
 
-#: What combines values as a region of its own says.
+#: Instructions that combine values by a region.
 _COMBINING = frozenset({"reduce", "reduce-window", "scatter"})
 
-#: What combining values two by two is called, where HLO has another word.
+#: Words for binary combinations, if other than HLO's.
 _COMBINATIONS = {"add": "sum", "multiply": "product"}
 
 
 def is_backward(op_name: str) -> bool:
-    """Whether JAX made the operation by transposing one of the forward pass."""
+    """Whether JAX created the operation by transposing one of the forward pass."""
     return "transpose(" in op_name
 
 
-def _combined(instruction: Instruction) -> str:
-    """How partial results of an instruction become whole; `reduction` where no word says it, as of argmax."""
+def _reduction_word(instruction: Instruction) -> str:
+    """The word for the combination of an instruction's partial results; `reduction` by default, e.g. argmax."""
     if instruction.opcode not in _COMBINING:
         return "sum"
     combination = reduction_of(instruction.called["to_apply"][0])
@@ -59,7 +59,7 @@ class Causes:
         self._gradients = self._gradient_names()
 
     def move(self, node: Node, use: Use) -> str:
-        """`params['w'] for matmul (model.py:63)`: an operand that is brought to another sharding."""
+        """`params['w'] for matmul (model.py:63)`: an operand resharded for its reader."""
         if node.index in self._arguments:
             return f"updated {self._arguments[node.index]}"
         if node.index in self._outputs:
@@ -75,12 +75,14 @@ class Causes:
     def reduction(self, node: Node) -> str:
         """`gradient of params['w']`, `partial sum of matmul (model.py:63)`, `partial maximum of scatter (…)`."""
         name = self._gradient(node)
-        return f"gradient of {name}" if name else f"partial {_combined(node.instruction)} of {self._operation(node)}"
+        return (
+            f"gradient of {name}" if name else f"partial {_reduction_word(node.instruction)} of {self._operation(node)}"
+        )
 
     def _gradient(self, node: Node) -> str | None:
-        """The argument whose gradient a node makes, or adds up from parts that are made elsewhere."""
+        """The argument whose gradient a node computes, or sums from parts computed elsewhere."""
         seen, todo = {node.index}, [node.index]
-        while todo and len(seen) < _MOST_PARTS:
+        while todo and len(seen) < _MAX_PARTS:
             index = todo.pop(0)
             if index in self._gradients:
                 return self._gradients[index]
@@ -90,7 +92,7 @@ class Causes:
         return None
 
     def _parts(self, node: Node) -> list[int]:
-        """What a sum adds up, a loop has carried, or a stack was filled with."""
+        """The terms of a sum, the inputs of a carried value, or the update of a stack."""
         if node.index in self._arguments:
             return []
         if node.instruction.opcode == "dynamic-update-slice" and not node.is_value:
@@ -102,7 +104,7 @@ class Causes:
         return []
 
     def _value(self, leaf: Leaf) -> str:
-        """`params['w']`; `params['blocks']['w'][i]` of a stack that a loop takes slice by slice; else what makes it."""
+        """`params['w']`; `params['blocks']['w'][i]` for a stack that a loop reads slice by slice; else its producer."""
         node = self._flow.nodes[leaf[0]]
         seen = {node.index}
         is_slice = False
@@ -118,7 +120,7 @@ class Causes:
         return f"{'saved ' if is_slice else ''}result of {self._operation(node)}"
 
     def _origin(self, node: Node) -> int | None:
-        """The node that made what this one hands on: for a stack that a loop fills, what it puts in."""
+        """The node that computed a forwarded value; for a stack filled by a loop, the update."""
         if not node.uses or not (node.is_value or node.instruction.opcode in _VIEWS):
             return None
         if node.is_value:
@@ -131,7 +133,7 @@ class Causes:
     def _operation(self, node: Node) -> str:
         instruction = node.instruction
         opcode = instruction.opcode
-        words = _combined(instruction) if opcode == "reduce" else _WORDS.get(opcode, opcode)
+        words = _reduction_word(instruction) if opcode == "reduce" else _WORDS.get(opcode, opcode)
         if node.is_value:
             instruction = self._loops.get(node.computation, instruction)
             words = {"while": "a loop", "parameter": "a called function"}.get(instruction.opcode, instruction.opcode)
@@ -149,11 +151,11 @@ class Causes:
         return self._lines[key]
 
     def _gradient_names(self) -> dict[int, str]:
-        """Sums that update state of their own size, with the name of the first argument that they update.
+        """Sums that update state of their own size, with the name of the first argument they update.
 
-        A loop makes the gradient of a stack layer by layer: behind an update of the stack, the layer's size counts.
+        A loop computes the gradient of a stack layer by layer: before an update of the stack, the layer's size counts.
         """
-        found: dict[int, str] = {}
+        gradients: dict[int, str] = {}
         nodes = self._flow.nodes
         for argument, name in self._arguments.items():
             size = prod(nodes[argument].shapes[0].dimensions)
@@ -169,12 +171,12 @@ class Causes:
                     layer, layer_leaf = node.uses[1].source
                     todo.append((node.uses[1].source, prod(nodes[layer].shapes[layer_leaf].dimensions)))
                 if node.instruction.opcode in _MAKERS and not self._keeps_size(node, size):
-                    found.setdefault(index, name)
+                    gradients.setdefault(index, name)
                 else:
                     todo += [(use.source, size) for use in node.uses]
-        return found
+        return gradients
 
     def _keeps_size(self, node: Node, size: int) -> bool:
-        """A sum over dimensions of size 1, as broadcasting leaves them behind."""
+        """Whether a node is a sum over dimensions of size 1, a residue of broadcasting."""
         source, leaf = node.uses[0].source
         return node.instruction.opcode == "reduce" and prod(self._flow.nodes[source].shapes[leaf].dimensions) == size

@@ -1,22 +1,22 @@
-"""The plan checker: reads a finished plan beside its module and knows nothing of the search.
+"""The plan checker: reads a finished plan beside its module, independent of the search.
 
-What must hold, and the function that checks it:
+Conditions, and the functions that check them:
 
 1. the plan is of this program (`_check_program`);
-2. every instruction of the entry computation and of the bodies it calls has one entry,
-   and nothing else has (`_Checker.run`);
+2. every instruction of the entry computation and of the bodies it calls has exactly one entry; there are no other
+   entries (`_Checker.run`);
 3. an entry is legal for its instruction: ranks, axes, factors, combinations (`legality`);
 4. a second layout for readers (`InstructionPlan.shared`) is of whole values, over axes of the mesh (`legality`);
-5. a partial sum is one: it is made by a summed factor, goes through instructions that are linear in it
-   (`legality`), is used as partial only where it was made partial or lies whole (`_check_partial_uses`), and no
-   argument or output is partial (`boundary`; those of one of several programs of a step may be, where it
-   is the same value's terms that go from one to the next). By induction along the program, and around loops
-   from what enters them, the summands of every value that is marked partial then add up to the value;
-6. tuples, loops, calls and conditionals hand their leaves on as they are (`_check_carried`);
+5. a partial sum is valid: it comes from a summed factor, passes through instructions that are linear in it
+   (`legality`), is used as partial only if it was computed as partial or is whole (`_check_partial_uses`), and no
+   argument or output is partial (`boundary`; between programs of one step they may be, with the terms of one value).
+   By induction along the program, and around loops from their inputs, the summands of every value marked partial
+   then add up to the value;
+6. tuples, loops, calls and conditionals pass their leaves on unchanged (`_check_carried`);
 7. parameters and outputs of the plan are those of the program, an alias has one layout (`boundary`);
 8. predicted collectives name instructions and axes that exist (`_check_collectives`).
 
-Deep models repeat their layers: an entry is judged once for all instructions that are alike (`_Judge`).
+Deep models repeat their layers: an entry is checked once for all equal instructions (`LegalityCache`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from shardwright.errors import PlanCheckError
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
 from shardwright.planner.plans.boundary import boundary_problems
 from shardwright.planner.rules.linear import becomes_partial
-from shardwright.planner.strategies.judge import Judge
 from shardwright.planner.strategies.legality import flat
+from shardwright.planner.strategies.legality_cache import LegalityCache
 from shardwright.plans import InstructionPlan, Plan
 from shardwright.shardings import TensorSharding, ValueSharding
 
@@ -52,9 +52,9 @@ _HANDING_ON = frozenset({"parameter", "get-tuple-element", *_IDENTITY, *CALLING}
 
 
 def check_plan(module: Module, plan: Plan, *, is_piece: bool = False) -> None:
-    """Check `plan` against `module`; PlanCheckError lists what is wrong and where.
+    """Check `plan` against `module`; raises PlanCheckError with a list of problems and their places.
 
-    is_piece: it is one of several programs of a step, which may hand partial sums to each other.
+    is_piece: it is one of several programs of a step: these may pass partial sums to each other.
     """
     problems = _Checker(module, plan, is_piece).run()
     if problems:
@@ -67,19 +67,19 @@ def check_plan(module: Module, plan: Plan, *, is_piece: bool = False) -> None:
         )
 
 
-def planned_computations(module: Module) -> dict[str, Computation]:
+def reachable_by_name(module: Module) -> dict[str, Computation]:
     """The entry and every computation it reaches through while, call and conditional, by name."""
-    found: dict[str, Computation] = {}
+    computations: dict[str, Computation] = {}
     todo = [module.entry]
     while todo:
         computation = todo.pop()
-        if computation.name in found:
+        if computation.name in computations:
             continue
-        found[computation.name] = computation
+        computations[computation.name] = computation
         for instruction in computation.instructions:
             for name in CALLING.get(instruction.opcode, ()):
                 todo.extend(instruction.called.get(name, ()))
-    return found
+    return computations
 
 
 @dataclass(slots=True)
@@ -92,9 +92,9 @@ class _Checker:
 
     def run(self) -> list[str]:
         self._check_program()
-        computations = planned_computations(self.module)
+        computations = reachable_by_name(self.module)
         self._collect_entries(computations)
-        judge = Judge(self.plan.mesh)
+        judge = LegalityCache(self.plan.mesh)
         for computation in computations.values():
             for instruction in computation.instructions:
                 for problem in self._problems(instruction, judge):
@@ -103,16 +103,16 @@ class _Checker:
         self._check_collectives()
         return self.problems
 
-    def _problems(self, instruction: Instruction, judge: Judge) -> Sequence[str]:
+    def _problems(self, instruction: Instruction, judge: LegalityCache) -> Sequence[str]:
         entry = self.entries.get(instruction.name)
         if entry is None:
             return ("has no entry in the plan",)
         hands_on = instruction.opcode in _HANDING_ON
-        found = judge.problems(instruction, entry, hands_on=hands_on)
-        if found:
-            return found
-        found = tuple(self._check_partial_uses(instruction, entry))
-        return (*found, *self._check_carried(instruction, entry)) if hands_on else found
+        problems = judge.problems(instruction, entry, hands_on=hands_on)
+        if problems:
+            return problems
+        problems = tuple(self._check_partial_uses(instruction, entry))
+        return (*problems, *self._check_carried(instruction, entry)) if hands_on else problems
 
     def _report(self, computation: Computation, instruction: Instruction, problem: str) -> None:
         line = f" (line {instruction.line})" if instruction.line else ""
@@ -142,24 +142,25 @@ class _Checker:
     # ---- one instruction ---------------------------------------------------
 
     def _check_partial_uses(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
-        """A value may be used as partial where it was made partial, or lies whole and can be kept on one device."""
+        """A partial use is legal if the value is partial, or is whole and can be kept on one device."""
         for i, (operand, used) in enumerate(zip(instruction.operands, entry.operands, strict=True)):
             if not any(sharding.unreduced for sharding in used):
                 continue
-            made = self.entries.get(operand.name)
-            if made is None:
+            producer = self.entries.get(operand.name)
+            if producer is None:
                 continue
-            for have, want, leaf in zip(made.result, used, operand.shape.leaves, strict=False):
+            for have, want, leaf in zip(producer.result, used, operand.shape.leaves, strict=False):
                 new = set(want.unreduced) - set(have.unreduced)
                 split = new & set(have.axes)
                 if split:
-                    yield f"operand {i} is used as partial over {_listed(split)}, but {operand.name} is split over it"
+                    axes = _join_sorted(split)
+                    yield f"operand {i} is used as partial over {axes}, but {operand.name} is split over it"
                 elif new and not becomes_partial(leaf.element_type):
-                    kind = leaf.element_type
-                    yield f"operand {i} is used as partial over {_listed(new)}, but {operand.name} is a whole {kind}"
+                    axes, kind = _join_sorted(new), leaf.element_type
+                    yield f"operand {i} is used as partial over {axes}, but {operand.name} is a whole {kind}"
 
     def _check_carried(self, instruction: Instruction, entry: InstructionPlan) -> Iterator[str]:
-        """Leaves that an instruction only hands on keep their sharding, into and out of called computations."""
+        """Forwarded leaves keep their sharding, into and out of called computations."""
         opcode = instruction.opcode
         if entry.partial:
             yield f"reduces over {', '.join(entry.partial)}, but only hands values on"
@@ -167,8 +168,8 @@ class _Checker:
             yield from _differ("the result", entry.result, "its operands", flat(entry.operands))
         elif opcode == "get-tuple-element":
             first = _leaves_before(instruction)
-            taken = entry.operands[0][first : first + len(entry.result)]
-            yield from _differ("the result", entry.result, f"element {instruction.index}", taken)
+            element = entry.operands[0][first : first + len(entry.result)]
+            yield from _differ("the result", entry.result, f"element {instruction.index}", element)
         elif opcode == "while":
             yield from _differ("the result", entry.result, "the initial value", entry.operands[0])
             yield from self._check_called(instruction, "body", entry.operands[0], entry.result)
@@ -219,12 +220,12 @@ class _Checker:
 # ---- values ----------------------------------------------------------------
 
 
-def _listed(axes: Iterable[str]) -> str:
+def _join_sorted(axes: Iterable[str]) -> str:
     return ", ".join(sorted(axes))
 
 
 def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequence[TensorSharding]) -> Iterator[str]:
-    """Where two values' leaves should be laid out alike and are not."""
+    """Differences between two values' leaves that should have equal layouts."""
     if len(left) != len(right):
         yield f"{what} has {len(left)} arrays, {other} {len(right)}"
         return
@@ -234,7 +235,7 @@ def _differ(what: str, left: Sequence[TensorSharding], other: str, right: Sequen
 
 
 def _leaves_before(element: Instruction) -> int:
-    """Array leaves of a tuple ahead of the element that a get-tuple-element takes."""
+    """Array leaves of a tuple before the element that a get-tuple-element reads."""
     shape = element.operands[0].shape
     elements = shape.elements if isinstance(shape, TupleShape) else ()
-    return sum(len(each.leaves) for each in elements[: element.index])
+    return sum(len(part.leaves) for part in elements[: element.index])

@@ -1,9 +1,8 @@
-"""Batch normalization is written as the sums and elementwise instructions that it is made of, which XLA splits.
+"""Batch normalization becomes sums and elementwise instructions: a form XLA can split.
 
-TensorFlow and PyTorch lower their layers to `batch-norm-training`, `-grad` and `-inference`. XLA gathers the arrays of
-these whole, along every dimension, before it computes them on every device; it takes them apart after it has
-partitioned. Taken apart before, the batch (and an image) splits at the cost of sums of one number a feature, which are
-all-reduced, and the features at none.
+TensorFlow and PyTorch lower their layers to `batch-norm-training`, `-grad` and `-inference`. XLA gathers their arrays
+along every dimension and computes them on every device; it expands them only after partitioning. Expanded before, the
+batch (and an image) splits at the cost of all-reduced sums of one number a feature, and the features split at none.
 
 The arithmetic is that of XLA's `BatchNormExpander`
 (https://github.com/openxla/xla/blob/main/xla/service/batchnorm_expander.cc).
@@ -16,21 +15,21 @@ from math import prod
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import Writer, combining, rewritten
+from shardwright.planner.rewrites.instruction_writer import InstructionWriter, reduction_region, rewrite_instructions
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 
 
-def normalizations_taken_apart(module: Module) -> Module:
-    """`module` without batch normalizations; the same one where there is none.
+def expand_batch_norms(module: Module) -> Module:
+    """`module` without batch normalizations; `module` itself without any.
 
-    Left as they are: those of several element types, whose roundings are XLA's own, and of dynamic sizes. Where a
-    normalization was, its result, or the tuple of its results, has its name.
+    Unchanged: those of several element types, with XLA's own roundings, and of dynamic sizes. A normalization's result,
+    or the tuple of its results, has its name.
     """
-    return rewritten(module, _can_be_taken_apart, lambda *given: _Normalization(*given).write())
+    return rewrite_instructions(module, _can_expand, lambda *given: _Normalization(*given).write())
 
 
-def _can_be_taken_apart(instruction: Instruction) -> bool:
+def _can_expand(instruction: Instruction) -> bool:
     if instruction.opcode not in _PARTS:
         return False
     leaves = [leaf for value in (*instruction.operands, instruction) for leaf in value.shape.leaves]
@@ -39,39 +38,41 @@ def _can_be_taken_apart(instruction: Instruction) -> bool:
 
 
 class _Normalization:
-    """Takes one normalization apart, and makes its result of what it wrote.
+    """Expands one normalization, and makes its result of the new instructions.
 
-    regions: the sums that a module's normalizations share, by element type.
+    regions: the sums shared by a module's normalizations, by element type.
     """
 
     def __init__(self, norm: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
         self._norm = norm
-        self._writer = Writer(norm, names)
+        self._writer = InstructionWriter(norm, names)
         array = norm.operands[0].shape.leaves[0]
         self._type, self._dims = array.element_type, array.dimensions
         self._feature = norm.get("feature_index")
         self._summed = tuple(dim for dim in range(len(self._dims)) if dim != self._feature)
         self._count = prod(self._dims[dim] for dim in self._summed)
         if self._type not in regions:
-            regions[self._type] = combining(names.like("sum", self._type), "add", self._type)
+            regions[self._type] = reduction_region(names.like("sum", self._type), "add", self._type)
         self._region = regions[self._type]
 
     def write(self) -> list[Instruction]:
-        """The new instructions that the result is made of, in order."""
+        """The new instructions behind the result, in order."""
         results = _PARTS[self._norm.opcode](self, *self._norm.operands)
         if isinstance(self._norm.shape, TupleShape):
             self._norm.opcode, self._norm.operands = "tuple", results
-        else:  # the last instruction itself takes the name of what it stands for
+        else:  # the last instruction takes the normalization's name
             (last,) = results
             self._norm.opcode, self._norm.operands = last.opcode, last.operands
             self._writer.written.remove(last)
         gone = ("epsilon", "feature_index")
-        self._norm.attributes = {name: each for name, each in self._norm.attributes.items() if name not in gone}
-        return [edit.consistent(each) for each in self._writer.written]
+        self._norm.attributes = {
+            name: instruction for name, instruction in self._norm.attributes.items() if name not in gone
+        }
+        return [edit.check_consistency(instruction) for instruction in self._writer.written]
 
     def training(self, x: Instruction, scale: Instruction, offset: Instruction) -> tuple[Instruction, ...]:
         """(the normalized array, mean, variance): variance is the mean of squares without the square of the mean."""
-        add = self._writer.alike
+        add = self._writer.elementwise
         mean = self._per_feature(self._sum(x))
         squares = self._per_feature(self._sum(add("multiply", x, x)))
         variance = add("subtract", squares, add("multiply", mean, mean))
@@ -84,7 +85,7 @@ class _Normalization:
         self, x: Instruction, scale: Instruction, offset: Instruction, mean: Instruction, variance: Instruction
     ) -> tuple[Instruction, ...]:
         """One product and one sum an element."""
-        add = self._writer.alike
+        add = self._writer.elementwise
         factor = add("multiply", scale, self._inverse_deviation(variance))
         shift = add("subtract", offset, add("multiply", mean, factor))
         return (add("add", add("multiply", x, self._spread(factor)), self._spread(shift)),)
@@ -94,7 +95,7 @@ class _Normalization:
     ) -> tuple[Instruction, ...]:
         """(gradient of the array, of scale, of offset), of n elements a feature:
         scale / deviation / n · (n · given − Σ given − centred · Σ (given · centred) / (variance + ε))."""
-        add = self._writer.alike
+        add = self._writer.elementwise
         inverse = self._inverse_deviation(variance)
         centred = add("subtract", x, self._spread(mean))
         of_offset = self._sum(given)
@@ -108,15 +109,15 @@ class _Normalization:
         return add("multiply", self._spread(factor), add("subtract", less, pulled)), of_scale, of_offset
 
     def _inverse_deviation(self, variance: Instruction) -> Instruction:
-        return self._writer.alike("rsqrt", self._above_zero(variance))
+        return self._writer.elementwise("rsqrt", self._above_zero(variance))
 
     def _above_zero(self, variance: Instruction) -> Instruction:
         epsilon = self._of_features(self._number(self._norm.get("epsilon")))
-        return self._writer.alike("add", variance, epsilon)
+        return self._writer.elementwise("add", variance, epsilon)
 
     def _per_feature(self, total: Instruction) -> Instruction:
         """The mean of a feature from its sum."""
-        return self._writer.alike("divide", total, self._of_features(self._number(self._count)))
+        return self._writer.elementwise("divide", total, self._of_features(self._number(self._count)))
 
     def _sum(self, array: Instruction) -> Instruction:
         shape = ArrayShape(self._type, (self._dims[self._feature],))

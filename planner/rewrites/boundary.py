@@ -1,17 +1,17 @@
-"""Reshapes where arguments enter and outputs leave, for variables stored otherwise than the program has them."""
+"""Reshapes of arguments at entry and outputs at exit, for variables with other storage dimensions."""
 
 from __future__ import annotations
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.classes import Required, Views
+from shardwright.planner.rewrites.dim_classes import Required, Views
 
 
-def bring_to(module: Module, required: Required) -> Module:
-    """The program with its variables in the dimensions that `required` says; reshapes make up the difference.
+def reshape_variables(module: Module, required: Required) -> Module:
+    """The program with its variables in the dimensions of `required`, and reshapes to the program's own.
 
-    Raises PlanError where a variable is inside a tuple that cannot be opened.
+    Raises PlanError for a variable inside a tuple that cannot be opened.
     """
     entry, names = module.entry, edit.Names(module)
     parameters = [(parameter, leaf) for parameter in entry.parameters for leaf in parameter.shape.leaves]
@@ -25,15 +25,15 @@ def bring_to(module: Module, required: Required) -> Module:
     }
     if not stored and not outputs:
         return module
-    made: dict[Instruction, Instruction] = {}
+    new_values: dict[Instruction, Instruction] = {}
     out: list[Instruction] = []
     for old in entry:
-        new = edit.copy_of(old, [made[operand] for operand in old.operands])
+        new = edit.copy_of(old, [new_values[operand] for operand in old.operands])
         out.append(new)
         if old in stored:
             new = _entering(new, stored[old], out, names)
-        made[old] = new
-    root = _leaving(made[entry.root], outputs, out, names) if outputs else made[entry.root]
+        new_values[old] = new
+    root = _leaving(new_values[entry.root], outputs, out, names) if outputs else new_values[entry.root]
     rebuilt = edit.computation_of(entry, out, root)
     return edit.module_of(module, [rebuilt if c is entry else c for c in module.computations])
 
@@ -41,7 +41,7 @@ def bring_to(module: Module, required: Required) -> Module:
 def _entering(
     parameter: Instruction, dimensions: tuple[int, ...], out: list[Instruction], names: edit.Names
 ) -> Instruction:
-    """The argument in its stored dimensions; what the program reads is a reshape of it."""
+    """The argument in its stored dimensions; the program reads a reshape of it."""
     shape = parameter.shape
     if not isinstance(shape, ArrayShape):
         raise PlanError(

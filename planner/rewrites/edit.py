@@ -1,4 +1,4 @@
-"""Editing HLO: attributes from values, copies of instructions under new names, headers that follow."""
+"""HLO editing: attributes from values, copies of instructions under new names, consistent headers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardwright.hlo import (
     format_shape,
 )
 from shardwright.hlo.attributes import parse_value
-from shardwright.hlo.checks import problem
+from shardwright.hlo.checks import find_problem
 
 
 def attribute(name: str, text: str) -> Attribute:
-    """The attribute that a text would have, its value parsed from it."""
+    """An attribute from its text, with the parsed value."""
     return Attribute(name, text, parse_value(name, text))
 
 
@@ -61,22 +61,22 @@ def window(value: Window) -> Attribute:
     return attribute("window", text)
 
 
-def calling(called: Mapping[str, Sequence[Computation]]) -> dict[str, Attribute]:
-    """The attributes `body=%name` and the like of an instruction that calls one computation for each."""
+def callee_attributes(called: Mapping[str, Sequence[Computation]]) -> dict[str, Attribute]:
+    """The attributes `body=%name` and similar, for one called computation each."""
     return {name: attribute(name, f"%{computation.name}") for name, (computation,) in called.items()}
 
 
-def consistent(instruction: Instruction) -> Instruction:
-    """The instruction itself; InternalError where its attributes contradict its operands or its shape."""
-    found = problem(instruction)
-    if found is not None:
-        raise InternalError(f"a rewrite broke {instruction.name}: {found}")
+def check_consistency(instruction: Instruction) -> Instruction:
+    """The instruction itself. Raises InternalError for attributes that contradict its operands or shape."""
+    problem = find_problem(instruction)
+    if problem is not None:
+        raise InternalError(f"a rewrite broke {instruction.name}: {problem}")
     return instruction
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection inside: a growing module is no garbage, and walking it again and again takes seconds."""
+def without_gc() -> Iterator[None]:
+    """Pauses garbage collection: a growing module holds no garbage, and repeated walks take seconds."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -87,13 +87,13 @@ def uncollected() -> Iterator[None]:
 
 
 class Names:
-    """Names for new instructions that no instruction of a module has."""
+    """Unused names for new instructions of a module."""
 
     def __init__(self, module: Module) -> None:
         self._used = {instruction.name for instruction in module.instructions()}
 
     def like(self, base: str, suffix: str) -> str:
-        """`base.suffix`, or with a number behind it where that is taken."""
+        """`base.suffix`, with a number behind it for a used name."""
         name, number = f"{base}.{suffix}", 0
         while name in self._used:
             number += 1
@@ -103,8 +103,8 @@ class Names:
 
 
 def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes: object) -> Instruction:
-    """The instruction with other operands, and other fields where `changes` names them."""
-    made = Instruction(  # by position, for a large program is copied more than once
+    """The instruction with other operands, and with the fields in `changes`."""
+    copy = Instruction(  # by position, for a large program is copied more than once
         instruction.name,
         instruction.opcode,
         instruction.shape,
@@ -117,18 +117,18 @@ def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes
         instruction.line,
     )
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(copy, name, value)
+    return copy
 
 
-def expanded(
+def insert_ahead_of(
     module: Module, found: Collection[Instruction], write: Callable[[Instruction, Instruction], Iterable[Instruction]]
 ) -> Module:
-    """A copy of `module` in which others stand ahead of each instruction in `found`, wherever that is.
+    """A copy of `module` with new instructions ahead of each one in `found`, in any computation.
 
-    write: takes the instruction and its copy, changes the copy in place, and gives those that it reads now, in order.
+    write: takes the instruction and its copy, changes the copy in place, and returns the copy's new inputs, in order.
     """
-    made: dict[Instruction, Instruction] = {}
+    copies: dict[Instruction, Instruction] = {}
     computations: dict[Computation, Computation] = {}
     for computation in module.computations:
         out: list[Instruction] = []
@@ -137,25 +137,25 @@ def expanded(
                 name: tuple(computations.get(callee, callee) for callee in callees)
                 for name, callees in old.called.items()
             }
-            made[old] = copy_of(old, [made[operand] for operand in old.operands], called=called)
+            copies[old] = copy_of(old, [copies[operand] for operand in old.operands], called=called)
             if old in found:
-                out += write(old, made[old])
-            out.append(made[old])
-        computations[computation] = computation_of(computation, out, made[computation.root])
+                out += write(old, copies[old])
+            out.append(copies[old])
+        computations[computation] = computation_of(computation, out, copies[computation.root])
     return module_of(module, list(computations.values()))
 
 
 def reshape_to(value: Instruction, dimensions: tuple[int, ...], name: str) -> Instruction:
-    """A reshape of an array value, with the metadata of the instruction that makes it."""
+    """A reshape of an array value, with its producer's metadata."""
     assert isinstance(value.shape, ArrayShape)
-    made = Instruction(name, "reshape", ArrayShape(value.shape.element_type, dimensions), (value,), line=value.line)
+    reshape = Instruction(name, "reshape", ArrayShape(value.shape.element_type, dimensions), (value,), line=value.line)
     if "metadata" in value.attributes:
-        made.attributes["metadata"] = value.attributes["metadata"]
-    return made
+        reshape.attributes["metadata"] = value.attributes["metadata"]
+    return reshape
 
 
 def with_leaves(shape: Shape, leaves: Iterator[ArrayShape]) -> Shape:
-    """The shape with its arrays replaced, depth first, by those that `leaves` gives."""
+    """The shape with its arrays replaced, depth first, by `leaves`."""
     if isinstance(shape, ArrayShape):
         return next(leaves)
     if isinstance(shape, BufferShape):
@@ -174,7 +174,7 @@ def computation_of(source: Computation, instructions: list[Instruction], root: I
 
 
 def module_of(source: Module, computations: list[Computation]) -> Module:
-    """A module in place of `source`, its header following the entry's new shapes."""
+    """A module in place of `source`; its header follows the entry's new shapes."""
     (entry,) = (computation for computation in computations if computation.is_entry)
     header = dict(source.header)
     if "entry_computation_layout" in header:
@@ -186,21 +186,21 @@ def module_of(source: Module, computations: list[Computation]) -> Module:
 
 
 def flat_aliases(module: Module) -> dict[int, int]:
-    """Output leaf → parameter leaf whose buffer it may reuse, both counted flat over all arrays."""
+    """Output leaf → parameter leaf with the reusable buffer, both counted flat over all arrays."""
     first = [0]
     for parameter in module.entry.parameters:
         first.append(first[-1] + len(parameter.shape.leaves))
     starts: dict[int, list[int]] = {}
-    found = {}
+    aliases = {}
     for alias in module.aliases:
         output = _flat_index(module.entry.root.shape, alias.output_index, starts)
         parameter = module.entry.parameters[alias.parameter_number]
-        found[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index, starts)
-    return found
+        aliases[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index, starts)
+    return aliases
 
 
 def _flat_index(shape: Shape, path: tuple[int, ...], starts: dict[int, list[int]]) -> int:
-    """Number of the first array leaf behind an index. starts: of each tuple's elements, by its id, filled here."""
+    """Number of the first array leaf behind an index. starts: of each tuple's elements, by its id; filled here."""
     flat = 0
     for step in path:
         assert isinstance(shape, TupleShape)

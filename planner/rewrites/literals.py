@@ -1,4 +1,4 @@
-"""Scalar literals of HLO text: what becomes of one that is converted to another type."""
+"""Scalar literals of HLO text: conversions to other types."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shardwright.hlo.shapes import ELEMENT_BITS
 _BOOLEANS = {"true": True, "false": False}
 
 
-def converted(literal: str, source: str, target: str) -> str | None:
-    """The literal that `convert` makes of one; None where that is not one defined number of a real type."""
+def convert_literal(literal: str, source: str, target: str) -> str | None:
+    """The literal after `convert`; None: no single defined number of a real type."""
     if source == target:
         return literal
     value = _number(literal, source)
@@ -32,17 +32,17 @@ def converted(literal: str, source: str, target: str) -> str | None:
         return _text(value.astype(to_dtype(target)))
 
 
-def reinterpreted(literal: str, source: str, target: str) -> str | None:
-    """The literal that `bitcast-convert` makes of one: the same bits; None where sizes differ or bits are shared."""
+def bitcast_literal(literal: str, source: str, target: str) -> str | None:
+    """The literal of the same bits after `bitcast-convert`; None for different sizes or shared bits."""
     value = _number(literal, source)
     whole_bytes = ELEMENT_BITS[source] == ELEMENT_BITS[target] >= 8
     if value is None or not whole_bytes or "pred" in (source, target) or target[0] == "c":
         return None
-    made = value.view(to_dtype(target))
-    return None if np.isnan(made.astype(np.float64)) else _text(made)
+    bits = value.view(to_dtype(target))
+    return None if np.isnan(bits.astype(np.float64)) else _text(bits)
 
 
-def negated(literal: str, element_type: str) -> str | None:
+def negate_literal(literal: str, element_type: str) -> str | None:
     """The literal of `-x`."""
     value = None if element_type == "pred" else _number(literal, element_type)
     with np.errstate(over="ignore"):  # the negative of the lowest integer is itself
@@ -50,7 +50,7 @@ def negated(literal: str, element_type: str) -> str | None:
 
 
 def _number(literal: str, element_type: str) -> Any:
-    """A literal as a numpy array of no dimensions; None where it is complex, no number, or of no numpy type."""
+    """A literal in numpy form, without dimensions; None: complex, no number, or of no numpy type."""
     literal = literal.strip()
     try:
         if literal in _BOOLEANS:

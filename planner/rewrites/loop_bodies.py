@@ -1,4 +1,4 @@
-"""A loop's body written anew: other carried elements, the rest as it was."""
+"""Rewrites a loop's body with other carried elements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from shardwright.planner.rewrites import edit
 
 
 def is_carried(instruction: Instruction, body: Computation) -> bool:
-    """Whether it is an element of what a loop's body or condition is given."""
+    """Whether a value is an element of the parameter of a loop's body or condition."""
     return instruction.opcode == "get-tuple-element" and instruction.operands[0] is body.parameters[0]
 
 
 class LoopBody:
-    """A loop's body as it is written anew: elements `gone` are carried no longer, others come behind.
+    """A loop's rewritten body: without the carried elements `gone`, with others appended.
 
-    shapes: of all elements that it carries then.
+    shapes: of all carried elements afterwards.
     """
 
     def __init__(self, source: Instruction, names: edit.Names, gone: Sequence[int], shapes: Sequence[Shape]) -> None:
@@ -30,19 +30,19 @@ class LoopBody:
         self.made: dict[Instruction, Instruction] = {parameter: self.parameter}
         self.out = [self.parameter]
         self._elements: dict[int, Instruction] = {}
-        for each in self.computation:
-            if is_carried(each, self.computation) and each.index not in gone:
-                index = each.index - sum(other < each.index for other in gone)
-                self.made[each] = self._elements[index] = self._read(each.name, index, each)
-                self.out.append(self.made[each])
+        for element in self.computation:
+            if is_carried(element, self.computation) and element.index not in gone:
+                index = element.index - sum(other < element.index for other in gone)
+                self.made[element] = self._elements[index] = self._read(element.name, index, element)
+                self.out.append(self.made[element])
 
     def _read(self, name: str, index: int, like: Instruction | None) -> Instruction:
         if like is not None:
-            made = edit.copy_of(like, (self.parameter,), index=index)
+            element = edit.copy_of(like, (self.parameter,), index=index)
         else:
-            made = Instruction(name, "get-tuple-element", self.shape.elements[index], (self.parameter,), index=index)
-        made.attributes["index"] = edit.attribute("index", str(index))
-        return made
+            element = Instruction(name, "get-tuple-element", self.shape.elements[index], (self.parameter,), index=index)
+        element.attributes["index"] = edit.attribute("index", str(index))
+        return element
 
     def element(self, index: int, shape: Shape, name: str) -> Instruction:
         """A carried element, by its new number."""
@@ -52,25 +52,25 @@ class LoopBody:
         return self._elements[index]
 
     def add(self, *instructions: Instruction) -> tuple[Instruction, ...]:
-        """Instructions that are new."""
+        """Append new instructions."""
         self.out += instructions
         return instructions
 
     def copy(self, old: Instruction) -> Instruction:
-        """An instruction of the body as it was."""
+        """Copy an instruction of the original body."""
         if old not in self.made:
             self.made[old] = edit.copy_of(old, [self.made[operand] for operand in old.operands])
             self.out.append(self.made[old])
         return self.made[old]
 
     def with_operands(self, old: Instruction) -> Instruction:
-        """The same, ahead of its turn, with what it is made of: a row, or the number of one."""
+        """Copy an instruction early, with its inputs: a row, or its number."""
         for operand in old.operands:
             self.with_operands(operand)
         return self.copy(old)
 
     def row_of(self, taker: Instruction, stack: Shape) -> list[Instruction]:
-        """Where the row that `taker` reads or writes of one stack begins in another."""
+        """The start indices, in another stack, of the row `taker` reads or writes."""
         assert isinstance(stack, ArrayShape)
         first = taker.operands[1 if taker.opcode == "dynamic-slice" else 2]
         self.with_operands(first)
@@ -83,36 +83,36 @@ class LoopBody:
     def loop(
         self, carried: Sequence[Instruction], handed_on: Sequence[Instruction], out: list[Instruction]
     ) -> Instruction:
-        """The loop over this body, appended to `out` with the tuple that it begins with."""
+        """The loop over this body, appended to `out` with the tuple of its initial values."""
         root = edit.copy_of(self.computation.root, handed_on, shape=self.shape)
         body = edit.computation_of(self.computation, _read([*self.out, root]), root)
         start = edit.copy_of(self.source.operands[0], carried, shape=self.shape)
         loop = edit.copy_of(self.source, (start,), shape=self.shape)
         loop.called = {**self.source.called, "body": (body,), "condition": (self._condition(),)}
-        loop.attributes |= edit.calling({name: loop.called[name] for name in ("body", "condition")})
+        loop.attributes |= edit.callee_attributes({name: loop.called[name] for name in ("body", "condition")})
         out += [start, loop]
         return loop
 
     def _condition(self) -> Computation:
         (source,) = self.source.called["condition"]
         (parameter,) = source.parameters
-        made: dict[Instruction, Instruction] = {}
-        for old in _read([*(each for each in source if each is not source.root), source.root]):
+        copies: dict[Instruction, Instruction] = {}
+        for old in _read([*(instruction for instruction in source if instruction is not source.root), source.root]):
             if old is parameter:
-                made[old] = edit.copy_of(old, (), shape=self.shape)
+                copies[old] = edit.copy_of(old, (), shape=self.shape)
             elif is_carried(old, source):
                 index = old.index - sum(other < old.index for other in self.gone)
-                made[old] = edit.copy_of(old, (made[parameter],), index=index)
-                made[old].attributes["index"] = edit.attribute("index", str(index))
+                copies[old] = edit.copy_of(old, (copies[parameter],), index=index)
+                copies[old].attributes["index"] = edit.attribute("index", str(index))
             else:
-                made[old] = edit.copy_of(old, [made[operand] for operand in old.operands])
-        return edit.computation_of(source, list(made.values()), made[source.root])
+                copies[old] = edit.copy_of(old, [copies[operand] for operand in old.operands])
+        return edit.computation_of(source, list(copies.values()), copies[source.root])
 
 
 def _read(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """Those that the last one is made of, and parameters."""
-    read = {instructions[-1]}
+    """The inputs of the last instruction, and parameters."""
+    live = {instructions[-1]}
     for instruction in reversed(instructions):
-        if instruction in read:
-            read.update(instruction.operands)
-    return [each for each in instructions if each in read or each.opcode == "parameter"]
+        if instruction in live:
+            live.update(instruction.operands)
+    return [other for other in instructions if other in live or other.opcode == "parameter"]

@@ -1,4 +1,4 @@
-"""The body and the condition of a loop over stacked layers, written for some of its layers (see split_loops.py)."""
+"""Body and condition of a loop over stacked layers, for some of its layers (see split_loops.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REGIONS = frozenset({"condition", "body", "branch_computations", "true_computat
 
 
 class Rows(NamedTuple):
-    """Rows start … stop-1 of a stack; label: what the caller calls them."""
+    """Rows start … stop-1 of a stack; label: the caller's name for them."""
 
     start: int
     stop: int
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class LoopBody:
+class PartialLoopBody:
     """A loop's body written for some of its rows, with copies of the loops and branches in it."""
 
     names: edit.Names
@@ -32,20 +32,20 @@ class LoopBody:
     suffix: str
 
     def copy(self, source: Computation, *, is_body: bool = True) -> Computation:
-        """The computation again, with names of its own; the body itself (`is_body`) reads the shorter stacks."""
+        """A copy of the computation, with names of its own; the body itself (`is_body`) reads the shorter stacks."""
         new: dict[Instruction, Instruction] = {}
         out: list[Instruction] = []
         shifted: dict[Instruction, Instruction] = {}
-        takers = {t: k for k, found in self.stacked.indices.items() for t in found} if is_body else {}
+        takers = {t: k for k, indices in self.stacked.indices.items() for t in indices} if is_body else {}
         for instruction in source:
             operands = [new[operand] for operand in instruction.operands]
             name = self.names.like(instruction.name, self.suffix)
-            made = new[instruction] = edit.copy_of(instruction, operands, name=name)
+            duplicate = new[instruction] = edit.copy_of(instruction, operands, name=name)
             if not _REGIONS.isdisjoint(instruction.called):
-                self._regions(made)
+                self._regions(duplicate)
             if is_body:
-                self._fit(instruction, made, takers, shifted, out)
-            out.append(made)
+                self._fit(instruction, duplicate, takers, shifted, out)
+            out.append(duplicate)
         root = new[source.root]
         for instruction in out:
             instruction.is_root = instruction is root
@@ -72,7 +72,7 @@ class LoopBody:
         shifted: dict[Instruction, Instruction],
         out: list[Instruction],
     ) -> None:
-        """The shapes of the shorter stacks, and rows counted from the first one (in place)."""
+        """Shorter stacks' shapes, and rows counted from the first one (in place)."""
         if source.opcode == "parameter" or source is self._root_of(source):
             made.shape = self.shape
         elif source.opcode == "get-tuple-element" and source.operands[0].opcode == "parameter":
@@ -94,10 +94,10 @@ class LoopBody:
         return body.root
 
 
-def until(
+def loop_condition(
     names: edit.Names, source: Computation, shape: TupleShape, stacked: StackedLoop, end: int, suffix: str
 ) -> Computation:
-    """The condition of a part: its counter is below the trip that it ends before."""
+    """The condition of a part: its counter is below the part's last trip, exclusive."""
     (old,) = source.parameters
     parameter = edit.copy_of(old, (), name=names.like(old.name, suffix), shape=shape)
     counter = element_of(names.like(old.name, "trip"), parameter, stacked.counter)

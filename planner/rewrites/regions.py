@@ -1,12 +1,12 @@
-"""Regions of reductions, scatters and sorts written as what they compute.
+"""Simplifies regions of reductions, scatters and sorts to their plain functions.
 
-Frameworks add in a wider type (`bf16 → f32 → add → bf16`, which is how XLA adds bf16 anyway), convert to the type that
-a value has already, or call the function that adds. A rule that looks for `a + b` sees it once those are gone:
+Frameworks add in a wider type (`bf16 → f32 → add → bf16`, XLA's own way to add bf16), convert to the same type, or call
+the function that adds. Rules that look for `a + b` see it after these simplifications:
 
-- identities (`convert` to the same type, `copy`, `reshape`, …) are what they are made of;
-- calls are written out in place;
-- a number that is widened and narrowed again is that number;
-- `narrow(wide(a) ∘ wide(b))` is `a ∘ b` where rounding twice gives what rounding once does: of sums and products with
+- an identity (`convert` to the same type, `copy`, `reshape`, …) becomes its source;
+- calls are inlined;
+- a number widened and narrowed again becomes that number;
+- `narrow(wide(a) ∘ wide(b))` becomes `a ∘ b` in cases of equal double and single rounding: sums and products with
   2 p + 2 significant bits for p (S. A. Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter 30, 1995).
 """
 
@@ -29,12 +29,12 @@ _IDENTITIES = frozenset({"convert", "copy", "reshape", "bitcast", "bitcast-conve
 
 _PLAIN = frozenset({"metadata", "dimensions", "index"})
 
-_MOST_INSTRUCTIONS = 1000
+_MAX_INSTRUCTIONS = 1000
 
 
-def regions_simplified(module: Module) -> Module:
-    """`module` with its regions simplified; the same one where all are simple."""
-    found = {
+def simplify_regions(module: Module) -> Module:
+    """`module` with its regions simplified; `module` itself for simple regions."""
+    regions = {
         computation
         for instruction in module.instructions()
         if instruction.opcode != "call"
@@ -42,15 +42,15 @@ def regions_simplified(module: Module) -> Module:
         for computation in instruction.called.get(key, ())
     }
     names = edit.Names(module)
-    simple = {region: made for region in found if (made := _simplified(region, names)) is not region}
+    simple = {region: candidate for region in regions if (candidate := _simplify(region, names)) is not region}
     if not simple:
         return module
-    return _with(module, simple)
+    return _replace_regions(module, simple)
 
 
-def _with(module: Module, simple: dict[Computation, Computation]) -> Module:
-    """`module` with other regions, without functions that only the regions called."""
-    made: dict[Instruction, Instruction] = {}
+def _replace_regions(module: Module, simple: dict[Computation, Computation]) -> Module:
+    """`module` with other regions, without functions called only by the old ones."""
+    copies: dict[Instruction, Instruction] = {}
     computations = dict(simple)
     called = {callee for region in simple.values() for callee in _callees(region)}
     for computation in module.computations:
@@ -58,76 +58,76 @@ def _with(module: Module, simple: dict[Computation, Computation]) -> Module:
             continue
         for old in computation:
             callees = {name: tuple(computations.get(c, c) for c in group) for name, group in old.called.items()}
-            made[old] = edit.copy_of(old, [made[operand] for operand in old.operands], called=callees)
-        body = [made[old] for old in computation]
-        computations[computation] = edit.computation_of(computation, body, made[computation.root])
+            copies[old] = edit.copy_of(old, [copies[operand] for operand in old.operands], called=callees)
+        body = [copies[old] for old in computation]
+        computations[computation] = edit.computation_of(computation, body, copies[computation.root])
         called.update(_callees(computations[computation]))
-    kept = [computations[each] for each in module.computations]
-    return edit.module_of(module, [each for each in kept if each.is_entry or each in called])
+    remaining = [computations[other] for other in module.computations]
+    return edit.module_of(module, [other for other in remaining if other.is_entry or other in called])
 
 
 def _callees(computation: Computation) -> set[Computation]:
     return {callee for instruction in computation for group in instruction.called.values() for callee in group}
 
 
-def _simplified(region: Computation, names: edit.Names) -> Computation:
-    """A region that computes the same; the same one where nothing in it is more than it needs."""
+def _simplify(region: Computation, names: edit.Names) -> Computation:
+    """An equal region without superfluous instructions; the region itself without any."""
     scalars = all(not leaf.rank for parameter in region.parameters for leaf in parameter.shape.leaves)
-    if not scalars or len(region.instructions) > _MOST_INSTRUCTIONS:
+    if not scalars or len(region.instructions) > _MAX_INSTRUCTIONS:
         return region
     writer = _Writer(names)
     root = writer.write(region, None)
     if not writer.changed:
         return region
-    read, kept = {root}, []
+    live, instructions = {root}, []
     for instruction in reversed(writer.written):
-        if instruction in read or instruction.opcode == "parameter":
-            read.update(instruction.operands)
-            kept.append(instruction)
-    return edit.computation_of(region, kept[::-1], root)
+        if instruction in live or instruction.opcode == "parameter":
+            live.update(instruction.operands)
+            instructions.append(instruction)
+    return edit.computation_of(region, instructions[::-1], root)
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one region; `changed` says whether it is another one now."""
+    """Writes one region; `changed`: it differs from the source."""
 
     names: edit.Names
     written: list[Instruction] = field(default_factory=list)
     changed: bool = False
 
     def write(self, source: Computation, arguments: Sequence[Instruction] | None) -> Instruction:
-        """Write the instructions of a computation, its parameters being `arguments`; its root is returned."""
-        made: dict[Instruction, Instruction] = {}
+        """Write a computation's instructions, with `arguments` in place of its parameters; returns its root."""
+        substitutes: dict[Instruction, Instruction] = {}
         for old in source:
             if arguments is not None and old.opcode == "parameter":
-                made[old] = arguments[old.index]
+                substitutes[old] = arguments[old.index]
                 continue
-            operands = [made[operand] for operand in old.operands]
-            instead = self._instead(old, operands)
+            operands = [substitutes[operand] for operand in old.operands]
+            instead = self._replacement(old, operands)
             if instead is not None:
                 self.changed = True
-                made[old] = instead
+                substitutes[old] = instead
                 continue
-            made[old] = edit.copy_of(old, operands, is_root=False)
+            substitutes[old] = edit.copy_of(old, operands, is_root=False)
             if arguments is not None:
-                made[old].name = self.names.like(old.name, "inlined")
-            self.written.append(made[old])
-        return made[source.root]
+                substitutes[old].name = self.names.like(old.name, "inlined")
+            self.written.append(substitutes[old])
+        return substitutes[source.root]
 
-    def _instead(self, old: Instruction, operands: Sequence[Instruction]) -> Instruction | None:
-        """What is read in place of an instruction; None where it stays."""
+    def _replacement(self, old: Instruction, operands: Sequence[Instruction]) -> Instruction | None:
+        """The substitute for an instruction; None: it stays."""
         if not old.attributes.keys() <= _PLAIN | {"to_apply"}:
             return None
-        if old.opcode == "call" and len(self.written) < _MOST_INSTRUCTIONS:
+        if old.opcode == "call" and len(self.written) < _MAX_INSTRUCTIONS:
             return self.write(old.called["to_apply"][0], operands)
         if old.opcode == "get-tuple-element" and operands[0].opcode == "tuple":
             return operands[0].operands[old.index]
         if len(operands) != 1 or old.opcode not in _IDENTITIES or len(old.shape.leaves) != 1:
             return None
-        return self._converted(old, operands[0])
+        return self._fold_convert(old, operands[0])
 
-    def _converted(self, old: Instruction, source: Instruction) -> Instruction | None:
-        """What an identity is, or one that narrows what was widened."""
+    def _fold_convert(self, old: Instruction, source: Instruction) -> Instruction | None:
+        """The source of an identity, or of a narrowed wide value."""
         (have,), (want,) = source.shape.leaves, old.shape.leaves
         if have.rank or want.rank:
             return None
@@ -138,18 +138,18 @@ class _Writer:
             return None
         if source.opcode == "convert" and source.operands[0].shape.leaves[0].element_type == narrow:
             return source.operands[0]
-        widened = [each for each in source.operands if each.opcode == "convert"]
-        inner = [each.operands[0] for each in widened]
-        is_inner = len(inner) == 2 and all(each.shape.leaves[0].element_type == narrow for each in inner)
+        widened = [operand for operand in source.operands if operand.opcode == "convert"]
+        inner = [operand.operands[0] for operand in widened]
+        is_inner = len(inner) == 2 and all(operand.shape.leaves[0].element_type == narrow for operand in inner)
         if not is_inner or len(source.operands) != 2 or not _rounds_alike(source.opcode, wide, narrow):
             return None
-        made = edit.copy_of(source, inner, name=self.names.like(source.name, narrow), shape=old.shape)
-        self.written.append(made)
-        return made
+        narrowed = edit.copy_of(source, inner, name=self.names.like(source.name, narrow), shape=old.shape)
+        self.written.append(narrowed)
+        return narrowed
 
 
 def _holds(wide: str, narrow: str) -> bool:
-    """Whether each number of one type is one of the other."""
+    """Whether one type represents every number of the other."""
     if narrow == "pred":
         return True
     if narrow[0] in "su":
@@ -159,7 +159,7 @@ def _holds(wide: str, narrow: str) -> bool:
 
 
 def _rounds_alike(opcode: str, wide: str, narrow: str) -> bool:
-    """Whether `a ∘ b` in the narrower type is what the wider one gives, narrowed."""
+    """Whether `a ∘ b` in the narrower type equals the narrowed result of the wider one."""
     if opcode not in REDUCTIONS:
         return False
     if narrow == "pred":

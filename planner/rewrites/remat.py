@@ -1,9 +1,9 @@
-"""Rematerialization: forward values are computed again for the backward pass instead of being kept for it.
+"""Rematerialization: the backward pass recomputes forward values instead of storing them.
 
-As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), on HLO: what is not to be kept is
-cloned where the backward pass first needs it. The clones read the values that are kept through an
-optimization barrier, which keeps XLA from seeing that they equal the originals. The barrier also takes a
-value of the backward pass, so that no clone is computed before the backward pass has come so far.
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), on HLO: a value not stored is cloned ahead of its
+first use in the backward pass. The clones read stored values through an optimization barrier: XLA then cannot see
+their equality to the originals. The barrier also takes a value of the backward pass: no clone is computed before
+the backward pass reaches that point.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from shardwright.errors import PlanError
 from shardwright.hlo import Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
 
-#: Instructions of which a second run gives or does something else.
+#: Instructions with another result or effect in a second run.
 _ONCE = frozenset({"rng", "rng-get-and-update-state", "infeed", "outfeed", "send", "recv"})
 
-#: How JAX names what it makes by transposing, the backward pass, and what it makes for that, the forward pass.
+#: JAX's marks of transposed instructions (the backward pass) and differentiated ones (the forward pass).
 _BACKWARD_MARK, _FORWARD_MARK = "transpose(", "jvp("
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rematerialized:
-    """twins: added instruction → the one of `recompute` that it is a clone of, or belongs to clones of."""
+    """The rewritten program.
+
+    twins: added instruction → its original in `recompute`, or the original of the clones it belongs to.
+    """
 
     module: Module
     twins: Mapping[str, str]
@@ -35,43 +38,42 @@ class Rematerialized:
 def rematerialize(
     module: Module, *, keep: Set[str], recompute: Set[str], stages: Mapping[str, int] | None = None
 ) -> Rematerialized:
-    """The program with clones of the instructions in `recompute`, read by the backward pass.
+    """The program with clones of the instructions in `recompute` for the backward pass.
 
-    keep, recompute: names of instructions of the entry computation, together its forward pass; everything else
-        is the backward pass, but for arguments, constants and what is made of these alone. For the backward
-        pass only values in `keep` are held, besides those. Values of `recompute` that hang together are one
-        segment, computed again as far as the backward pass reads it. From then on the backward pass reads arguments
-        behind the segment's barrier too: weights gathered for the forward pass can be gathered anew.
+    keep, recompute: names of instructions of the entry computation, together its forward pass; the rest is the backward
+        pass, but for arguments, constants and values of these alone. Only these and values in `keep` are
+        stored for the backward pass. Connected values of `recompute` form a segment, recomputed up to the backward
+        pass's needs. From then on the backward pass also reads arguments behind the segment's barrier: it can
+        gather weights again instead of holding the forward pass's copy.
+    stages: numbers of values of the forward pass, in its order. The backward pass goes through them in reverse: readers
+        of early stages come late. Without stages it keeps the order of the text; JAX puts factors made of
+        the forward pass alone first.
 
-    stages: numbers of values of the forward pass, in the order that the forward pass goes through them. The
-        backward pass goes through them in reverse: what reads early stages is left for late. Without them it keeps
-        the order of the text, in which JAX puts factors that are made of the forward pass alone first.
-
-    Numbers are those of the original program, bit for bit where XLA compiles both alike. `module` is not
-    changed; it is given back where the backward pass reads nothing in `recompute`.
-    Raises PlanError where a name is not in the entry computation or in both sets, or an instruction must not run
+    Results equal the original program's, bit for bit under equal compilation by XLA. `module` is not changed; it is
+    returned for a backward pass that reads nothing in `recompute`.
+    Raises PlanError for a name outside the entry computation or in both sets, and for an instruction that must not run
     twice.
     """
     by_name = {instruction.name: instruction for instruction in module.entry}
     _check(by_name, keep, recompute)
-    with edit.uncollected():
-        kept, again = {by_name[name] for name in keep}, {by_name[name] for name in recompute}
+    with edit.without_gc():
+        stored, again = {by_name[name] for name in keep}, {by_name[name] for name in recompute}
         numbers = {by_name[name]: number for name, number in (stages or {}).items() if name in by_name}
-        return _Rematerializer(module, kept, again, numbers).run()
+        return _Rematerializer(module, stored, again, numbers).run()
 
 
 def forward_pass(module: Module) -> list[str]:
-    """Names of the entry's instructions that belong to the forward pass of a JAX program, in order.
+    """Names of the entry's instructions in the forward pass of a JAX program, in order.
 
-    Those that JAX marks as differentiated, and what they are made of; what it marks as transposed, and what is
-    made of that, is the backward pass. Arguments, and what is made of constants alone, are in neither.
+    The forward pass: instructions JAX marks as differentiated, and their inputs. The backward pass: those it marks as
+    transposed, and their consumers. Arguments and functions of constants alone are in neither.
     Empty for a program without a backward pass, or without JAX's names.
     """
     backward: set[Instruction] = set()
     for instruction in module.entry:
         if _BACKWARD_MARK in instruction.op_name or any(operand in backward for operand in instruction.operands):
             backward.add(instruction)
-    left_out = backward | fixed_values(module)
+    left_out = backward | available_values(module)
     forward: set[Instruction] = set()
     for instruction in reversed(module.entry.instructions):
         if instruction not in left_out and (instruction in forward or _FORWARD_MARK in instruction.op_name):
@@ -97,24 +99,24 @@ def _check(by_name: dict[str, Instruction], keep: Set[str], recompute: Set[str])
 
 
 def runs_once(instruction: Instruction) -> bool:
-    """Whether a second run gives or does something else."""
+    """Whether a second run would have another result or effect."""
     return instruction.opcode in _ONCE or bool(instruction.get("custom_call_has_side_effect", False))
 
 
-def fixed_values(module: Module) -> set[Instruction]:
-    """Arguments, and what is made of constants alone: there at any time, at no cost worth a clone."""
-    found: set[Instruction] = set()
+def available_values(module: Module) -> set[Instruction]:
+    """Arguments, and functions of constants alone: available at any time, too cheap for a clone."""
+    available: set[Instruction] = set()
     for instruction in module.entry:
         is_source = instruction.opcode in ("parameter", "constant", "iota")
         made_of_constants = instruction.operands and all(
-            operand in found and operand.opcode != "parameter" for operand in instruction.operands
+            operand in available and operand.opcode != "parameter" for operand in instruction.operands
         )
         if is_source or made_of_constants:
-            found.add(instruction)
-    return found
+            available.add(instruction)
+    return available
 
 
-def in_reverse(backward: Sequence[Instruction], stages: Mapping[Instruction, int]) -> list[Instruction]:
+def reverse_by_stage(backward: Sequence[Instruction], stages: Mapping[Instruction, int]) -> list[Instruction]:
     """The backward pass from the last stage to the first, then what updates state, each in program order."""
     if not stages:
         return list(backward)
@@ -131,7 +133,7 @@ def in_reverse(backward: Sequence[Instruction], stages: Mapping[Instruction, int
 
 
 class _Rematerializer:
-    """Rewrites the entry computation: one group of clones per segment, where the backward pass first reads it."""
+    """Rewrites the entry computation: one group of clones per segment, ahead of its first backward reader."""
 
     def __init__(
         self,
@@ -144,24 +146,24 @@ class _Rematerializer:
         self.root = module.entry.root
         self.recompute = recompute
         self.names = edit.Names(module)
-        self.fixed = fixed_values(module)
+        self.fixed = available_values(module)
         others = keep | recompute | self.fixed
-        # The text may have the passes interleaved. Forward first is an order too, and one in which "before" means it.
+        # The text may interleave the passes. Forward first is a legal order too, and makes order numbers comparable.
         forward = [instruction for instruction in module.entry if instruction in others]
-        self.backward = dict.fromkeys(in_reverse([i for i in module.entry if i not in others], stages))
+        self.backward = dict.fromkeys(reverse_by_stage([i for i in module.entry if i not in others], stages))
         self.in_order = [*forward, *self.backward]
         self.order = {instruction: number for number, instruction in enumerate(self.in_order)}
         self.depth: dict[Instruction, int] = {}  # of the backward pass, how many instructions follow one another
         for instruction in self.backward:
-            self.depth[instruction] = 1 + max((self.depth.get(each, 0) for each in instruction.operands), default=0)
-        self.readers: dict[Instruction, list[Instruction]] = {}  # value to compute again → who of the backward reads it
+            self.depth[instruction] = 1 + max((self.depth.get(source, 0) for source in instruction.operands), default=0)
+        self.readers: dict[Instruction, list[Instruction]] = {}  # recomputed value → its backward consumers
         for user in self.backward:
             for operand in user.operands if user is not self.root else ():
                 if operand in recompute:
                     self.readers.setdefault(operand, []).append(user)
         self.made: dict[Instruction, Instruction] = {}  # original → its copy
-        self.clones: dict[Instruction, Instruction] = {}  # original → what the backward pass reads in its place
-        self.arguments: dict[Instruction, Instruction] = {}  # argument → how it came out of the last barrier
+        self.clones: dict[Instruction, Instruction] = {}  # original → the backward pass's substitute
+        self.arguments: dict[Instruction, Instruction] = {}  # argument → its element of the last barrier
         self.twins: dict[str, str] = {}
         self.out: list[Instruction] = []
 
@@ -181,8 +183,10 @@ class _Rematerializer:
         return Rematerialized(module=module, twins=self.twins)
 
     def _read_by(self, old: Instruction, operand: Instruction) -> Instruction:
-        """What stands for an operand of an original. The forward pass is over before the first clone is made; what
-        the program hands out is the original."""
+        """The substitute for an original's operand.
+
+        The first clone comes after the forward pass; the program's outputs are the originals.
+        """
         if old is not self.root:
             if operand in self.clones:
                 return self.clones[operand]
@@ -202,9 +206,9 @@ class _Rematerializer:
 
     # ---- what is cloned, and where -------------------------------------------
     def _segments_by_first_reader(self) -> dict[Instruction, list[list[Instruction]]]:
-        """Per instruction of the backward pass, the segments that it is the first to read: what of them is needed."""
+        """Per instruction of the backward pass, the needed parts of segments it is the first to read."""
         due: dict[Instruction, list[list[Instruction]]] = {}
-        for segment in self._connected(self._needed(self.readers)):
+        for segment in self._split_into_segments(self._find_needed(self.readers)):
             first = min(self._readers_of(segment), key=self.order.__getitem__)
             due.setdefault(first, []).append(segment)
         return due
@@ -212,16 +216,16 @@ class _Rematerializer:
     def _readers_of(self, segment: Sequence[Instruction]) -> list[Instruction]:
         return [user for value in segment for user in self.readers.get(value, ())]
 
-    def _needed(self, read: Collection[Instruction]) -> list[Instruction]:
-        """What is read, and what of `recompute` that is made of, in program order."""
+    def _find_needed(self, read: Collection[Instruction]) -> list[Instruction]:
+        """The values read, and their inputs in `recompute`, in program order."""
         needed = dict.fromkeys(read)
         for instruction in reversed(self.in_order):
             if instruction in needed:
                 needed.update(dict.fromkeys(operand for operand in instruction.operands if operand in self.recompute))
         return sorted(needed, key=self.order.__getitem__)
 
-    def _connected(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
-        """The values by segment: what reads each other directly belongs together."""
+    def _split_into_segments(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
+        """The values by segment: the connected components of direct reads."""
         together = UnionFind(values)
         for value in values:
             for operand in value.operands:
@@ -258,8 +262,10 @@ class _Rematerializer:
         return held.get(operand) or self.made[operand]
 
     def _trigger(self, segment: Sequence[Instruction], reader: Instruction) -> Instruction | None:
-        """The value of the backward pass that the segment waits for, made before any of its readers: of what they are
-        made of the one at the end of the longest chain, which is the gradient that arrives and no factor beside it."""
+        """The value of the backward pass a segment waits for, made before all its readers.
+
+        Among their inputs, the end of the longest chain: the incoming gradient, not a factor beside it.
+        """
         before = self.order[reader]
         todo: list[Instruction] = self._readers_of(segment)
         seen, made_before = set(todo), dict[Instruction, None]()
@@ -280,9 +286,9 @@ class _Rematerializer:
     def _behind_barrier(
         self, inputs: Sequence[Instruction], trigger: Instruction | None, name: str
     ) -> dict[Instruction, Instruction]:
-        """Each input as it comes out of a barrier that waits for the trigger too.
+        """Each input behind a barrier that also waits for the trigger.
 
-        Whatever reads the trigger later reads it behind the barrier: XLA drops an element that nothing reads.
+        Later consumers of the trigger read it behind the barrier too: XLA drops an unread element.
         """
         passed = [*inputs, *([trigger] if trigger else [])]
         values = tuple(self.made[value] for value in passed)

@@ -1,10 +1,10 @@
-"""Rematerialization inside loops over layers: the backward loop computes again what the forward loop need not stack.
+"""Rematerialization inside loops over layers: recompute rows in the backward loop instead of stacking them.
 
-JAX turns `lax.scan` into a forward loop that stacks, row by row, what a backward loop reads row by row. Both have the
-same arrays at hand besides: stacked weights, what no trip changes. So a row of a stack can be computed anew in the
-backward loop's body from rows that stay stacked, instructions cloned from the forward loop's body. A value that
-was not stacked before may become so: what a layer begins with, mostly. Unlike in straight code no barrier is
-needed: XLA merges nothing across loops.
+JAX turns `lax.scan` into a forward loop with stacked rows and a backward loop that reads them. Both loops also have
+the same other arrays: stacked weights and loop invariants. The backward loop's body can therefore recompute a row of
+a stack from rows that stay stacked, with instructions cloned from the forward loop's body. A value not stacked
+before may become stacked: mostly a layer's input. Unlike in straight code no barrier is needed: XLA merges nothing
+across loops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.loop_bodies import LoopBody, is_carried
-from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, match_stacked_loop
 
 #: What only writes the same elements in another shape.
 _SAME_ELEMENTS = frozenset({"reshape", "bitcast"})
@@ -24,9 +24,11 @@ _SAME_ELEMENTS = frozenset({"reshape", "bitcast"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRow:
-    """A stack of the forward loop that only its backward loop reads.
+    """A stack of the forward loop with its backward loop as only consumer.
 
-    written, read: the carried elements of the two loops. value: what is stacked, as the forward loop's body makes it.
+    written: the carried element of the forward loop.
+    read: the carried element of the backward loop.
+    value: the stacked value in the forward loop's body.
     """
 
     written: int
@@ -36,7 +38,7 @@ class SavedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPair:
-    """A forward loop and the backward loop that reads the rows it stacks."""
+    """A forward loop, and the backward loop that reads its stacked rows."""
 
     forward: StackedLoop
     backward: StackedLoop
@@ -44,16 +46,16 @@ class LoopPair:
 
     @property
     def body(self) -> Computation:
-        """The forward loop's."""
+        """The forward loop's body."""
         (body,) = self.forward.loop.called["body"]
         return body
 
     def element(self, value: Instruction) -> int | None:
-        """The carried element that a value of the forward body is, or None."""
+        """The carried element of a value of the forward body, or None."""
         return value.index if is_carried(value, self.body) else None
 
     def is_at_hand(self, value: Instruction) -> bool:
-        """Whether the backward loop has it without keeping anything: stacked weights, constants, the row's number."""
+        """Whether the backward loop has a value without storage: stacked weights, constants, the row's number."""
         element = self.element(value)
         if element is not None:
             return element not in self.forward.threaded and element not in self.forward.writes
@@ -62,7 +64,9 @@ class LoopPair:
 
 def loop_pairs(module: Module) -> list[LoopPair]:
     """Pairs of loops of the entry computation, in the order of the forward loops."""
-    loops = [found for i in module.entry if i.opcode == "while" and (found := stacked_loop(i)) is not None]
+    loops = [
+        candidate for i in module.entry if i.opcode == "while" and (candidate := match_stacked_loop(i)) is not None
+    ]
     if len(loops) < 2:
         return []
     users: dict[Instruction, list[Instruction]] = {}
@@ -70,11 +74,11 @@ def loop_pairs(module: Module) -> list[LoopPair]:
         for operand in dict.fromkeys(instruction.operands):
             users.setdefault(operand, []).append(instruction)
     shared = {name for name, count in Counter(_regions(module)).items() if count > 1}
-    loops = [each for each in loops if shared.isdisjoint(c.name for (c,) in each.loop.called.values())]
+    loops = [candidate for candidate in loops if shared.isdisjoint(c.name for (c,) in candidate.loop.called.values())]
     pairs = []
     for forward in loops:
         for backward in loops:
-            saved = _saved(forward, backward, users)
+            saved = _find_saved_rows(forward, backward, users)
             if saved and not forward.is_descending and forward.rows == backward.rows:
                 pairs.append(LoopPair(forward=forward, backward=backward, saved=saved))
                 break
@@ -82,28 +86,28 @@ def loop_pairs(module: Module) -> list[LoopPair]:
 
 
 def _regions(module: Module) -> Iterator[str]:
-    """Names of the computations that loops run, as often as one does."""
+    """Names of the loops' computations, one per use."""
     for instruction in module.instructions():
         if instruction.opcode == "while":
             yield from (computation.name for (computation,) in instruction.called.values())
 
 
-def _saved(
+def _find_saved_rows(
     forward: StackedLoop, backward: StackedLoop, users: Mapping[Instruction, Sequence[Instruction]]
 ) -> tuple[SavedRow, ...]:
     (body,) = forward.loop.called["body"]
     carried = backward.loop.operands[0]
-    found = []
-    for taken in users.get(forward.loop, ()):
-        if taken.opcode != "get-tuple-element" or taken.index not in forward.writes:
+    saved = []
+    for element in users.get(forward.loop, ()):
+        if element.opcode != "get-tuple-element" or element.index not in forward.writes:
             continue
-        places = [k for k in backward.reads if carried.operands[k] is taken]
-        if len(places) == 1 and list(users.get(taken, ())) == [carried] and carried.operands.count(taken) == 1:
-            value = _origin(body.root.operands[taken.index].operands[1])
-            if forward.indices[taken.index][0].operands[2].shape != backward.indices[places[0]][0].operands[1].shape:
+        places = [k for k in backward.reads if carried.operands[k] is element]
+        if len(places) == 1 and list(users.get(element, ())) == [carried] and carried.operands.count(element) == 1:
+            value = _origin(body.root.operands[element.index].operands[1])
+            if forward.indices[element.index][0].operands[2].shape != backward.indices[places[0]][0].operands[1].shape:
                 continue
-            found.append(SavedRow(written=taken.index, read=places[0], value=value))
-    return tuple(found)
+            saved.append(SavedRow(written=element.index, read=places[0], value=value))
+    return tuple(saved)
 
 
 def _origin(value: Instruction) -> Instruction:
@@ -113,24 +117,28 @@ def _origin(value: Instruction) -> Instruction:
 
 
 def rematerialize_loops(module: Module, recompute: Set[str]) -> tuple[Module, dict[str, str]]:
-    """The program whose backward loops compute the values named in `recompute` again, as far as they read them.
+    """The program with the values of `recompute` recomputed in its backward loops, limited to their reads.
 
-    recompute: names of instructions in bodies of forward loops. What those are made of is kept: a row a trip, stacked.
-    Also gives, for each instruction that was added, the one that it is a clone of. Numbers are those of the original
-    program, but for what XLA fuses otherwise. `module` is not changed.
+    recompute: names of instructions in bodies of forward loops. Their inputs are stored: one stacked row a trip.
+    Also gives, for each added instruction, its original. Results equal the original program's, but for XLA's different
+    fusions. `module` is not changed.
     """
     twins: dict[str, str] = {}
     names = edit.Names(module)
-    with edit.uncollected():
+    with edit.without_gc():
         for number in range(len(loop_pairs(module)) if recompute else 0):
-            pair = loop_pairs(module)[number]  # of the module as it is by now: a rewrite makes loops anew
+            pair = loop_pairs(module)[number]  # of the current module: a rewrite replaces loops
             module = _Rewrite(module=module, pair=pair, names=names, recompute=recompute, twins=twins).run()
     return module, twins
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Rewrite:
-    """One pair of loops. dropped: stacks that go. stacked: values of the forward body that get one."""
+    """One pair of loops.
+
+    dropped: stacks that are no longer stored.
+    stacked: values of the forward body with a new stack.
+    """
 
     module: Module
     pair: LoopPair
@@ -140,7 +148,7 @@ class _Rewrite:
     dropped: list[SavedRow] = field(default_factory=list)
     clones: list[Instruction] = field(default_factory=list)  # instructions of the forward body, in its order
     stacked: list[Instruction] = field(default_factory=list)
-    taken: dict[int, int] = field(default_factory=dict)  # forward element at hand → the backward loop's
+    backward_elements: dict[int, int] = field(default_factory=dict)  # forward element at hand → the backward loop's
 
     def run(self) -> Module:
         self.dropped = [row for row in self.pair.saved if row.value.name in self.recompute]
@@ -149,49 +157,49 @@ class _Rewrite:
         self._look_for_sources()
         forward, backward = self.pair.forward.loop, self.pair.backward.loop
         out: list[Instruction] = []
-        made: dict[Instruction, Instruction] = {}
+        copies: dict[Instruction, Instruction] = {}
         skipped = {forward.operands[0], backward.operands[0]}
         for old in self.module.entry:
             if old is forward:
-                made[old] = self._forward_loop(made, out)
+                copies[old] = self._forward_loop(copies, out)
             elif old is backward:
-                made[old] = self._backward_loop(made, out)
+                copies[old] = self._backward_loop(copies, out)
             elif old.opcode == "get-tuple-element" and old.operands[0] is forward:
                 if old.index not in self._gone:
-                    made[old] = self._element(made[forward], self._moved(old.index, self._gone), old, out)
+                    copies[old] = self._element(copies[forward], self._shift_index(old.index, self._gone), old, out)
             elif old.opcode == "get-tuple-element" and old.operands[0] is backward:
-                made[old] = self._element(made[backward], self._moved(old.index, self._unread), old, out)
+                copies[old] = self._element(copies[backward], self._shift_index(old.index, self._unread), old, out)
             elif old not in skipped:
-                made[old] = edit.copy_of(old, [made[operand] for operand in old.operands])
-                out.append(made[old])
-        entry = edit.computation_of(self.module.entry, out, made[self.module.entry.root])
-        return edit.module_of(self.module, self._computations(entry, made[forward], made[backward]))
+                copies[old] = edit.copy_of(old, [copies[operand] for operand in old.operands])
+                out.append(copies[old])
+        entry = edit.computation_of(self.module.entry, out, copies[self.module.entry.root])
+        return edit.module_of(self.module, self._computations(entry, copies[forward], copies[backward]))
 
     def _computations(self, entry: Computation, *loops: Instruction) -> list[Computation]:
         replaced: dict[Computation, Computation] = {self.module.entry: entry}
         for old, new in zip((self.pair.forward.loop, self.pair.backward.loop), loops, strict=True):
             for name in ("body", "condition"):
                 replaced[old.called[name][0]] = new.called[name][0]
-        return [replaced.get(each, each) for each in self.module.computations]
+        return [replaced.get(computation, computation) for computation in self.module.computations]
 
     # ---- what is read where ------------------------------------------------------
     @property
     def _gone(self) -> list[int]:
-        """Elements that the forward loop carries no longer."""
+        """Elements no longer carried by the forward loop."""
         return [row.written for row in self.dropped]
 
     @property
     def _unread(self) -> list[int]:
-        """Elements that the backward loop carries no longer."""
+        """Elements no longer carried by the backward loop."""
         return [row.read for row in self.dropped]
 
     @staticmethod
-    def _moved(index: int, gone: Sequence[int]) -> int:
-        return index - sum(each < index for each in gone)
+    def _shift_index(index: int, gone: Sequence[int]) -> int:
+        return index - sum(other < index for other in gone)
 
     def _look_for_sources(self) -> None:
-        """Fill clones, stacked and taken: what the dropped rows are made of."""
-        kept = {row.value for row in self.pair.saved if row not in self.dropped}
+        """Fill `clones`, `stacked` and `backward_elements`: the sources of the dropped rows."""
+        stored = {row.value for row in self.pair.saved if row not in self.dropped}
         needed: set[Instruction] = set()
         todo = [row.value for row in self.dropped]
         while todo:
@@ -199,18 +207,18 @@ class _Rewrite:
             if value in needed:
                 continue
             needed.add(value)
-            if self._is_cloned(value, kept):
+            if self._is_cloned(value, stored):
                 todo += value.operands
         for value in self.pair.body:
-            if value not in needed or value in kept:
+            if value not in needed or value in stored:
                 continue
             element = self.pair.element(value)
-            if self._is_cloned(value, kept):
+            if self._is_cloned(value, stored):
                 self.clones.append(value)
             elif element is None or not self.pair.is_at_hand(value):
                 self.stacked.append(value)
             elif element != self.pair.forward.counter:
-                self.taken[element] = -1
+                self.backward_elements[element] = -1
 
     def _is_cloned(self, value: Instruction, kept: Set[Instruction]) -> bool:
         if value in kept or self.pair.element(value) is not None:
@@ -222,7 +230,7 @@ class _Rewrite:
         old = self.pair.forward.loop
         carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._gone]
         carried += [self._zeros(value, out) for value in self.stacked]
-        body = LoopBody(self.pair.forward.loop, self.names, self._gone, [each.shape for each in carried])
+        body = LoopBody(self.pair.forward.loop, self.names, self._gone, [element.shape for element in carried])
         for instruction in self.pair.body:
             is_gone = any(instruction is self.pair.body.root.operands[row.written] for row in self.dropped)
             if instruction is not self.pair.body.root and not is_gone:
@@ -260,22 +268,24 @@ class _Rewrite:
         carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._unread]
         (source,) = old.called["body"]
         rows = {row.read: row for row in self.dropped}
-        for element in self.taken:
+        for element in self.backward_elements:
             value = made[forward.operands[0].operands[element]]
-            self.taken[element] = next((k for k, each in enumerate(carried) if each is value and self._stays(k)), -1)
-            if self.taken[element] < 0:
-                self.taken[element] = len(carried)
+            self.backward_elements[element] = next(
+                (k for k, operand in enumerate(carried) if operand is value and self._stays(k)), -1
+            )
+            if self.backward_elements[element] < 0:
+                self.backward_elements[element] = len(carried)
                 carried.append(value)
         first_stack = len(carried)
-        kept = self.pair.forward.loop.shape
-        assert isinstance(kept, TupleShape)
-        count = len(kept.elements) - len(self.dropped)
+        forward_shape = self.pair.forward.loop.shape
+        assert isinstance(forward_shape, TupleShape)
+        count = len(forward_shape.elements) - len(self.dropped)
         for number, value in enumerate(self.stacked):
             carried.append(self._element(made[forward], count + number, value, out, self._name(value, "stack")))
-        body = LoopBody(self.pair.backward.loop, self.names, self._unread, [each.shape for each in carried])
+        body = LoopBody(self.pair.backward.loop, self.names, self._unread, [operand.shape for operand in carried])
         index_of = next(taker for k in self.pair.backward.reads for taker in self.pair.backward.indices[k])
-        clones = self._cloned(body, index_of, carried, first_stack)
-        dropped = {each: rows[each.index] for each in source if is_carried(each, source) and each.index in rows}
+        clones = self._write_clones(body, index_of, carried, first_stack)
+        dropped = {node: rows[node.index] for node in source if is_carried(node, source) and node.index in rows}
         for instruction in source:
             if instruction is source.root or instruction in body.made or instruction in dropped:
                 continue
@@ -291,44 +301,44 @@ class _Rewrite:
         return body.loop(carried, handed_on, out)
 
     def _stays(self, moved: int) -> bool:
-        """Whether the backward loop hands an element on as it is."""
-        stay = {self._moved(k, self._unread) for k in (*self.pair.backward.reads, *self.pair.backward.fixed)}
+        """Whether the backward loop hands an element on unchanged."""
+        stay = {self._shift_index(k, self._unread) for k in (*self.pair.backward.reads, *self.pair.backward.fixed)}
         return moved in stay
 
-    def _cloned(
+    def _write_clones(
         self, body: LoopBody, taker: Instruction, carried: Sequence[Instruction], first_stack: int
     ) -> dict[Instruction, Instruction]:
-        """What stands in the backward body for the values of the forward body that clones are, or read."""
-        found: dict[Instruction, Instruction] = {}
+        """The backward body's substitutes for values of the forward body: clones and their inputs."""
+        substitutes: dict[Instruction, Instruction] = {}
         for row in self.pair.saved:
             if row not in self.dropped:
-                taken = self.pair.backward.indices[row.read][0]
-                found[row.value] = self._shaped(body, body.with_operands(taken), row.value)
+                slice_of_row = self.pair.backward.indices[row.read][0]
+                substitutes[row.value] = self._reshape_row(body, body.with_operands(slice_of_row), row.value)
         for number, value in enumerate(self.stacked):
             stack = carried[first_stack + number].shape
             assert isinstance(stack, ArrayShape)
             place = body.element(first_stack + number, stack, value.name)
             sizes = (1, *stack.dimensions[1:])
-            read = Instruction(
+            row_slice = Instruction(
                 self._name(value, "kept"), "dynamic-slice", ArrayShape(stack.element_type, sizes),
                 (place, *body.row_of(taker, stack)),
             )  # fmt: skip
-            read.attributes["dynamic_slice_sizes"] = edit.int_list("dynamic_slice_sizes", sizes)
-            found[value] = self._shaped(body, body.add(read)[0], value)
+            row_slice.attributes["dynamic_slice_sizes"] = edit.int_list("dynamic_slice_sizes", sizes)
+            substitutes[value] = self._reshape_row(body, body.add(row_slice)[0], value)
         for value in self.pair.body:
             element = self.pair.element(value)
             if element == self.pair.forward.counter:
-                found[value] = body.with_operands(taker.operands[1])
-            elif element is not None and element in self.taken:
-                number = self.taken[element]
-                found[value] = body.element(number, carried[number].shape, value.name)
+                substitutes[value] = body.with_operands(taker.operands[1])
+            elif element is not None and element in self.backward_elements:
+                number = self.backward_elements[element]
+                substitutes[value] = body.element(number, carried[number].shape, value.name)
         for value in self.clones:
             name = self._name(value, "remat")
-            found[value] = edit.copy_of(value, [found[operand] for operand in value.operands], name=name)
-            body.add(found[value])
-        return found
+            substitutes[value] = edit.copy_of(value, [substitutes[operand] for operand in value.operands], name=name)
+            body.add(substitutes[value])
+        return substitutes
 
-    def _shaped(self, body: LoopBody, row: Instruction, value: Instruction) -> Instruction:
+    def _reshape_row(self, body: LoopBody, row: Instruction, value: Instruction) -> Instruction:
         return body.add(edit.reshape_to(row, _dims(value), self._name(value, "kept")))[0]
 
     def _element(
@@ -337,12 +347,12 @@ class _Rewrite:
         """An element of a loop's result, in place of `like` or under a name of its own."""
         assert isinstance(loop.shape, TupleShape)
         if name is None:
-            made = edit.copy_of(like, (loop,), index=index)
+            element = edit.copy_of(like, (loop,), index=index)
         else:
-            made = Instruction(name, "get-tuple-element", loop.shape.elements[index], (loop,), index=index)
-        made.attributes["index"] = edit.attribute("index", str(index))
-        out.append(made)
-        return made
+            element = Instruction(name, "get-tuple-element", loop.shape.elements[index], (loop,), index=index)
+        element.attributes["index"] = edit.attribute("index", str(index))
+        out.append(element)
+        return element
 
 
 def _dims(value: Instruction) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Instructions that treat the rows of dimension 0 alike, each by itself: they can be computed for some rows only."""
+"""Instructions on independent rows of dimension 0: computable for some rows only."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.rules import rule_of
 from shardwright.planner.rules.elementwise import BINARY, NARY, UNARY
 
-#: Instructions with no attribute that says how many rows there are.
+#: Instructions without an attribute that counts rows.
 _ROW_WISE = frozenset({*UNARY, *BINARY, *NARY, "broadcast", "reshape", "transpose", "reduce", "dot"})
 
-#: Reductions whose partial results are joined by the instruction of the same name.
+#: Reductions with partial results joined by the instruction of the same name.
 _JOINED = frozenset({"add", "multiply", "maximum", "minimum", "and", "or"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowWise:
-    """operands: those whose dimension 0 holds the rows. reduction: how results of some rows are joined, where the rows
-    are summed over; None: the result has them in its dimension 0."""
+    """operands: those with the rows in dimension 0.
+    reduction: the operation that joins results of some rows, for a sum over rows; None: the result has the rows in its
+        dimension 0.
+    """
 
     operands: tuple[int, ...]
     reduction: str | None = None
 
 
 def row_wise(instruction: Instruction) -> RowWise | None:
-    """How an instruction treats rows; None where it does not treat them alike, or has none."""
+    """The row structure of an instruction; None: dependent rows, or no rows."""
     if instruction.opcode not in _ROW_WISE or not isinstance(instruction.shape, ArrayShape):
         return None
     shapes = [operand.shape for operand in instruction.operands]

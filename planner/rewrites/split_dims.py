@@ -1,14 +1,12 @@
-"""Dimensions that hold several things side by side are written as two.
+"""Dimensions of several concatenated values become two.
 
-A fused weight `[d, 3d]` holds q, k and v side by side; what splits its second
-dimension over devices cuts across them, and XLA gathers and permutes to undo
-that. Written as `[d, 3, d]` the last dimension splits freely, and with it those
-of q, k and v. Which dimensions, and which others must follow, is found by
-`classes` from the slices, pads and concatenates of the program; nothing is known
-of models. A split dimension is row-major the same memory as before, so that
-arguments and outputs only change their shape: the stored *view* of a variable.
+A fused weight `[d, 3d]` holds q, k and v side by side. A sharding of its second dimension cuts across them, and XLA
+gathers and permutes to undo that. In the form `[d, 3, d]` the last dimension splits freely, and with it those of q, k
+and v. `dim_classes` finds these dimensions and their followers from the slices, pads and concatenates of the program,
+without knowledge of models. Row-major, a split dimension is the same memory: arguments and outputs only change their
+shape, the stored *view* of a variable.
 
-The search's sharding rules are untouched: they see a program with more dimensions.
+The search's sharding rules are unchanged: they see a program with more dimensions.
 """
 
 from __future__ import annotations
@@ -20,20 +18,22 @@ from math import prod
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.boundary import bring_to
-from shardwright.planner.rewrites.classes import Required, choose, planned_computations
+from shardwright.planner.rewrites.boundary import reshape_variables
+from shardwright.planner.rewrites.dim_classes import Required, choose_splits, reachable_computations
 from shardwright.planner.rewrites.split_ops import ATTRIBUTES, Splits, on_pieces, start_indices
 
 #: Rounds of splitting: a block of one round may hold several things itself.
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """A program equal to the one given, but for the shapes of some arguments and outputs.
+    """A program equal to the original, but for the shapes of some arguments and outputs.
 
-    parameters / outputs: per array leaf that changed, its dimensions now; row-major the same elements.
-    notes: what could not be rewritten, and why.
+    module: the program.
+    parameters: per changed array leaf of an argument, its new dimensions; row-major the same elements.
+    outputs: the same for outputs.
+    notes: dimensions not rewritten, with reasons.
     """
 
     module: Module
@@ -43,42 +43,42 @@ class Rewritten:
 
     @property
     def changed(self) -> bool:
-        """Whether any variable is stored otherwise than the program was written with."""
+        """Whether the storage of any variable differs from the original program's."""
         return bool(self.parameters or self.outputs)
 
 
 def rewrite(module: Module, required: Required | None = None) -> Rewritten:
-    """Split every dimension that is cut into equal blocks, with all that must follow it.
+    """Split every dimension cut into equal blocks, with all its followers.
 
-    required: variables whose dimensions are settled because arrays lie so already (their own, where they lie
-        as the program was written). The program follows where it can; else the variable is reshaped where it
-        enters or leaves. An output that reuses an argument's buffer is stored like the argument.
+    required: fixed dimensions of variables with existing arrays (their own, for arrays stored in the program's form).
+        The program follows in all possible places; else the variable is reshaped at its entry or exit. An output in an
+        argument's buffer has the argument's storage.
 
-    Instructions keep their names and metadata; reshapes that are added have names of their own. `module` is
-    not changed, and is given back where nothing is to be split.
-    Raises PlanError where a required view does not have the variable's elements.
+    Instructions keep their names and metadata; added reshapes have names of their own. `module` is not changed, and is
+    returned in case of no split.
+    Raises PlanError for a required view without the variable's elements.
     """
-    required = checked(module, required or Required())
+    required = check_required(module, required or Required())
     notes: dict[str, None] = {}
-    made = module
-    with edit.uncollected():
-        for _ in range(MOST_ROUNDS):
-            chosen = choose(made, required)
+    rewritten = module
+    with edit.without_gc():
+        for _ in range(MAX_ROUNDS):
+            chosen = choose_splits(rewritten, required)
             notes.update(dict.fromkeys(chosen.notes))
             if not chosen.factors:
                 break
-            made = _Rewriter(made, Splits(factors=chosen.factors)).run()
-        made = bring_to(made, required)
-    return views_between(module, made, tuple(notes))
+            rewritten = _Rewriter(rewritten, Splits(factors=chosen.factors)).run()
+        rewritten = reshape_variables(rewritten, required)
+    return views_between(module, rewritten, tuple(notes))
 
 
 def views_between(module: Module, made: Module, notes: tuple[str, ...] = ()) -> Rewritten:
-    """`made` as a rewrite of `module`: which variables have other dimensions."""
+    """`made` as a rewrite of `module`: the variables with other dimensions."""
     (parameters, outputs), (new_parameters, new_outputs) = variable_dims(module), variable_dims(made)
     return Rewritten(
         module=made,
-        parameters=_changed(parameters, new_parameters),
-        outputs=_changed(outputs, new_outputs),
+        parameters=_diff(parameters, new_parameters),
+        outputs=_diff(outputs, new_outputs),
         notes=notes,
     )
 
@@ -89,12 +89,12 @@ def variable_dims(module: Module) -> tuple[list[tuple[int, ...]], list[tuple[int
     return parameters, [leaf.dimensions for leaf in module.entry.root.shape.leaves]
 
 
-def _changed(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+def _diff(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     return {leaf: new for leaf, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
 
 
-def checked(module: Module, required: Required) -> Required:
-    """The same, for both sides of each buffer that an argument and an output share."""
+def check_required(module: Module, required: Required) -> Required:
+    """The same requirements, for both sides of each buffer an argument and an output share."""
     parameters, outputs = dict(required.parameters), dict(required.outputs)
     for output, parameter in edit.flat_aliases(module).items():
         if parameter in parameters:
@@ -115,7 +115,7 @@ def checked(module: Module, required: Required) -> Required:
 
 
 class _Rewriter:
-    """One round: every computation that control flow reaches is written anew with its dimensions split."""
+    """One round: rewrites every reachable control flow computation with its dimensions split."""
 
     def __init__(self, module: Module, splits: Splits) -> None:
         self.module = module
@@ -127,43 +127,43 @@ class _Rewriter:
         self.out: list[Instruction] = []
 
     def run(self) -> Module:
-        planned = set(planned_computations(self.module))
-        made = [  # callees come before their callers
+        planned = set(reachable_computations(self.module))
+        computations = [  # callees come before their callers
             self._computation(computation) if computation in planned else computation
             for computation in self.module.computations
         ]
-        return edit.module_of(self.module, made)
+        return edit.module_of(self.module, computations)
 
     def _computation(self, computation: Computation) -> Computation:
         self.out = []
         for instruction in computation:
             self.made[instruction] = self._instruction(instruction)
-        made = edit.computation_of(computation, self.out, self.made[computation.root])
-        self.computations[computation] = made
-        return made
+        rewritten = edit.computation_of(computation, self.out, self.made[computation.root])
+        self.computations[computation] = rewritten
+        return rewritten
 
     def _instruction(self, old: Instruction) -> Instruction:
         operands = [self.made[operand] for operand in old.operands]
         if not (old in self.split_values or any(operand in self.split_values for operand in old.operands)):
-            return self._emit(edit.copy_of(old, operands, called=self._called(old)))
+            return self._emit(edit.copy_of(old, operands, called=self._callees(old)))
         if old.opcode in ("slice", "pad", "concatenate"):
             return self._cut_or_joined(old, operands)
         if old.opcode == "constant" or (old.opcode == "iota" and self._counts_along(old)):
             whole = self._emit(edit.copy_of(old, operands))
-            return self._shaped(whole, self.splits.dimensions(old), old)
+            return self._reshape(whole, self.splits.dimensions(old), old)
         if old.opcode.startswith("dynamic-"):
             operands = start_indices(self.splits, old, operands)
         attributes = dict(old.attributes)
         if old.opcode in ATTRIBUTES:
             attributes.update({a.name: a for a in ATTRIBUTES[old.opcode](self.splits, old)})
         shape = self.splits.shape(old)
-        made = edit.copy_of(old, operands, shape=shape, attributes=attributes, called=self._called(old))
-        return self._emit(edit.consistent(made))
+        copy = edit.copy_of(old, operands, shape=shape, attributes=attributes, called=self._callees(old))
+        return self._emit(edit.check_consistency(copy))
 
     def _counts_along(self, iota: Instruction) -> bool:
         return (iota, 0, iota.get("iota_dimension")) in self.splits.factors
 
-    def _called(self, old: Instruction) -> dict[str, tuple[Computation, ...]]:
+    def _callees(self, old: Instruction) -> dict[str, tuple[Computation, ...]]:
         if not old.called:
             return old.called
         return {
@@ -174,24 +174,26 @@ class _Rewriter:
     def _cut_or_joined(self, old: Instruction, operands: list[Instruction]) -> Instruction:
         pieces = on_pieces(self.splits, old)
         brought = [
-            self._shaped(operand, dimensions, operand)
+            self._reshape(operand, dimensions, operand)
             for operand, dimensions in zip(operands, pieces.operands, strict=True)
         ]
         shape = self.splits.shape(old)
         assert isinstance(shape, ArrayShape)
         if shape.dimensions != pieces.result:
             shape = ArrayShape(shape.element_type, pieces.result)
-        made = edit.copy_of(
+        copy = edit.copy_of(
             old, brought, shape=shape, attributes={**old.attributes, pieces.attribute.name: pieces.attribute}
         )
-        return self._shaped(self._emit(edit.consistent(made)), self.splits.dimensions(old), old)
+        return self._reshape(self._emit(edit.check_consistency(copy)), self.splits.dimensions(old), old)
 
-    def _shaped(self, value: Instruction, dimensions: tuple[int, ...], like: Instruction) -> Instruction:
+    def _reshape(self, value: Instruction, dimensions: tuple[int, ...], like: Instruction) -> Instruction:
         """The value in these dimensions: itself, or a reshape of it."""
         assert isinstance(value.shape, ArrayShape)
         if value.shape.dimensions == dimensions:
             return value
-        return self._emit(edit.consistent(edit.reshape_to(value, dimensions, self.names.like(like.name, "split"))))
+        return self._emit(
+            edit.check_consistency(edit.reshape_to(value, dimensions, self.names.like(like.name, "split")))
+        )
 
     def _emit(self, instruction: Instruction) -> Instruction:
         self.out.append(instruction)

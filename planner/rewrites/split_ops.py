@@ -1,8 +1,8 @@
-"""How each opcode is written when some of its dimensions have become two.
+"""Rewrites of each opcode for dimensions that become two.
 
-A function per opcode takes the instruction and gives the attributes that name
-or count dimensions, in the new numbering. What joins or cuts a split dimension
-(slice, pad, concatenate) is written on the pieces, reshapes beside it.
+A function per opcode takes the instruction and returns its attributes that name or count dimensions, in the new
+numbering. Instructions that join or cut a split dimension (slice, pad, concatenate) are written on the pieces, with
+reshapes around them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 
 from shardwright.hlo import ArrayShape, Attribute, Instruction, Shape, Window, format_shape
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.links import Dim, annotated_pins
+from shardwright.planner.rewrites.dim_links import Dim, read_annotation
 
 #: New positions of each old dimension.
 Positions = list[tuple[int, ...]]
@@ -26,7 +26,7 @@ class Splits:
     factors: dict[Dim, tuple[int, int]]
 
     def sizes(self, value: Instruction, leaf: int = 0) -> tuple[tuple[int, ...], ...]:
-        """Per dimension of a leaf, its new sizes: one or two."""
+        """New sizes of each dimension of a leaf: one or two."""
         dimensions = value.shape.leaves[leaf].dimensions
         return tuple(self.factors.get((value, leaf, dim), (size,)) for dim, size in enumerate(dimensions))
 
@@ -34,12 +34,12 @@ class Splits:
         return tuple(size for sizes in self.sizes(value, leaf) for size in sizes)
 
     def positions(self, value: Instruction, leaf: int = 0) -> Positions:
-        found: Positions = []
+        positions: Positions = []
         position = 0
         for sizes in self.sizes(value, leaf):
-            found.append(tuple(range(position, position + len(sizes))))
+            positions.append(tuple(range(position, position + len(sizes))))
             position += len(sizes)
-        return found
+        return positions
 
     def shape(self, value: Instruction) -> Shape:
         """The whole new shape, tuples included."""
@@ -54,7 +54,7 @@ class Splits:
 
 
 def _layout(layout: str | None, positions: Positions) -> str | None:
-    """Minor-to-major order of the new dimensions; none where the old layout says more than an order."""
+    """Minor-to-major order of the new dimensions; none for layouts with tiles or other details beyond an order."""
     if not layout or ":" in layout:
         return None
     order = [new for old in layout.split(",") for new in reversed(positions[int(old)])]
@@ -71,13 +71,13 @@ AttributeRule = Callable[[Splits, Instruction], list[Attribute]]
 
 
 def _dot(splits: Splits, dot: Instruction) -> list[Attribute]:
-    made = []
+    attributes = []
     for number, side in enumerate(("lhs", "rhs")):
         positions = splits.positions(dot.operands[number])
         for name in (f"{side}_batch_dims", f"{side}_contracting_dims"):
             if name in dot.attributes:
-                made.append(edit.int_list(name, _at(positions, dot.get(name))))
-    return made
+                attributes.append(edit.int_list(name, _at(positions, dot.get(name))))
+    return attributes
 
 
 def _of_operand(splits: Splits, instruction: Instruction) -> list[Attribute]:
@@ -95,11 +95,11 @@ def _iota(splits: Splits, instruction: Instruction) -> list[Attribute]:
 
 
 def _reduce_window(splits: Splits, instruction: Instruction) -> list[Attribute]:
-    """A dimension that became two is idle: what holds for it holds for both."""
+    """A dimension that became two is idle: its window parameters hold for both."""
     sizes = splits.sizes(instruction.operands[0])
     value: Window = instruction.get("window")
     old = [dim for dim, parts in enumerate(sizes) for _ in parts]
-    made = Window(
+    window = Window(
         sizes=tuple(value.sizes[dim] for dim in old),
         strides=tuple(value.strides[dim] for dim in old),
         padding_low=tuple(value.padding_low[dim] for dim in old),
@@ -108,17 +108,17 @@ def _reduce_window(splits: Splits, instruction: Instruction) -> list[Attribute]:
         rhs_dilation=tuple(value.rhs_dilation[dim] for dim in old),
         reversal=tuple(value.reversal[dim] for dim in old),
     )
-    return [edit.window(made)]
+    return [edit.window(window)]
 
 
 def _dynamic_slice(splits: Splits, instruction: Instruction) -> list[Attribute]:
     sizes = splits.sizes(instruction.operands[0])
-    taken = [
+    slice_sizes = [
         part
         for size, parts in zip(instruction.get("dynamic_slice_sizes"), sizes, strict=True)
         for part in (parts if len(parts) > 1 else (size,))
     ]
-    return [edit.int_list("dynamic_slice_sizes", taken)]
+    return [edit.int_list("dynamic_slice_sizes", slice_sizes)]
 
 
 def _gather(splits: Splits, instruction: Instruction) -> list[Attribute]:
@@ -132,7 +132,7 @@ def _gather(splits: Splits, instruction: Instruction) -> list[Attribute]:
     return [
         edit.int_list("offset_dims", _at(splits.positions(instruction), instruction.get("offset_dims"))),
         edit.int_list("slice_sizes", sizes),
-        *_renumbered(
+        *_renumber(
             instruction,
             (of_operand, "collapsed_slice_dims operand_batching_dims start_index_map"),
             (of_indices, "start_indices_batching_dims"),
@@ -145,7 +145,7 @@ def _scatter(splits: Splits, instruction: Instruction) -> list[Attribute]:
     operand, indices, updates = instruction.operands
     of_indices = splits.positions(indices)
     return [
-        *_renumbered(
+        *_renumber(
             instruction,
             (splits.positions(operand), "inserted_window_dims input_batching_dims scatter_dims_to_operand_dims"),
             (of_indices, "scatter_indices_batching_dims"),
@@ -155,7 +155,7 @@ def _scatter(splits: Splits, instruction: Instruction) -> list[Attribute]:
     ]
 
 
-def _renumbered(instruction: Instruction, *lists: tuple[Positions, str]) -> list[Attribute]:
+def _renumber(instruction: Instruction, *lists: tuple[Positions, str]) -> list[Attribute]:
     return [
         edit.int_list(name, _at(positions, instruction.get(name)))
         for positions, names in lists
@@ -172,14 +172,14 @@ def _index_vector_dim(instruction: Instruction, positions: Positions) -> Attribu
 
 
 def _annotation(splits: Splits, instruction: Instruction) -> list[Attribute]:
-    """The pins in the new numbering; both parts of a dimension that stays whole stay whole."""
+    """The pins in the new numbering; both parts of an unsplit dimension stay unsplit."""
     positions = splits.positions(instruction)
-    pins = [f"{at}:{pin}" for dim, pin in annotated_pins(instruction).items() for at in positions[dim]]
-    made = [edit.attribute("backend_config", '"' + ",".join(pins) + '"')]
+    pins = [f"{at}:{pin}" for dim, pin in read_annotation(instruction).items() for at in positions[dim]]
+    attributes = [edit.attribute("backend_config", '"' + ",".join(pins) + '"')]
     if "operand_layout_constraints" in instruction.attributes:
         shape = format_shape(splits.shape(instruction.operands[0]))
-        made.append(edit.attribute("operand_layout_constraints", f"{{{shape}}}"))
-    return made
+        attributes.append(edit.attribute("operand_layout_constraints", f"{{{shape}}}"))
+    return attributes
 
 
 ATTRIBUTES: dict[str, AttributeRule] = {
@@ -201,7 +201,7 @@ ATTRIBUTES: dict[str, AttributeRule] = {
 def start_indices(splits: Splits, instruction: Instruction, operands: Sequence[Instruction]) -> list[Instruction]:
     """Operands of a dynamic slice or update: one start index for each new dimension.
 
-    A dimension that became two is taken in full, where any start is clamped to 0.
+    A dimension that became two is sliced in full: any start is clamped to 0.
     """
     first = 1 if instruction.opcode == "dynamic-slice" else 2
     sizes = splits.sizes(instruction.operands[0])
@@ -214,7 +214,7 @@ def start_indices(splits: Splits, instruction: Instruction, operands: Sequence[I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """A slice, pad or concatenate on pieces: dimensions that each operand must have, and what comes out."""
+    """A slice, pad or concatenate on pieces: dimensions of each operand, and of the result."""
 
     operands: tuple[tuple[int, ...], ...]
     result: tuple[int, ...]
@@ -222,7 +222,7 @@ class Pieces:
 
 
 def on_pieces(splits: Splits, instruction: Instruction) -> Pieces:
-    """How a slice, pad or concatenate is written where dimensions of the larger side have become two."""
+    """A slice, pad or concatenate on pieces of the larger side's split dimensions."""
     return {"slice": _slice, "pad": _pad, "concatenate": _concatenate}[instruction.opcode](splits, instruction)
 
 

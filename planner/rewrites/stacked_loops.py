@@ -1,8 +1,7 @@
-"""Loops over layers: which arrays a loop takes and makes row by row, one row a trip.
+"""Loops over layers: arrays read and written row by row, one row a trip.
 
-`lax.scan` lowers to a `while` that carries its stacked inputs unchanged and reads row `r(i)` of each at trip i, and
-writes row `r(i)` of its stacked results. r is found by computing it for every trip: it is i, or, in the backward pass,
-L-1-i.
+`lax.scan` lowers to a `while` with loop-invariant stacked inputs. Trip i reads row `r(i)` of each and writes row
+`r(i)` of its stacked results. r is evaluated for every trip: it is i, or, in the backward pass, L-1-i.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from shardwright.hlo import ArrayShape, Instruction, TupleShape
 
 #: Loops longer than this are not over layers.
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 #: What hands an integer on.
 _SAME = frozenset({"copy", "bitcast", "convert", "reshape"})
@@ -37,12 +36,17 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackedLoop:
-    """A `while` that goes over the rows of stacked arrays.
+    """A `while` over the rows of stacked arrays.
 
-    rows: how many. is_descending: whether trip i is at row rows-1-i (else i). counter: the carried element that counts
-    trips from 0. reads: carried elements that stay and are read a row a trip. writes: those written a row a trip.
-    fixed: others that stay as they are. threaded: others that each trip makes anew.
-    indices: per element in `reads` and `writes`, the instructions of the body that take its row.
+    loop: the instruction.
+    rows: number of rows.
+    is_descending: trip i is at row rows-1-i (else i).
+    counter: the carried element that counts trips from 0.
+    reads: loop-invariant elements read a row a trip.
+    writes: elements written a row a trip.
+    fixed: other invariant elements.
+    threaded: other elements, computed by each trip.
+    indices: per element in `reads` and `writes`, the body's instructions on its row.
     """
 
     loop: Instruction
@@ -56,18 +60,18 @@ class StackedLoop:
     indices: Mapping[int, tuple[Instruction, ...]]
 
     def trips(self, first: int, stop: int) -> tuple[int, int]:
-        """The trips that are at rows first … stop-1, as (first, stop)."""
+        """The trips at rows first … stop-1, as (first, stop)."""
         return (self.rows - stop, self.rows - first) if self.is_descending else (first, stop)
 
 
-def stacked_loop(loop: Instruction) -> StackedLoop | None:
-    """The loop as one over stacked arrays, or None where it is none that can be taken apart between trips."""
+def match_stacked_loop(loop: Instruction) -> StackedLoop | None:
+    """The loop over stacked arrays, or None for a loop that cannot be cut between trips."""
     (body,), (condition,) = loop.called["body"], loop.called["condition"]
     if not isinstance(loop.shape, TupleShape) or body.root.opcode != "tuple" or loop.operands[0].opcode != "tuple":
         return None
     if not all(isinstance(element, ArrayShape) for element in loop.shape.elements):
         return None
-    bounds = _counted(loop, condition.root)
+    bounds = _match_counter(loop, condition.root)
     if bounds is None:
         return None
     counter, rows = bounds
@@ -81,20 +85,20 @@ def stacked_loop(loop: Instruction) -> StackedLoop | None:
     fixed: list[int] = []
     threaded: list[int] = []
     order: tuple[int, ...] | None = None
-    for k, made in enumerate(body.root.operands):
+    for k, result in enumerate(body.root.operands):
         carried = elements.get(k)
         if k == counter:
             continue
-        is_fixed = carried is not None and made is carried
+        is_fixed = carried is not None and result is carried
         takers = () if carried is None else tuple(user for user in users.get(carried, ()) if user is not body.root)
-        found = _row_order(takers, carried, rows, counter, made, is_fixed=is_fixed)
-        if found is not None and (order is None or found == order):
-            order = found
+        row_order = _row_order(takers, carried, rows, counter, result, is_fixed=is_fixed)
+        if row_order is not None and (order is None or row_order == order):
+            order = row_order
             indices[k] = takers
             (reads if is_fixed else writes).append(k)
         else:
             (
-                fixed if is_fixed or (carried is None and _is_untouched(made, body.parameters[0], k)) else threaded
+                fixed if is_fixed or (carried is None and _is_untouched(result, body.parameters[0], k)) else threaded
             ).append(k)
     if order is None:
         return None
@@ -120,25 +124,25 @@ def _is_untouched(made: Instruction, parameter: Instruction, k: int) -> bool:
 
 
 def _users(instructions: list[Instruction]) -> dict[Instruction, list[Instruction]]:
-    found: dict[Instruction, list[Instruction]] = {}
+    users: dict[Instruction, list[Instruction]] = {}
     for instruction in instructions:
         for operand in dict.fromkeys(instruction.operands):
-            found.setdefault(operand, []).append(instruction)
-    return found
+            users.setdefault(operand, []).append(instruction)
+    return users
 
 
-def _counted(loop: Instruction, test: Instruction) -> tuple[int, int] | None:
-    """(carried element, trips) of a loop that runs while a counter from 0 in steps of 1 is below a constant."""
+def _match_counter(loop: Instruction, test: Instruction) -> tuple[int, int] | None:
+    """(carried element, trips) of a loop whose counter runs from 0 in steps of 1 up to a constant."""
     (body,), (condition,) = loop.called["body"], loop.called["condition"]
     if test.opcode != "compare" or test.get("direction") != "LT":
         return None
-    left, right = test.operands
-    if not _is_element(left, condition.parameters[0]) or right.opcode != "constant":
+    tested, bound = test.operands
+    if not _is_element(tested, condition.parameters[0]) or bound.opcode != "constant":
         return None
-    counter = left.index
+    counter = tested.index
     start, step = loop.operands[0].operands[counter], body.root.operands[counter]
-    limit = _value(right, {})
-    if limit is None or not 1 < limit <= MOST_ROWS or _value(start, {}) != 0 or step.opcode != "add":
+    limit = _value(bound, {})
+    if limit is None or not 1 < limit <= MAX_ROWS or _value(start, {}) != 0 or step.opcode != "add":
         return None
     element = next((i for i in body.instructions if _is_element(i, body.parameters[0]) and i.index == counter), None)
     if element is None or _value(step, {element: 0}) != 1 or _value(step, {element: 1}) != 2:
@@ -155,7 +159,7 @@ def _row_order(
     *,
     is_fixed: bool,
 ) -> tuple[int, ...] | None:
-    """The row that each trip reads or writes of a carried array, where all its users take that row and no other."""
+    """The row of a carried array each trip reads or writes; None for users of other rows."""
     if carried is None or not takers or not isinstance(carried.shape, ArrayShape):
         return None
     if not carried.shape.rank or carried.shape.dimensions[0] != rows:
@@ -195,20 +199,20 @@ def _takes_a_row(taker: Instruction, carried: Instruction) -> bool:
 
 
 def _sibling(carried: Instruction, counter: int, index: Instruction) -> Instruction | None:
-    """The counter's element among what an index is made of."""
+    """The counter's element among an index's inputs."""
     todo, seen = [index], set()
     while todo:
-        found = todo.pop()
-        if _is_element(found, carried.operands[0]) and found.index == counter:
-            return found
-        if found not in seen:
-            seen.add(found)
-            todo += found.operands
+        value = todo.pop()
+        if _is_element(value, carried.operands[0]) and value.index == counter:
+            return value
+        if value not in seen:
+            seen.add(value)
+            todo += value.operands
     return None
 
 
 def _value(instruction: Instruction, known: Mapping[Instruction, int]) -> int | None:
-    """The integer (or truth) that a scalar has where some others are known."""
+    """The integer (or truth value) of a scalar, from known other scalars."""
     if instruction in known:
         return known[instruction]
     if instruction.opcode == "constant":

@@ -1,13 +1,13 @@
-"""A top-k of few elements is written as that many searches for the largest, which XLA splits.
+"""A top-k of few elements becomes that many searches for the largest: a form XLA can split.
 
-A `topk` searches one dimension whole; XLA gathers even its batch, unless it is emitted as a manual computation
-(`xla/manual.py`). A reduce that hands on the largest element and where it stands keeps the dimensions that it does not
-reduce, and along the searched one its partial results are gathered (`rules/reduction.py`). k of them, each blind to
-what the ones before have found, are the same top-k.
+A `topk` searches one dimension whole; XLA gathers even its batch, outside manual computations
+(`xla/manual_computation.py`). A reduce of the largest element and its position keeps the other dimensions; along the
+searched one its partial results are gathered (`rules/reduction.py`). k such reduces, each blind to its predecessors'
+results, equal the top-k.
 
-The same to the bit: XLA orders floats by the total order of IEEE 754 (−NaN < −∞ < … < −0 < 0 < … < ∞ < NaN) and takes
-the first of equal ones. So do integers of the floats' bits, those of negative ones turned round, and at equal ones
-their places.
+Results are equal to the bit. XLA orders floats by the total order of IEEE 754 (−NaN < −∞ < … < −0 < 0 < … < ∞ < NaN)
+and takes the first of equal ones. Integers of the floats' bits have the same order, with negative floats' bits
+reversed; positions break ties.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from math import prod
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rewrites import edit
-from shardwright.planner.rewrites.writing import Writer, rewritten
+from shardwright.planner.rewrites.instruction_writer import InstructionWriter, rewrite_instructions
 
 #: Elements up to which a top-k is searched for in rounds, as many as routers take: each round reads the whole array.
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
 
-#: The place of what was found already: behind all others, so that it is not found again, however small the rest is.
+#: The place of elements found in earlier rounds: behind all others, never found twice.
 _FOUND = 2**31 - 1
 
 
-def in_rounds(module: Module) -> Module:
-    """`module` with every top-k of few elements in rounds; the same one where there is none.
+def expand_top_k(module: Module) -> Module:
+    """`module` with every top-k of few elements in rounds; `module` itself without any.
 
-    Left as they are: searches of one row, where there is nothing to split but what is searched, and element types whose
-    order is not known here. Where a top-k was, the tuple of its results has its name.
+    Unchanged: searches of one row, with only the searched dimension to split, and element types of unknown order. The
+    tuple of a top-k's results has its name.
     """
-    return rewritten(module, _has_rounds, lambda *given: _Rounds(*given).write())
+    return rewrite_instructions(module, _can_expand, lambda *given: _Rounds(*given).write())
 
 
-def _has_rounds(instruction: Instruction) -> bool:
-    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MOST_ROUNDS:
+def _can_expand(instruction: Instruction) -> bool:
+    if instruction.opcode != "topk" or not 1 <= instruction.get("k") <= MAX_ROUNDS:
         return False
     searched = instruction.operands[0].shape.leaves[0]
     return searched.element_type in _FLOATS | _INTEGERS and prod(searched.dimensions[:-1]) > 1
 
 
 class _Rounds:
-    """Writes one top-k, and makes a tuple of it. regions: those that a module's top-ks share, by type of their keys."""
+    """Writes one top-k, and makes a tuple of it. regions: shared by the module's top-ks, by key type."""
 
     def __init__(self, top_k: Instruction, names: edit.Names, regions: dict[str, Computation]) -> None:
         self._top_k, self._names, self._regions = top_k, names, regions
-        self._writer = Writer(top_k, names)
+        self._writer = InstructionWriter(top_k, names)
         self._add = self._writer.array
         searched = top_k.operands[0].shape.leaves[0]
         self._type, self._dims = searched.element_type, searched.dimensions
@@ -60,27 +60,27 @@ class _Rounds:
         self._all_but_sign = 2 ** (bits - 1) - 1
 
     def write(self) -> list[Instruction]:
-        """The new instructions that the tuple reads, in order."""
+        """The new instructions behind the tuple, in order."""
         (array,) = self._top_k.operands
         keys, places = self._keys(array), self._add("iota", "s32", self._dims, iota_dimension=str(len(self._dims) - 1))
-        lowest, found = self._writer.constant(self._key_type, self._lowest), self._writer.constant("s32", _FOUND)
+        lowest, found_place = self._writer.constant(self._key_type, self._lowest), self._writer.constant("s32", _FOUND)
         largest: list[Instruction] = []
         where: list[Instruction] = []
         for number in range(self._top_k.get("k")):
             if number:
                 is_found = self._add("compare", "pred", self._dims, places, self._spread(where[-1]), direction="EQ")
                 keys = self._add("select", self._key_type, self._dims, is_found, self._spread(lowest), keys)
-                places = self._add("select", "s32", self._dims, is_found, self._spread(found), places)
-            best = self._search(keys, places, lowest, found)
+                places = self._add("select", "s32", self._dims, is_found, self._spread(found_place), places)
+            best = self._search(keys, places, lowest, found_place)
             largest.append(self._writer.element(best, 0))
             where.append(self._writer.element(best, 1))
         self._top_k.operands = (self._values(self._side_by_side(largest)), self._side_by_side(where))
         self._top_k.opcode = "tuple"
         self._top_k.attributes = {n: a for n, a in self._top_k.attributes.items() if n not in ("k", "largest")}
-        return [edit.consistent(each) for each in self._writer.written]
+        return [edit.check_consistency(instruction) for instruction in self._writer.written]
 
     def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:
-        """(the largest key, the first place where it stands) of each row."""
+        """(the largest key, its first position) of each row."""
         if self._key_type not in self._regions:
             self._regions[self._key_type] = _larger(self._names.like("larger", self._key_type), self._key_type)
         region = self._regions[self._key_type]
@@ -89,19 +89,19 @@ class _Rounds:
         return self._writer.reduce(shape, region, (len(rows),), keys, places, lowest, found)
 
     def _keys(self, array: Instruction) -> Instruction:
-        """Integers in the order of the elements; in the opposite one where the smallest are looked for."""
-        keys = self._turned(array, self._key_type)
+        """Integers in the order of the elements; in reverse order for the smallest."""
+        keys = self._flip_negatives(array, self._key_type)
         return keys if self._top_k.get("largest", True) else self._add("not", self._key_type, self._dims, keys)
 
     def _values(self, keys: Instruction) -> Instruction:
-        """The elements whose keys these are."""
+        """The elements of these keys."""
         dims = keys.shape.leaves[0].dimensions
         if not self._top_k.get("largest", True):
             keys = self._add("not", self._key_type, dims, keys)
-        return self._turned(keys, self._type)
+        return self._flip_negatives(keys, self._type)
 
-    def _turned(self, value: Instruction, into: str) -> Instruction:
-        """Keys of elements, or elements of keys: all bits but the sign's are the other way round in negative floats."""
+    def _flip_negatives(self, value: Instruction, into: str) -> Instruction:
+        """Keys of elements, or elements of keys: all bits but the sign's are inverted in negative floats."""
         if self._type not in _FLOATS:
             return value
         dims = value.shape.leaves[0].dimensions
@@ -109,12 +109,12 @@ class _Rounds:
         if into == self._key_type:
             bits = self._add("bitcast-convert", into, dims, value)
         zero, mask = (
-            self._spread(self._writer.constant(self._key_type, each), dims) for each in (0, self._all_but_sign)
+            self._spread(self._writer.constant(self._key_type, literal), dims) for literal in (0, self._all_but_sign)
         )
         is_negative = self._add("compare", "pred", dims, bits, zero, direction="LT")
         turned = self._add("xor", self._key_type, dims, bits, mask)
-        made = self._add("select", self._key_type, dims, is_negative, turned, bits)
-        return made if into == self._key_type else self._add("bitcast-convert", into, dims, made)
+        keys = self._add("select", self._key_type, dims, is_negative, turned, bits)
+        return keys if into == self._key_type else self._add("bitcast-convert", into, dims, keys)
 
     def _side_by_side(self, columns: list[Instruction]) -> Instruction:
         """A row's elements of each round along a new last dimension."""
@@ -131,7 +131,7 @@ class _Rounds:
 
 
 def _larger(name: str, key_type: str) -> Computation:
-    """The region of a search: of two (key, place), that with the larger key, the first of equal ones."""
+    """The region of a search: of two (key, place), the one with the larger key, the first of equal ones."""
     pair = f"({key_type}[], s32[])"
     text = f"""HloModule region
 

@@ -1,4 +1,4 @@
-"""Strategy rules: for every opcode the ways to split it over one mesh axis, or why there are none."""
+"""Strategy rules: per opcode, the ways to split it over one mesh axis, or the reason against any."""
 
 from shardwright.planner.rules import (  # noqa: F401 - importing registers the rules
     batched,
@@ -8,12 +8,12 @@ from shardwright.planner.rules import (  # noqa: F401 - importing registers the 
     dot,
     elementwise,
     indexing,
-    opaque,
     reduction,
+    replicated_ops,
     tuples,
 )
 from shardwright.planner.rules.base import Factor, OpRule, coverage, rule_of, strategy_rule
-from shardwright.planner.rules.denied import denied
-from shardwright.planner.rules.halo import Halo, exchanged_bytes
+from shardwright.planner.rules.halo import Halo, exchange_bytes
+from shardwright.planner.rules.xla_bugs import find_xla_bug
 
-__all__ = ["Factor", "Halo", "OpRule", "coverage", "denied", "exchanged_bytes", "rule_of", "strategy_rule"]
+__all__ = ["Factor", "Halo", "OpRule", "coverage", "exchange_bytes", "find_xla_bug", "rule_of", "strategy_rule"]

@@ -1,16 +1,12 @@
-"""What a strategy rule says: the factors of one instruction.
+"""Strategy rules: the factors of one instruction.
 
-A rule is written for ONE mesh axis, as the factors of the operation in the
-einsum sense: `dot: "b m k, b k n -> b m n"` has the factors b, m, n and the
-contracted factor k. Giving a factor to a mesh axis splits every dimension that
-the factor names; a factor that the result lacks leaves each device with a
-partial result, combined by `reduction`. A strategy on a mesh gives each axis at
-most one factor (or none: the axis replicates); the rules know nothing of
-meshes beyond that.
+A rule is written in terms of ONE mesh axis: the factors of the operation in the einsum sense. `dot: "b m k, b k n -> b
+m n"` has the factors b, m, n and the contracted factor k. Giving a factor to a mesh axis splits every dimension the
+factor names; a factor missing in the result leaves each device with a partial result, combined by `reduction`. A
+strategy on a mesh gives each axis at most one factor (or none: the axis replicates); rules know nothing else of meshes.
 
-The factor notation follows Shardy's op sharding rules
-(https://openxla.org/shardy/sharding_representation) and Alpa's and
-AutoParallel's one-axis strategies.
+The notation follows Shardy's op sharding rules (https://openxla.org/shardy/sharding_representation) and the one-axis
+strategies of Alpa and AutoParallel.
 """
 
 from __future__ import annotations
@@ -28,20 +24,19 @@ from shardwright.planner.rules.halo import Halo
 class Factor:
     """One dimension of an operation's iteration space.
 
-    name: for people, unique in its rule.
-    size: elements; a mesh axis (or a product of axes) may take the factor only
-        if its number of devices divides `size`. Every dimension the factor names
-        has this size, or a multiple of it (a reshape that merges or splits).
-    operands: per array leaf of all operands in order, the dimension the factor
-        splits, or None where that leaf is used whole.
+    name: human-readable, unique in its rule.
+    size: elements; a mesh axis (or a product of axes) may take the factor only if its number of devices divides `size`.
+        Every dimension the factor names has this size, or a multiple of it (a reshape that merges or splits).
+    operands: per array leaf of all operands in order, the dimension split by the factor, or None: that leaf is used
+        whole.
     results: the same, per array leaf of the result.
-    reduction: how partial results combine (`add`, `maximum`, `minimum`, `multiply`, `and`, `or`)
-        when the factor is contracted; None when every result leaf is exact. `gather`: no all-reduce combines
-        them, so every device gathers all partial results and reduces once more.
-    may_pad: a mesh axis may take the factor though it does not divide `size`: XLA pads the last shards,
-        computes the right result (a contracted factor's padding is masked) and moves nothing for it. Only where
-        every dimension that the factor names has `size` elements, so that all shards are cut alike.
-    halo: the borders that devices send one another when the factor is split; see `Halo.permutes`.
+    reduction: how partial results of a contracted factor combine (`add`, `maximum`, `minimum`, `multiply`, `and`,
+        `or`); None when every result leaf is exact. `gather`: no all-reduce combines them; every device gathers all
+        partial results and reduces once more.
+    may_pad: a mesh axis may take the factor without dividing `size`: XLA pads the last shards, computes the right
+        result (a contracted factor's padding is masked) and moves no data. Only when every dimension the factor names
+        has `size` elements: all shards are then cut alike.
+    halo: the borders exchanged between devices when the factor is split; see `Halo.permutes`.
     """
 
     name: str
@@ -59,34 +54,35 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """The factors of one instruction; `reason` says why there are none, or what was left out.
+    """The factors of one instruction.
 
-    leafwise: the instruction only hands leaves on (tuple, get-tuple-element, while, …), so a mesh axis
-        may take one factor per leaf, each leaf choosing for itself. False everywhere else.
-    bordered: further factors, as legal as the others, that communicate otherwise than by an all-reduce: neighbours
-        exchange borders (`Factor.halo`; a mesh axis may take one where each halo's `permutes` is not None), or
-        partial results are gathered.
+    reason: why there are none, or the dimensions left out.
+    leafwise: the instruction only forwards leaves (tuple, get-tuple-element, while, …): a mesh axis may take one factor
+        per leaf, each leaf independently. False everywhere else.
+    exchange_factors: further legal factors, with other communication than an all-reduce: neighbours exchange borders
+        (`Factor.halo`; a mesh axis may take one when each halo's `permutes` is not None), or partial results are
+        gathered.
     """
 
     factors: tuple[Factor, ...]
     reason: str = ""
     leafwise: bool = False
-    bordered: tuple[Factor, ...] = ()
+    exchange_factors: tuple[Factor, ...] = ()
 
 
-#: Devices up to which a split along borders is looked for: more cut shards that only reach further.
-_MOST_PARTS = 16
+#: Most parts tried for a split with borders: smaller shards only reach further beyond their neighbours.
+_MAX_PARTS = 16
 
 RuleFunction = Callable[[Instruction], OpRule]
 
 RULES: dict[str, RuleFunction] = {}
 
-#: Opcodes that are only ever replicated, with the reason. Filled by `only_replicated`.
+#: Opcodes that are only ever replicated, with the reason. Filled by `register_replicated`.
 REPLICATED: dict[str, str] = {}
 
 
 def strategy_rule(*opcodes: str) -> Callable[[RuleFunction], RuleFunction]:
-    """Register the rule of one or more opcodes; a second rule for an opcode is refused."""
+    """Register the rule of one or more opcodes; a second rule of an opcode is refused."""
 
     def register(function: RuleFunction) -> RuleFunction:
         for opcode in opcodes:
@@ -97,8 +93,8 @@ def strategy_rule(*opcodes: str) -> Callable[[RuleFunction], RuleFunction]:
     return register
 
 
-def only_replicated(reason: str, *opcodes: str) -> None:
-    """Register opcodes that have no factors, with the one reason they share."""
+def register_replicated(reason: str, *opcodes: str) -> None:
+    """Register opcodes without factors, with their common reason."""
     for opcode in opcodes:
         _refuse_second(opcode)
         REPLICATED[opcode] = reason
@@ -109,13 +105,13 @@ def _refuse_second(opcode: str) -> None:
         raise InternalError(f"opcode {opcode} has two strategy rules")
 
 
-def replicated(reason: str) -> OpRule:
-    """The rule of an instruction that may only be computed whole on every device."""
+def no_factors(reason: str) -> OpRule:
+    """The rule of an instruction computed whole on every device."""
     return OpRule(factors=(), reason=reason)
 
 
 def operand_leaves(instruction: Instruction) -> tuple[ArrayShape, ...]:
-    """Array leaves of all operands, in order: what `Factor.operands` counts over."""
+    """Array leaves of all operands, in order: `Factor.operands` is indexed by them."""
     return tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
 
 
@@ -130,11 +126,12 @@ def factor(
     may_pad: bool = True,
     halo: tuple[Halo, ...] = (),
 ) -> Factor | None:
-    """The factor that splits dimension `d` of leaf `i` for each `{i: d}`; None where its size is 1 or borders too far.
+    """The factor splitting dimension `d` of leaf `i` per `{i: d}`; None when its size is 1 or borders reach too far.
 
-    Its size is the greatest common divisor of the dimensions it names, and of `parts` where given:
-    that many equal, contiguous blocks exist in all of them. may_pad: False where XLA moves data for uneven
-    shards; factors over dimensions of different sizes, or with borders, never may.
+    Its size is the greatest common divisor of its dimensions, and of `parts` when given: all of them have that many
+    equal, contiguous blocks.
+    may_pad: False when XLA moves data on uneven shards; factors over dimensions of different sizes, or with borders,
+        are never padded.
     """
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     sizes = [
@@ -151,53 +148,56 @@ def factor(
         operands=tuple(operands.get(i) for i in range(len(inputs))),
         results=tuple(results.get(i) for i in range(len(outputs))),
         reduction=reduction,
-        may_pad=may_pad and not halo and all(each == size for each in sizes),
+        may_pad=may_pad and not halo and all(dim_size == size for dim_size in sizes),
         halo=halo,
     )
 
 
 def _reachable(halo: tuple[Halo, ...], size: int) -> bool:
-    """Whether direct neighbours hold all borders for any number of parts."""
-    counts = (parts for parts in range(2, min(size, _MOST_PARTS) + 1) if size % parts == 0)
-    return any(all(each.permutes(parts) is not None for each in halo) for parts in counts)
+    """Whether direct neighbours hold all borders at any number of parts."""
+    counts = (parts for parts in range(2, min(size, _MAX_PARTS) + 1) if size % parts == 0)
+    return any(all(border.permutes(parts) is not None for border in halo) for parts in counts)
 
 
 def rule(factors: Iterable[Factor | None], reason: str = "", *, leafwise: bool = False) -> OpRule:
-    """An OpRule of those factors that exist; `reason` says which dimensions were left out and why."""
-    found = [each for each in factors if each is not None]
-    plain = tuple(each for each in found if not each.halo and each.reduction != "gather")
+    """An OpRule of the existing factors; `reason` gives the dimensions left out and why."""
+    existing = [one for one in factors if one is not None]
+    plain = tuple(one for one in existing if not one.halo and one.reduction != "gather")
     return OpRule(
-        factors=plain, reason=reason, leafwise=leafwise, bordered=tuple(each for each in found if each not in plain)
+        factors=plain,
+        reason=reason,
+        leafwise=leafwise,
+        exchange_factors=tuple(one for one in existing if one not in plain),
     )
 
 
 def rule_of(instruction: Instruction) -> OpRule:
-    """The factors of `instruction`; replicated, with a reason, where no rule is known.
+    """The factors of `instruction`; replicated, with a reason, without a known rule.
 
-    Never raises: an instruction whose attributes contradict its shapes is replicated too.
+    Never raises: an instruction with attributes contradicting its shapes is replicated too.
     """
     function = RULES.get(instruction.opcode)
     if function is None:
-        return replicated(REPLICATED.get(instruction.opcode, f"no strategy rule for opcode {instruction.opcode}"))
+        return no_factors(REPLICATED.get(instruction.opcode, f"no strategy rule for opcode {instruction.opcode}"))
     try:
-        found = function(instruction)
+        op_rule = function(instruction)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        return replicated(f"its attributes do not fit its shapes ({type(error).__name__}: {error})")
-    return _without_dynamic(instruction, found)
+        return no_factors(f"its attributes do not fit its shapes ({type(error).__name__}: {error})")
+    return _without_dynamic(instruction, op_rule)
 
 
 def coverage() -> dict[str, str]:
-    """Every opcode known here, sorted: `rule`, or the reason why it is only ever replicated."""
+    """Every known opcode, sorted: `rule`, or the reason for replication."""
     return dict(sorted({**dict.fromkeys(RULES, "rule"), **REPLICATED}.items()))
 
 
 def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
-    """Drop factors over dimensions whose size is only known at run time: no even split exists."""
+    """Drop factors over dimensions of dynamic size: no even split exists."""
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     if not any(leaf.dynamic and any(leaf.dynamic) for leaf in (*inputs, *outputs)):
         return found
-    kept = [f for f in (*found.factors, *found.bordered) if not _splits_dynamic(f, inputs, outputs)]
-    return rule(kept, "a dimension has a size known only at run time", leafwise=found.leafwise)
+    static = [f for f in (*found.factors, *found.exchange_factors) if not _splits_dynamic(f, inputs, outputs)]
+    return rule(static, "a dimension has a size known only at run time", leafwise=found.leafwise)
 
 
 def _splits_dynamic(found: Factor, inputs: tuple[ArrayShape, ...], outputs: tuple[ArrayShape, ...]) -> bool:

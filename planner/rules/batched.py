@@ -1,7 +1,6 @@
-"""One computation for each element of a batch, split along it: matrix decompositions, Fourier transforms, top-k and
-library calls.
+"""Batched computations, split along the batch: matrix decompositions, Fourier transforms, top-k and library calls.
 
-XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual.py` emits them as manual computations.
+XLA's partitioner has no case for Fourier transforms and top-k: `xla/manual_computation.py` emits manual computations.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from collections.abc import Iterable
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
-from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, replicated, rule, strategy_rule
-from shardwright.planner.rules.declared import declared_rule
+from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule, strategy_rule
+from shardwright.planner.rules.declared_rules import read_declared_rule
 
 
 @strategy_rule("cholesky", "triangular-solve")
@@ -41,24 +40,24 @@ def top_k(instruction: Instruction) -> OpRule:
 def custom_call(instruction: Instruction) -> OpRule:
     """What a call declares: its sharding rule, or its batch; sharding annotations are the identity; no more is known.
 
-    JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's) whose targets are
-    registered with XLA as partitionable along so many leading dimensions of every operand and result.
+    JAX writes `num_batch_dims` into the frontend attributes of calls (LAPACK's, cuSOLVER's). Their targets are
+    registered with XLA as partitionable along that many leading dimensions of every operand and result.
     """
     target = instruction.get("custom_call_target", "")
     leaves = operand_leaves(instruction)
     if target in IDENTITY_TARGETS and len(leaves) == 1 == len(instruction.shape.leaves):
         return rule(factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in range(leaves[0].rank))
-    declared = declared_rule(instruction)
+    declared = read_declared_rule(instruction)
     if declared is not None:
         return declared
     count = int(instruction.get("frontend_attributes", {}).get("num_batch_dims", 0))
     if count:
         return rule(_batch(instruction, range(count)), f"custom call {target!r} computes each element of a batch whole")
-    return replicated(f"custom call {target!r} is opaque: it runs whole on every device")
+    return no_factors(f"custom call {target!r} is opaque: it runs whole on every device")
 
 
 def _batch(instruction: Instruction, dims: Iterable[int], *, may_pad: bool = True) -> Iterable[Factor | None]:
-    """A factor for each of the leading dimensions that all operands and results share."""
+    """One factor per leading dimension shared by all operands and results."""
     operands, results = range(len(operand_leaves(instruction))), range(len(instruction.shape.leaves))
     for dim in dims:
         shared = dict.fromkeys(operands, dim), dict.fromkeys(results, dim)

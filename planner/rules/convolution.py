@@ -1,4 +1,4 @@
-"""Convolutions: batch, features, and image dimensions, whose borders neighbours exchange."""
+"""Convolutions: batch, features, and image dimensions (neighbours exchange borders)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
-from shardwright.planner.rules.windows import Span, span, summed_halo, window_halo
+from shardwright.planner.rules.windows import Span, contraction_halo, span, window_halo
 
 
 @strategy_rule("convolution")
 def convolution(instruction: Instruction) -> OpRule:
     """`n i s, i o -> n o s`: batch, output features, input features (summed), image dimensions.
 
-    `g` splits by groups: depthwise (a group per input feature), and groups of the batch, which is what a
-    grouped kernel's gradient has; other groups XLA gathers. The gradient of a kernel is a convolution too,
-    in which images take the place of input features and the image dimensions are summed.
+    `g` splits by groups: depthwise (a group per input feature), and groups of the batch (a grouped kernel's gradient);
+    XLA gathers other groups. The gradient of a kernel is a convolution too: images take the place of input features and
+    the image dimensions are summed.
     """
     dims = instruction.get("dim_labels")
     input_features = operand_leaves(instruction)[0].dimensions[dims.input_feature]
@@ -44,41 +44,41 @@ def convolution(instruction: Instruction) -> OpRule:
         )
     grouped = "XLA gathers what is grouped" if feature_groups > 1 or batch_groups > 1 else ""
     is_image = batch_groups == 1 and feature_groups in (1, input_features)
-    return rule([*factors, *_spatial(instruction), *_bordered(instruction, is_image, feature_groups == 1)], grouped)
+    return rule([*factors, *_spatial(instruction), *_halo_factors(instruction, is_image, feature_groups == 1)], grouped)
 
 
 def _spatial(instruction: Instruction) -> list[Factor | None]:
     """Image dimensions through a kernel one wide, tiled by patches, or summed by a window over all of it."""
     factors: list[Factor | None] = []
-    for i, source, tap, target, lies in _image_dimensions(instruction):
-        if lies is Span.ALL:
+    for i, source, tap, target, coverage in _image_dimensions(instruction):
+        if coverage is Span.ALL:
             factors.append(factor(instruction, f"s{i}", {0: source, 1: tap}, {}, reduction="add"))
-        elif lies is not Span.BORDERS:
+        elif coverage is not Span.BORDERS:
             factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}))
     return factors
 
 
-def _bordered(instruction: Instruction, is_image: bool, is_summed: bool) -> list[Factor | None]:
-    """Image dimensions whose blocks lack borders: of the rows that a block of the result reads (`is_image`), or
-    that a block of the kernel meets, summed (`is_summed`), as in a kernel's gradient."""
+def _halo_factors(instruction: Instruction, is_image: bool, is_summed: bool) -> list[Factor | None]:
+    """Image dimensions with borders: of the rows read by a block of the result (`is_image`), or of those combined with
+    a block of the kernel, summed (`is_summed`), like in a kernel's gradient."""
     window = instruction.get("window")
     image, kernel = (leaf.dimensions for leaf in operand_leaves(instruction))
     result = instruction.shape.leaves[0].dimensions
     factors: list[Factor | None] = []
-    for i, source, tap, target, lies in _image_dimensions(instruction):
-        if lies is not Span.BORDERS:
+    for i, source, tap, target, coverage in _image_dimensions(instruction):
+        if coverage is not Span.BORDERS:
             continue
         if is_image:
-            read = window_halo(window, i, 0, image[source], result[target])
-            factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}, halo=(read,)))
+            border = window_halo(window, i, 0, image[source], result[target])
+            factors.append(factor(instruction, f"s{i}", {0: source}, {0: target}, halo=(border,)))
         if is_summed and not window.reversal[i] and window.lhs_dilation[i] == 1:
-            met = summed_halo(window, i, 0, image[source], kernel[tap], result[target])
-            factors.append(factor(instruction, f"c{i}", {0: source, 1: tap}, {}, reduction="add", halo=(met,)))
+            halo = contraction_halo(window, i, 0, image[source], kernel[tap], result[target])
+            factors.append(factor(instruction, f"c{i}", {0: source, 1: tap}, {}, reduction="add", halo=(halo,)))
     return factors
 
 
 def _image_dimensions(instruction: Instruction) -> Iterator[tuple[int, int, int, int, Span]]:
-    """Number, dimension of image, kernel and result, and how the windows lie, of each image dimension."""
+    """Per image dimension: number, dimension of image, kernel and result, and span of the windows."""
     dims, window = instruction.get("dim_labels"), instruction.get("window")
     image = operand_leaves(instruction)[0].dimensions
     triples = zip(dims.input_spatial, dims.kernel_spatial, dims.output_spatial, strict=True)

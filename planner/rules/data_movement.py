@@ -40,13 +40,13 @@ def transpose(instruction: Instruction) -> OpRule:
 def reshape(instruction: Instruction) -> OpRule:
     """`(i j) k -> i (j k)`: per group of dimensions with equal products, the major part both sides share.
 
-    A block of the merged dimension is a block of its major-most part, so only that part is a factor; a
-    split of any other part would be strided, which a sharding cannot say.
+    A block of the merged dimension is a block of its major-most part; only that part is a factor. A split of any other
+    part would be strided, and no sharding expresses that.
     """
     source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
     factors = [
-        factor(instruction, f"g{i}", {0: left[0]}, {0: right[0]})
-        for i, (left, right) in enumerate(reshape_groups(source, target))
+        factor(instruction, f"g{i}", {0: source_dims[0]}, {0: target_dims[0]})
+        for i, (source_dims, target_dims) in enumerate(reshape_groups(source, target))
     ]
     return rule(factors)
 
@@ -54,26 +54,27 @@ def reshape(instruction: Instruction) -> OpRule:
 def reshape_groups(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Smallest groups of dimensions of `source` and `target` with equal numbers of elements, in order.
 
-    Dimensions of size 1 are left out: `(2, 1, 6) -> (4, 3)` gives `[((0, 2), (0, 1))]`.
+    Dimensions of size 1 are left out: `(2, 1, 6) -> (4, 3)` gives `[((0, 2), (0, 1))]`. Raises ValueError when the
+    numbers of elements differ.
     """
     if prod(source) != prod(target):
         raise ValueError(f"a reshape from {source} to {target}")
     if prod(source) == 0:
         return []
-    left = [dim for dim, size in enumerate(source) if size > 1]
-    right = [dim for dim, size in enumerate(target) if size > 1]
+    source_dims = [dim for dim, size in enumerate(source) if size > 1]
+    target_dims = [dim for dim, size in enumerate(target) if size > 1]
     groups = []
     i = j = 0
-    while i < len(left):
+    while i < len(source_dims):
         first_i, first_j = i, j
-        left_size, right_size = source[left[i]], target[right[j]]
+        left_size, right_size = source[source_dims[i]], target[target_dims[j]]
         i, j = i + 1, j + 1
         while left_size != right_size:
             if left_size < right_size:
-                left_size, i = left_size * source[left[i]], i + 1
+                left_size, i = left_size * source[source_dims[i]], i + 1
             else:
-                right_size, j = right_size * target[right[j]], j + 1
-        groups.append((tuple(left[first_i:i]), tuple(right[first_j:j])))
+                right_size, j = right_size * target[target_dims[j]], j + 1
+        groups.append((tuple(source_dims[first_i:i]), tuple(target_dims[first_j:j])))
     return groups
 
 
@@ -88,12 +89,12 @@ def bitcast_convert(instruction: Instruction) -> OpRule:
 @strategy_rule("slice")
 def slice_(instruction: Instruction) -> OpRule:
     """Dimensions taken in full, or one element in every `stride`; along other ranges borders travel."""
-    sizes, taken = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
+    sizes, results = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
     factors = []
     for dim, (start, _, stride) in enumerate(instruction.get("slice", ())):
         halo: tuple[Halo, ...] = ()
-        if sizes[dim] != taken[dim] * stride:
-            halo = (Halo(operand=0, size=sizes[dim], result_size=taken[dim], stride=stride, low=-start),)
+        if sizes[dim] != results[dim] * stride:
+            halo = (Halo(operand=0, size=sizes[dim], result_size=results[dim], stride=stride, low=-start),)
         factors.append(factor(instruction, f"d{dim}", {0: dim}, {0: dim}, halo=halo))
     return rule(factors, _too_far(sizes, factors))
 
@@ -103,11 +104,11 @@ def concatenate(instruction: Instruction) -> OpRule:
     """All dimensions but the one that is joined."""
     (joined,) = instruction.get("dimensions")
     rank = instruction.shape.leaves[0].rank
-    kept = [dim for dim in range(rank) if dim != joined]
+    others = [dim for dim in range(rank) if dim != joined]
     every = range(len(instruction.operands))
     return rule(
-        (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), {0: dim}) for dim in kept),
-        _left_out(rank, kept, "joined"),
+        (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), {0: dim}) for dim in others),
+        _explain_left_out(rank, others, "joined"),
     )
 
 
@@ -146,9 +147,7 @@ def bitcast(instruction: Instruction) -> OpRule:
 
 
 def _too_far(sizes: tuple[int, ...], factors: list[Factor | None]) -> str:
-    dims = [
-        str(dim) for dim, (size, found) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and found is None
-    ]
+    dims = [str(dim) for dim, (size, f) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and f is None]
     return f"dimension {', '.join(dims)} needs more than the neighbours hold, or does not split evenly" if dims else ""
 
 
@@ -156,6 +155,6 @@ def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:
     return [factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in dims]
 
 
-def _left_out(rank: int, kept: list[int], how: str) -> str:
+def _explain_left_out(rank: int, kept: list[int], how: str) -> str:
     dims = [str(dim) for dim in range(rank) if dim not in kept]
     return f"dimension {', '.join(dims)} is {how}" if dims else ""

@@ -32,7 +32,7 @@ def elementwise(instruction: Instruction) -> OpRule:
 
 @lru_cache(maxsize=4096)
 def _elementwise(dimensions: tuple[int, ...], split: tuple[bool, ...]) -> OpRule:
-    """Most of a program is elementwise on few shapes, so the rules are shared."""
+    """Rules are shared: most of a program is elementwise on few shapes."""
     return OpRule(
         factors=tuple(
             Factor(

@@ -1,4 +1,4 @@
-"""Gather, scatter and dynamic slices: which dimensions the indices leave alone."""
+"""Gather, scatter and dynamic slices: the dimensions untouched by indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.planner.rules.reduction import reduction_of
 def dynamic_slice(instruction: Instruction) -> OpRule:
     """Dimensions taken in full; where a slice starts elsewhere is known only at run time.
 
-    Asked for a split result of a dimension that is cut, XLA gathers the operand and takes wrong elements.
+    XLA miscomputes a split result along a cut dimension: it gathers the operand and takes wrong elements.
     """
     source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
     full = [dim for dim, size in enumerate(target) if source[dim] == size]
@@ -35,8 +35,8 @@ def _cut(rank: int, full: list[int]) -> str:
 def gather(instruction: Instruction) -> OpRule:
     """Index dimensions, full-size slice dimensions, batching dimensions, and indexed rows (summed).
 
-    `n, v d -> n d` for an embedding: n from the indices, d a full slice; v, one row of which each index
-    picks, is contracted: a device gives zeros for rows that it does not hold, and the sum is the row.
+    `n, v d -> n d` in an embedding: n from the indices, d a full slice. Each index picks one row of v; v is contracted:
+    a device gives zeros in place of rows it does not hold, and the sum is the row.
     """
     operand, indices = operand_leaves(instruction)
     offset_dims = instruction.get("offset_dims", ())
@@ -70,8 +70,8 @@ _COMBINABLE = ("add", "maximum", "minimum", "multiply")
 def scatter(instruction: Instruction) -> OpRule:
     """Window and batching dimensions, scattered-into rows, and, for reductions, the updates themselves.
 
-    `v d, n, n d -> v d` for an embedding's gradient: d goes through; n is contracted; a device that holds a
-    part of the rows v takes of all updates those that fall into it, which needs no communication.
+    `v d, n, n d -> v d` in an embedding's gradient: d goes through; n is contracted. A device with a part of the rows v
+    applies those of all updates that fall into it: no communication.
     """
     leaves = operand_leaves(instruction)
     count = (len(leaves) - 1) // 2

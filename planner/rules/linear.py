@@ -1,23 +1,23 @@
-"""Where a partial sum may go: the operands in which an instruction is linear.
+"""Propagation of partial sums: the operands in which an instruction is linear.
 
-A value that is *partial* over a mesh axis lies as one summand on every device along it. f may be applied to the
-summands instead of to their sum where `f(a + b) = f(a) + f(b)`. A way says so for ONE mesh axis: its operand
-leaves are partial over the axis, every other operand leaf is whole over it (neither split nor partial: all
-devices must apply the same function), and every leaf of the result is then partial over it.
+A value *partial* over a mesh axis has one summand on every device along it. f may be applied to the summands instead of
+their sum when `f(a + b) = f(a) + f(b)`. A `LinearWay` concerns ONE mesh axis: its operand leaves are partial over the
+axis, every other operand leaf is whole over it (neither split nor partial: all devices must apply the same function),
+and every leaf of the result is then partial over it.
 
-A whole value may also be *used* as partial: XLA keeps it on the first device along the axis and puts zeros on the
-others, which costs no communication (`becomes_partial`). That is how a partial sum is added to a whole value, and how
-a loop that accumulates partial sums starts.
+A whole value may also be *used* like a partial one: XLA keeps it on the first device along the axis and puts zeros on
+the others, without communication (`becomes_partial`). This adds a partial sum to a whole value, and starts a loop
+accumulating partial sums.
 
-Only sums are kept partial: a maximum or a product is reduced where it is made. Left out on purpose:
+Only sums stay partial: a maximum or a product is reduced at its producer. Left out on purpose:
 
-- booleans, whose `add` is an or, so that no all-reduce of a sum fits them;
-- converts that narrow (they would round each summand before the sum), and any between integers and others
-  (an integer wraps where the sum of its summands does not);
-- division of integers, which truncates each summand.
+- booleans: their `add` is an or, and no all-reduce of a sum fits them;
+- narrowing converts (each summand would be rounded before the sum), and any between integers and others (an integer
+  wraps where the sum of its summands does not);
+- division of integers: it truncates each summand.
 
-Linear means linear over finite numbers: summands that overflow, or a partial sum divided by zero, may give a
-NaN where the sum would have given infinity.
+Linear means linear over finite numbers: overflowing summands, or a partial sum divided by zero, may give a NaN where
+the sum would have given infinity.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from shardwright.planner.rules.reduction import reduction_of
 
 @dataclass(frozen=True, slots=True)
 class LinearWay:
-    """Operand leaves (counted as in `Factor.operands`) that are partial together; the rest are whole.
+    """Operand leaves (indexed like `Factor.operands`) that are partial together; the rest are whole.
 
-    No leaf at all: the result is zero, a partial sum whose summands are zero too.
+    No leaf at all: the result is zero, a partial sum of zero summands.
     """
 
     operands: frozenset[int]
 
 
 def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
-    """The ways of taking a partial sum through `instruction`; () where it is linear in nothing.
+    """The ways to propagate a partial sum through `instruction`; () when it is linear in nothing.
 
-    Instructions that only hand values on (tuples, loops, calls, conditionals) have none: their leaves are
-    followed to whoever computes with them.
+    Forwarding instructions (tuples, loops, calls, conditionals) have none: their leaves resolve to the computing
+    consumer.
     """
     if not all(_is_summable(leaf.element_type) for leaf in instruction.shape.leaves):
         return ()
@@ -57,21 +57,21 @@ def linear_ways(instruction: Instruction) -> tuple[LinearWay, ...]:
 
 
 def becomes_partial(element_type: str) -> bool:
-    """Whether a value of this type that lies whole over an axis may be used as partial over it.
+    """Whether a value of this type, whole over an axis, may be used like a partial one.
 
-    Not complex ones, on which XLA's compiler dies (pinned by tests/planner/rules/test_linear.py).
+    Not complex ones: XLA's compiler crashes on them (pinned by tests/planner/rules/test_linear.py).
     """
     return _is_summable(element_type) and not element_type.startswith("c")
 
 
-def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
-    """Why nothing may stay partial where `instruction` has a contracted factor on some axis; None where it may.
+def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
+    """Why nothing may stay partial when `instruction` has a contracted factor on some axis; None when it may.
 
-    taken: the factors that axes take; none: where that is so whatever they take.
+    taken: the axes' factors; none: only reasons independent of them.
 
-    XLA reduces such a sum by itself, whatever its result is marked as, and takes the whole sum that it has made
-    for a summand. Pinned by a test that fails once XLA mends it (tests/planner/rules/test_linear.py); until then every
-    contracted axis is reduced where the instruction stands, and no other axis is partial in its result.
+    XLA reduces such a sum by itself, regardless of its result's sharding, and then mistakes the whole sum for a
+    summand. Pinned by a test that fails once XLA fixes it (tests/planner/rules/test_linear.py); until then every
+    contracted axis is reduced at the instruction, and no other axis is partial in its result.
     """
     if instruction.opcode == "gather":
         return "XLA reduces rows that each device looks up in its part of the table at once"
@@ -82,15 +82,15 @@ def reduced_at_once(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
     return None
 
 
-#: Possessive, so that a literal of millions of elements is left at the first that is none.
+#: Possessive: the scan of a literal of millions of elements stops at the first nonzero one.
 _ZEROS = re.compile(r"(?:[\s{},()+\-.0]++|(?<=[0-9.])[eE][+\-]?+[0-9]++)*+", re.ASCII)
 
-#: Instructions whose elements are all elements of their one operand, as they are or converted.
+#: Instructions whose elements are all elements of their one operand, unchanged or converted.
 _COPYING = frozenset({"broadcast", "reshape", "bitcast", "transpose", "copy", "convert", "slice", "reverse"})
 
 
 def is_zero(instruction: Instruction) -> bool:
-    """Whether every element is the number zero, as far as a literal and what copies its elements show."""
+    """Whether every element is zero, judging by a literal and copies of it."""
     while instruction.opcode in _COPYING and instruction.operands:
         instruction = instruction.operands[0]
     if instruction.opcode != "constant" or instruction.is_elided:
@@ -113,13 +113,13 @@ def _all_together(instruction: Instruction) -> Iterable[tuple[int, ...]]:
 
 
 def _one_of_two(_: Instruction) -> Iterable[tuple[int, ...]]:
-    """A product, of whatever kind: `f(a + b, c) = f(a, c) + f(b, c)`, and so on the right."""
+    """A product of any kind: `f(a + b, c) = f(a, c) + f(b, c)`, likewise on the right."""
     yield (0,)
     yield (1,)
 
 
 def _first(_: Instruction) -> Iterable[tuple[int, ...]]:
-    """Linear in the first operand; the others say where its elements go."""
+    """Linear in the first operand; the others position its elements."""
     yield (0,)
 
 
@@ -155,7 +155,7 @@ def _select(_: Instruction) -> Iterable[tuple[int, ...]]:
 
 
 def _pad(instruction: Instruction) -> Iterable[tuple[int, ...]]:
-    """The padding is added on every device, so it must be zero."""
+    """The padding is added on every device: it must be zero."""
     if is_zero(instruction.operands[1]):
         yield (0,)
 
@@ -183,7 +183,7 @@ def _adds(instruction: Instruction, region: str) -> bool:
 
 
 def _custom_call(instruction: Instruction) -> Iterable[tuple[int, ...]]:
-    """Annotations hand their operand on."""
+    """Annotations forward their operand."""
     if instruction.get("custom_call_target", "") in IDENTITY_TARGETS and len(instruction.operands) == 1:
         yield (0,)
 

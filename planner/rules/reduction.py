@@ -15,21 +15,21 @@ REDUCTIONS = ("add", "and", "maximum", "minimum", "multiply", "or")
 
 
 def reductions_of(region: Computation) -> tuple[str, ...] | None:
-    """What a region `(a…, b…) -> a ∘ b, …` computes of each array by itself, or None where it is anything else."""
+    """The reduction of each array in a region `(a…, b…) -> a ∘ b, …`, or None when it is anything else."""
     results = region.root.operands if region.root.opcode == "tuple" else (region.root,)
     count = len(results)
     if len(region.parameters) != 2 * count:
         return None
-    for result, left, right in zip(results, region.parameters[:count], region.parameters[count:], strict=True):
-        if result.opcode not in REDUCTIONS or list(result.operands) not in ([left, right], [right, left]):
+    for result, lhs, rhs in zip(results, region.parameters[:count], region.parameters[count:], strict=True):
+        if result.opcode not in REDUCTIONS or list(result.operands) not in ([lhs, rhs], [rhs, lhs]):
             return None
     return tuple(result.opcode for result in results)
 
 
 def reduction_of(region: Computation) -> str | None:
-    """What a scalar region `(a, b) -> a ∘ b` computes, or None where it is anything else."""
-    found = reductions_of(region)
-    return found[0] if found is not None and len(found) == 1 else None
+    """The reduction in a scalar region `(a, b) -> a ∘ b`, or None when it is anything else."""
+    reductions = reductions_of(region)
+    return reductions[0] if reductions is not None and len(reductions) == 1 else None
 
 
 #: Opcodes of a region that only chooses among its arguments.
@@ -37,7 +37,7 @@ _CHOOSING = frozenset({"parameter", "compare", "select", "and", "or", "not", "ma
 
 
 def _chooses(region: Computation) -> bool:
-    """Whether a region hands on one of its arguments, so that an initial value may be counted more than once."""
+    """Whether a region returns one of its arguments: an initial value may then be counted more than once."""
     return all(instruction.opcode in _CHOOSING for instruction in region)
 
 
@@ -51,10 +51,10 @@ def reduce(instruction: Instruction) -> OpRule:
     arrays = range(count)
     reduced = instruction.get("dimensions", ())
     rank = operand_leaves(instruction)[0].rank
-    kept = [dim for dim in range(rank) if dim not in reduced]
+    kept_dims = [dim for dim in range(rank) if dim not in reduced]
     factors = [
         factor(instruction, f"d{dim}", dict.fromkeys(arrays, dim), dict.fromkeys(arrays, position))
-        for position, dim in enumerate(kept)
+        for position, dim in enumerate(kept_dims)
     ]
     why_whole = _why_whole(instruction)
     if why_whole:
@@ -69,11 +69,11 @@ def reduce(instruction: Instruction) -> OpRule:
 
 
 def _why_whole(instruction: Instruction) -> str:
-    """Why reduced dimensions may not be split; empty where they may.
+    """Why reduced dimensions may not be split; empty when they may.
 
-    XLA takes initial values for neutral elements: every device starts its partial reduction from them, so that a
-    sum from 5 over n devices ends 5 (n - 1) too high, and leaves them out where a device has one element to reduce.
-    It has all-reduces of `and` and `or` for booleans only.
+    XLA assumes that initial values are neutral: every device starts its partial reduction from them (a sum from 5 over
+    n devices ends 5 (n - 1) too high), and omits them when a device has one element to reduce. It has all-reduces of
+    `and` and `or` on booleans only.
     """
     count = len(instruction.operands) // 2
     region = instruction.called["to_apply"][0]
@@ -89,8 +89,8 @@ def _why_whole(instruction: Instruction) -> str:
     return ""
 
 
-def starts_elsewhere(instruction: Instruction) -> bool:
-    """Whether a reduce of one array stays whole for nothing but the initial value that it has."""
+def has_initial_value(instruction: Instruction) -> bool:
+    """Whether only its initial value keeps a reduce of one array whole."""
     if instruction.opcode != "reduce" or len(instruction.operands) != 2:
         return False
     reduction = reduction_of(instruction.called["to_apply"][0])
@@ -102,7 +102,7 @@ def starts_elsewhere(instruction: Instruction) -> bool:
 
 
 def neutral_element(reduction: str, element_type: str) -> float:
-    """What changes nothing: `neutral ∘ a = a`."""
+    """The neutral element: `neutral ∘ a = a`."""
     if reduction in ("add", "multiply", "or"):
         return 1 if reduction == "multiply" else 0
     if element_type != "pred" and element_type[0] not in "su":
@@ -142,7 +142,7 @@ def reduce_window(instruction: Instruction) -> OpRule:
         if span(window, dim, size) not in (Span.NONE, Span.TILES):
             halo = tuple(window_halo(window, dim, i, size, results[dim]) for i in every)
         factors.append(factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim), halo=halo))
-    far = [str(dim) for dim, (size, found) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and found is None]
+    far = [str(dim) for dim, (size, f) in enumerate(zip(sizes, factors, strict=True)) if size > 1 and f is None]
     return rule(factors, f"windows reach beyond the neighbours along dimension {', '.join(far)}" if far else "")
 
 
@@ -168,8 +168,8 @@ def sort(instruction: Instruction) -> OpRule:
     (sorted_dim,) = instruction.get("dimensions")
     leaves = operand_leaves(instruction)
     every = range(len(leaves))
-    kept = [dim for dim in range(leaves[0].rank) if dim != sorted_dim]
+    others = [dim for dim in range(leaves[0].rank) if dim != sorted_dim]
     return rule(
-        (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim)) for dim in kept),
+        (factor(instruction, f"d{dim}", dict.fromkeys(every, dim), dict.fromkeys(every, dim)) for dim in others),
         f"dimension {sorted_dim} is sorted",
     )

@@ -1,4 +1,4 @@
-"""What is known of every opcode, as a table for people."""
+"""All opcodes with their rules, in a human-readable table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardwright.planner.rules.base import RULES, coverage
 
 
 def opcode_table() -> str:
-    """A Markdown table of all opcodes: those with a rule by what the rule says, the others by why they have none."""
+    """A Markdown table of all opcodes: those with a rule by its summary, the others by their reason."""
     rows: list[tuple[str, str, str]] = []
     for opcode, reason in coverage().items():
         if opcode in RULES:

@@ -7,7 +7,7 @@ from shardwright.planner.rules.base import (
     Factor,
     OpRule,
     factor,
-    replicated,
+    no_factors,
     rule,
     strategy_rule,
 )
@@ -47,6 +47,6 @@ def get_tuple_element(instruction: Instruction) -> OpRule:
     """The leaves of element `index`; the others are not touched."""
     shape = instruction.operands[0].shape
     if not isinstance(shape, TupleShape):
-        return replicated("its operand is not a tuple")
+        return no_factors("its operand is not a tuple")
     first = sum(len(element.leaves) for element in shape.elements[: instruction.index])
     return leafwise(instruction, {i: first + i for i in range(len(instruction.shape.leaves))})

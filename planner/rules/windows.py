@@ -1,4 +1,4 @@
-"""What a window attribute does to one dimension: nothing, tiles without borders, or more."""
+"""Effect of a window attribute on one dimension: none, tiles without borders, or more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.planner.rules.halo import Halo
 
 
 class Span(Enum):
-    """How the windows along one dimension lie."""
+    """Arrangement of the windows along one dimension."""
 
     NONE = auto()  # one element wide: the dimension goes through
     TILES = auto()  # side by side, without overlap, padding or rest: blocks stay apart
@@ -18,7 +18,7 @@ class Span(Enum):
 
 
 def span(window: Window | None, dim: int, size: int) -> Span:
-    """How the windows along dimension `dim`, of `size` elements, lie; an absent window spans nothing."""
+    """Arrangement of the windows along dimension `dim`, of `size` elements; an absent window spans nothing."""
     if window is None:
         return Span.NONE
     wide, stride = window.sizes[dim], window.strides[dim]
@@ -34,7 +34,7 @@ def span(window: Window | None, dim: int, size: int) -> Span:
 
 
 def window_halo(window: Window, dim: int, operand: int, size: int, result_size: int) -> Halo:
-    """The borders that windows along dimension `dim` read beyond a block of their results.
+    """The borders read by windows along dimension `dim` beyond a block of their results.
 
     size / result_size: elements of the operand `operand` (a flat leaf) and of the result along it.
     """
@@ -49,10 +49,10 @@ def window_halo(window: Window, dim: int, operand: int, size: int, result_size: 
     )
 
 
-def summed_halo(window: Window, dim: int, operand: int, size: int, taps: int, result_size: int) -> Halo:
-    """The borders of an image that a block of the window's `taps` meets, for all `result_size` results.
+def contraction_halo(window: Window, dim: int, operand: int, size: int, taps: int, result_size: int) -> Halo:
+    """The borders of an image combined with a block of the window's `taps`, over all `result_size` results.
 
-    So it is in the gradient of a kernel, a convolution whose window is a whole image.
+    Used in the gradient of a kernel: a convolution with a whole image in its window.
     """
     return Halo(
         operand=operand,

@@ -1,1 +1,1 @@
-"""The search over meshes, micro-batches and what is computed again; bounds on what it may have missed."""
+"""Search over meshes, micro-batches and rematerialization, with lower bounds on the optimum."""

@@ -1,10 +1,9 @@
-"""Which dimension of which argument is the batch.
+"""Batch dimensions of the arguments.
 
-A step is the same for every element of its batch: cut along it, each part computes its share of everything that is not
-the same for all parts. So the batch is what `planner.microbatch` can cut a step along, and not, say, the time of a
-sequence, whose steps follow each other, or the rows of a table that any element may look up. Where no cut exists that
-more work in products runs along (a batch norm's statistics are of the whole batch, and a loss can be cut along the
-features of what is wanted), it is the dimension that most of that work runs along.
+A step is the same for each batch element: cut along the batch, each part computes its share of all part-specific
+values. Hence the batch is a dimension along which `planner.microbatch` can cut a step. A sequence's time (consecutive
+steps) or the rows of a lookup table are none. Sometimes no cut covers more product work (batch-norm statistics span the
+whole batch; a loss can be cut along the target's features). Then the batch is the dimension with the most product work.
 """
 
 from __future__ import annotations
@@ -15,30 +14,35 @@ from math import prod
 from shardwright.config import PlanOptions
 from shardwright.cost.compute import flops
 from shardwright.hlo import Module
-from shardwright.planner.graph.colours import Ties
+from shardwright.planner.constraints.forced import state_arguments
+from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow
-from shardwright.planner.microbatch.batch import candidates, ties_of
+from shardwright.planner.microbatch.batch_candidates import batch_candidates, tie_dims
 from shardwright.planner.microbatch.kinds import Along, Term
 from shardwright.planner.microbatch.labels import HEAVY
-from shardwright.planner.microbatch.split import labelled
-from shardwright.planner.pins.force import state_arguments
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.split import label_step
+from shardwright.planner.strategies.rule_cache import RuleCache
 
-#: Instructions that compute nothing of their own.
-_HANDING_ON = frozenset({"parameter", "tuple", "get-tuple-element"})
+#: Instructions without computation of their own.
+_FORWARDING_OPCODES = frozenset({"parameter", "tuple", "get-tuple-element"})
 
 
-def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: KnownRules | None = None) -> dict[int, int]:
-    """By flat number, the arguments that carry the batch, each with the dimension; empty where none does.
+def find_batch_dims(
+    module: Module, flow: Dataflow, options: PlanOptions, rules: RuleCache | None = None
+) -> dict[int, int]:
+    """Batch arguments: flat number → batch dimension; empty without any.
 
-    flow: of `module`. rules: of its instructions, where some are known.
+    flow: of `module`.
+    rules: of its instructions, when some are cached.
     """
-    rules = rules or KnownRules()
+    rules = rules or RuleCache()
     usual = _first_dims(flow, options)
     if usual and _is_cut_along(module, usual, rules):
         return usual
-    ties = ties_of(flow, rules)
-    guesses = [{number: along.dim for number, along in batch.items()} for batch in candidates(flow, options, ties)]
+    ties = tie_dims(flow, rules)
+    guesses = [
+        {number: along.dim for number, along in batch.items()} for batch in batch_candidates(flow, options, ties)
+    ]
     work = [_work_along(flow, ties, batch) for batch in guesses]
     usual_work = _work_along(flow, ties, usual)
     for batch, along in zip(guesses, work, strict=True):
@@ -48,7 +52,7 @@ def batch_dims(module: Module, flow: Dataflow, options: PlanOptions, rules: Know
 
 
 def _first_dims(flow: Dataflow, options: PlanOptions) -> dict[int, int]:
-    """Dimension 0 of every argument, not kept between steps, that is as long as that of the largest of them."""
+    """Dimension 0 of every non-state argument with the largest argument's leading size."""
     state = state_arguments(flow, options)
     shapes = {number: flow.nodes[node].shapes[0].dimensions for number, node in enumerate(flow.parameters)}
     arrays = {number: shape for number, shape in shapes.items() if shape and number not in state}
@@ -56,19 +60,19 @@ def _first_dims(flow: Dataflow, options: PlanOptions) -> dict[int, int]:
     return {number: 0 for number, shape in arrays.items() if shape[0] == size}
 
 
-def _is_cut_along(module: Module, batch: Mapping[int, int], rules: KnownRules) -> bool:
-    """Whether a step can be cut there, and something is computed part by part."""
-    _, labels = labelled(module, {number: Along(dim) for number, dim in batch.items()}, rules=rules)
+def _is_cut_along(module: Module, batch: Mapping[int, int], rules: RuleCache) -> bool:
+    """Whether a step can be cut there, with some value computed part by part."""
+    _, labels = label_step(module, {number: Along(dim) for number, dim in batch.items()}, rules=rules)
     return not labels.conflicts and any(
         isinstance(kind, Along | Term)
         for instruction, kinds in labels.kinds.items()
-        if instruction.opcode not in _HANDING_ON
+        if instruction.opcode not in _FORWARDING_OPCODES
         for kind in kinds
     )
 
 
-def _work_along(flow: Dataflow, ties: Ties, batch: Mapping[int, int]) -> float:
-    """Operations a step of the products that have a dimension tied to the batch."""
+def _work_along(flow: Dataflow, ties: TiedDims, batch: Mapping[int, int]) -> float:
+    """Operations a step of the products with a dimension tied to the batch."""
     dims = ties.dims([(flow.parameters[number], dim) for number, dim in batch.items()])
     total = 0.0
     for node in flow.nodes:

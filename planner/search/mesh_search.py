@@ -1,4 +1,4 @@
-"""The search on one mesh: a program's choice problem there, its solution, and the plan that this is."""
+"""The search on one mesh: choice problem, solution, and evaluated plan."""
 
 from __future__ import annotations
 
@@ -8,55 +8,54 @@ from dataclasses import replace
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory_and_peak, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile, predict_memory_and_peak
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.planner.clock import Clock
-from shardwright.planner.costs.least_moves import EXACT_RANK, LeastPrices
+from shardwright.planner.constraints.confine import Confinement
+from shardwright.planner.constraints.forced import ForcedStrategy, check_force
+from shardwright.planner.constraints.pins import Requirement, array_name, satisfying_shardings
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.budget import Memory
+from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.pins.confine import Confinement
-from shardwright.planner.pins.force import Forced, check_force
-from shardwright.planner.pins.pins import Requirement, allowed, called
-from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variables
-from shardwright.planner.plans.ledger import communication, compute_time_s
-from shardwright.planner.search.found import Found, Tried
-from shardwright.planner.search.meshes import given_mesh
+from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variable_plans
+from shardwright.planner.plans.collectives import communication, compute_time_s
+from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
-from shardwright.planner.search.rule_mode import propagated
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.combinable import combinable_at
-from shardwright.planner.segments.exposed import nodes_at
-from shardwright.planner.segments.layout import with_views
-from shardwright.planner.segments.neighbourhoods import Neighbourhoods
-from shardwright.planner.strategies.bounding import BoundingBuilder
-from shardwright.planner.strategies.preference import Preference
-from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
+from shardwright.planner.search.sharding_propagation import propagate_shardings
+from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
+from shardwright.planner.segments.combinable_collectives import combinable_bytes_by_node
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
+from shardwright.planner.segments.overlap import nodes_at
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
+from shardwright.planner.segments.variables import with_views
+from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.tie_break import TieBreak
 from shardwright.plans import CostSummary
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
 
-#: The largest program, in nodes, for which the plans that experts write are priced beside the search unless more
-#: effort is asked for. In larger ones a mesh that another one refines is left out too, if the plan turns out to need
-#: the finer one.
-EXPERT_NODES = 2500
+#: Maximum number of nodes of a program whose experts' plans are priced beside the search by default. Larger programs
+#: also skip coarse meshes, unless the plan needs no finer one.
+LARGE_PROGRAM_NODES = 2500
 
-#: Relative gap at which the one mesh that is searched with `effort="fast"` counts as solved.
-CLOSE_IF_FAST = 5e-3
+#: Relative gap of the single mesh solved with `effort="fast"`.
+FAST_GAP_TOLERANCE = 5e-3
 
-#: Relative gap at which a plan that another one is descended from counts as found, where the program is large.
-CLOSE_IF_LARGE = 1e-3
+#: Relative gap of plans to be refined, in large programs.
+LARGE_GAP_TOLERANCE = 1e-3
 
 Listener = Callable[[PlanProgress], None]
 
 
 class MeshSearch:
-    """The program and its pins, read once, and what planning it on any one mesh gives."""
+    """The program and its pins, read once; solves any single mesh."""
 
     def __init__(
         self,
@@ -68,17 +67,19 @@ class MeshSearch:
     ) -> None:
         self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
-        self._best: Found | None = None
+        self._reported_plan: CandidatePlan | None = None
         self._incumbent_s = math.inf
         check_force(options)
-        given_mesh(options, cluster.device_count)  # a mesh that cannot be is refused before anything is read
+        mesh_from_options(options, cluster.device_count)  # an impossible mesh is refused before parsing
         self.report("parse")
         self.cluster = cluster
         self.options = options
         self.profile = hardware_profile(cluster.hardware)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
-        self.clock.took(self.clock.elapsed_s)  # until more is known: plans are made about as fast as read
+        self.clock.record_build_time(
+            self.clock.elapsed_s
+        )  # initial estimate: building a plan takes about as long as parsing
         self.flow = self.program.flow
         self.recomputation: Recomputation | None = None
         self.hidden_share = 1.0
@@ -86,32 +87,31 @@ class MeshSearch:
 
     @property
     def is_large(self) -> bool:
-        return len(self.flow.nodes) > EXPERT_NODES
+        return len(self.flow.nodes) > LARGE_PROGRAM_NODES
 
     @property
     def is_fast(self) -> bool:
-        """Whether one mesh is searched, what fits first is taken, and nothing is done to bound or to better that."""
+        """Whether one mesh is searched and its first feasible plan taken, without bounding or improving it."""
         return self.options.effort == "fast" and self.options.mode == "search"
 
     @property
-    def descends(self) -> bool:
-        """Whether three axes are descended to. Not where axes have roles or names, which would have to be said anew
-        of their parts. Also where they are searched outright: what a descent ends at may be better than what that finds
-        of a large program."""
+    def refines_to_three_axes(self) -> bool:
+        """Whether plans are refined to three axes. Not with axis roles or names, undefined on the parts of an axis.
+        Also when three axes are searched outright: in a large program the descent may end at a better plan."""
         options = self.options
         is_free = options.force is None and options.mesh is None and not self.program.pins
         return is_free and options.mode == "search" and not self.is_fast
 
-    def is_late(self) -> bool:
-        """Whether what is known has to do: a plan, or that none fits."""
-        return self.clock.is_over
+    def must_stop(self) -> bool:
+        """Whether the search must stop with its current result: a plan, or infeasibility."""
+        return self.clock.must_stop
 
     def time_limit_s(self) -> float:
-        """Seconds that the integer program may take until the deadline, if there is one."""
-        return self.clock.within(math.inf)
+        """Seconds left until the deadline, the time limit of an integer program; infinite without a deadline."""
+        return self.clock.time_left_s(math.inf)
 
     def report(self, phase: str, detail: str = "") -> None:
-        best = self._best
+        best = self._reported_plan
         known_s = self._incumbent_s if self._incumbent_s < math.inf else 0.0
         if self._progress is not None:
             self._progress(
@@ -125,72 +125,80 @@ class MeshSearch:
             )
 
     @property
-    def told_of(self) -> Found | None:
-        """The plan that was told of last: what a deadline leaves of what goes on from it."""
-        return self._best
+    def reported_plan(self) -> CandidatePlan | None:
+        """The last reported plan: the result of an improvement step cut off by the deadline."""
+        return self._reported_plan
 
-    def tell_of(self, found: Found) -> None:
-        """Report a plan that fits, now and from now on, with its bound as far as it is bounded."""
-        self._best = found
+    def report_plan(self, found: CandidatePlan) -> None:
+        """Report a feasible plan with its bound so far, now and in later reports."""
+        self._reported_plan = found
         self.report("search", str(found.mesh))
 
-    def on_mesh(self, mesh: Mesh, close: float = 0.0) -> Tried:
-        """The fastest plan on one mesh, memory aside, or one within a relative gap of `close`."""
+    def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
+        """The fastest plan on one mesh, memory aside, within a relative gap of `close`."""
         self.report("rules", str(mesh))
-        force = self.program.forced(self.options, mesh)
+        force = self.program.resolve_force(self.options, mesh)
         notes = list(self.flow.notes)
-        chain = self.chain(mesh, force, force.in_place)
+        chain = self.build_chain(mesh, force, force.in_place)
         self.report("search", str(mesh))
         try:
-            solved = self._solved(chain, close)
+            solved = self._solve_chain(chain, close)
         except PlanError:
             if not force.in_place:
                 raise
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
-            chain = self.chain(mesh, force, frozenset())
-            solved = self._solved(chain, close)
+            chain = self.build_chain(mesh, force, frozenset())
+            solved = self._solve_chain(chain, close)
         if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
-            notes += _whole_product_notes(decide(chain.graph, solved.states), self.options)
-        return self.tried(chain, solved, notes)
+            notes += _note_unsplit_products(decide(chain.graph, solved.states), self.options)
+        return self.to_mesh_solution(chain, solved, notes)
 
-    def tried(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Tried:
-        step_s = solved.value + chain.graph.least_of_free_s()
-        return Tried(mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solved=solved, notes=tuple(notes))
+    def to_mesh_solution(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> MeshSolution:
+        step_s = solved.value + chain.graph.min_recompute_s()
+        return MeshSolution(
+            mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solution=solved, notes=tuple(notes)
+        )
 
-    def kept_s(self, tried: Tried) -> float:
-        """Seconds a step of a plan that was tried, where no more runs beside compute than there is compute for, and
-        where each combined collective has a latency."""
+    def step_with_overlap_s(self, tried: MeshSolution) -> float:
+        """Seconds a step of a solution, with overlap capped by the available compute and a latency per combined
+        collective."""
         topology = tried.chain.graph.prices.topology
         if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
-        decisions = decide(tried.chain.graph, tried.solved.states)
-        return compute_time_s(decisions) + communication(decisions).waited_s
+        decisions = decide(tried.chain.graph, tried.solution.states)
+        return compute_time_s(decisions) + communication(decisions).exposed_s
 
-    def _solved(self, chain: Chain, close: float) -> SolvedChain:
+    def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
         if self.options.mode == "propagate":
-            return propagated(chain)
-        least = CLOSE_IF_LARGE if self.is_large and self.descends else CLOSE_IF_FAST if self.is_fast else 0.0
+            return propagate_shardings(chain)
+        least = (
+            LARGE_GAP_TOLERANCE
+            if self.is_large and self.refines_to_three_axes
+            else FAST_GAP_TOLERANCE
+            if self.is_fast
+            else 0.0
+        )
         return chain.solve(self.time_limit_s(), max(close, least))
 
-    def found(self, chain: Chain, solved: SolvedChain, notes: Sequence[str]) -> Found:
-        self.clock.check(self.clock.making_s)
+    def evaluate(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> CandidatePlan:
+        self.clock.check(self.clock.plan_build_s)
         begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
         moved = communication(decisions)
         instructions = instruction_plans(decisions)
-        parameters, outputs = variables(decisions, self.program.arguments, self.program.outputs)
-        predicted = memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
-        self.clock.took(self.clock.elapsed_s - begun_s)
-        return Found(
+        parameters, outputs = variable_plans(decisions, self.program.arguments, self.program.outputs)
+        predicted = predict_memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
+        self.clock.record_build_time(self.clock.elapsed_s - begun_s)
+        return CandidatePlan(
             mesh=mesh,
             chain=chain,
-            solved=solved,
+            solution=solved,
             decisions=decisions,
             cost=CostSummary(
                 compute_s=compute_s,
-                communication_s=moved.waited_s,
+                communication_s=moved.exposed_s,
                 hidden_s=moved.hidden_s,
                 lower_bound_s=0.0,
                 bound_scope="",
@@ -200,77 +208,86 @@ class MeshSearch:
             parameters=parameters,
             outputs=outputs,
             memory=predicted.summary,
-            held=predicted.held,
-            stored=predicted.stored,
-            promised_s=moved.promised_s,
+            live_buffers=predicted.held,
+            stored_leaves=predicted.stored,
+            overlap_excess_s=moved.promised_s,
         )
 
-    def needed_bytes(self, found: Found) -> int:
-        """What a device must have for a plan: the predicted peak and what the prediction may miss."""
-        return required_bytes(found.memory, self.profile)
+    def bytes_needed(self, found: CandidatePlan) -> int:
+        """Device memory a plan needs, bytes: predicted peak plus margin."""
+        return bytes_with_margin(found.memory, self.profile)
 
-    def fits(self, found: Found) -> bool:
-        """Whether a device has what a plan needs."""
-        return self.needed_bytes(found) <= self.limit_bytes
+    def fits(self, found: CandidatePlan) -> bool:
+        """Whether a plan's memory need is within the limit."""
+        return self.bytes_needed(found) <= self.limit_bytes
 
-    def memory_model(self, hubs: Iterable[Leaf]) -> Memory:
-        """What the program stores and when, with the margin that is needed of what fits."""
+    def memory_model(self, hubs: Iterable[Leaf]) -> MemoryModel:
+        """Memory model of the program, with the margin required of feasible plans.
+
+        hubs: values with a shared layout.
+        """
         margin = self.profile.compiler.margin_within(self.limit_bytes)
-        return self.program.memory(self.profile, hubs, margin)
+        return self.program.build_memory_model(self.profile, hubs, margin)
 
-    def _strategies_on(self, mesh: Mesh) -> StrategyBuilder:
-        """Strategies on a mesh that is searched: known to all that is searched there, whatever is forced or computed
-        otherwise."""
-        found = self._strategies.get(mesh)
-        if found is None:
-            found = self._strategies[mesh] = self.strategies(Prices(mesh, self.cluster, self.profile))
-        return found
+    def _strategies_for(self, mesh: Mesh) -> StrategyBuilder:
+        """Strategies on a searched mesh, shared by all variants and forced strategies."""
+        builder = self._strategies.get(mesh)
+        if builder is None:
+            builder = self._strategies[mesh] = self.strategy_builder(Prices(mesh, self.cluster, self.profile))
+        return builder
 
-    def strategies(self, prices: Prices) -> StrategyBuilder:
-        """Strategies on the mesh of `prices`. Dimensions that its axes do not divide are stored padded where they are
-        split all the same: no plan for the program as it stands."""
+    def strategy_builder(self, prices: Prices) -> StrategyBuilder:
+        """Strategies on the mesh of `prices`. With rewrites allowed, dimensions split unevenly are stored padded; such
+        a plan needs a rewritten program."""
         return StrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
 
-    def chain(self, mesh: Mesh, force: Forced, in_place: frozenset[int]) -> Chain:
+    def build_chain(self, mesh: Mesh, force: ForcedStrategy, in_place: frozenset[int]) -> Chain:
         """The choice problem on one mesh, in segments."""
-        builder = self._strategies_on(mesh)
-        chain = self._chain(builder.prices, builder, force, in_place)
-        chain.graph.preference = Preference(mesh.axes[0].name, chain.graph.least_s(), len(self.flow.nodes))
+        builder = self._strategies_for(mesh)
+        chain = self._build_chain(builder.prices, builder, force, in_place)
+        chain.graph.preference = TieBreak(mesh.axes[0].name, chain.graph.min_compute_s(), len(self.flow.nodes))
         return chain
 
-    def finer(self, chain: Chain, mesh: Mesh) -> Graph:
-        """The graph of a chain on another mesh: where plans are descended to."""
+    def refine_graph(self, chain: Chain, mesh: Mesh) -> CostGraph:
+        """The cost graph of a chain on another mesh, the target of a descent."""
         prices = Prices(mesh, self.cluster, self.profile)
-        builder, known = self.strategies(prices), Neighbourhoods()
+        builder, cache = self.strategy_builder(prices), NeighborhoodCache()
         return replace(
-            chain.graph, prices=prices, builder=builder, neighbourhoods=known, _sets={}, _least_s={}, _partial={}
+            chain.graph,
+            prices=prices,
+            builder=builder,
+            neighborhood_cache=cache,
+            _sets={},
+            _min_seconds={},
+            _partial={},
         )
 
-    def chain_to_bound(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
-        """The same with every strategy that a plan descended to may have, priced no higher: only good for a bound.
+    def build_bounding_chain(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
+        """A relaxed chain with every strategy available to refined plans at equal or lower cost: valid only to bound.
 
-        even_rank, uneven_rank: as `LeastPrices` takes them.
+        even_rank, uneven_rank: see `RelaxedPrices`.
         """
-        prices = LeastPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
-        builder = BoundingBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
-        return replace(self._chain(prices, builder, Forced(), frozenset()), is_for_bound=True)
+        prices = RelaxedPrices(mesh, self.cluster, self.profile, even_rank=even_rank, uneven_rank=uneven_rank)
+        builder = RelaxedStrategyBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
+        return replace(self._build_chain(prices, builder, ForcedStrategy(), frozenset()), is_for_bound=True)
 
     @property
-    def most_rank(self) -> int:
-        """Of arrays of up to so many dimensions moves are followed where all are."""
+    def max_rank(self) -> int:
+        """The rank up to which all moves are followed exactly."""
         return max(EXACT_RANK, *(shape.rank for node in self.flow.nodes for shape in node.shapes))
 
-    def following(self, chain: Chain, rank: int) -> Chain:
-        """A chain to bound with the same strategies, of which moves are followed of arrays of up to so many
-        dimensions."""
+    def with_exact_moves(self, chain: Chain, rank: int) -> Chain:
+        """A bounding chain with the same strategies; moves of arrays up to `rank` dimensions are followed exactly."""
         prices = chain.graph.prices
-        assert isinstance(prices, LeastPrices), "only chains to bound count moves by what a device must receive"
+        assert isinstance(prices, RelaxedPrices), "only chains to bound count moves by what a device must receive"
         if (prices.even_rank, prices.uneven_rank) == (rank, rank):
             return chain
-        graph = replace(chain.graph, prices=prices.following(rank), _partial={})
+        graph = replace(chain.graph, prices=prices.with_exact_rank(rank), _partial={})
         return Chain(graph=graph, instances=chain.instances, runs=chain.runs, is_for_bound=True)
 
-    def _chain(self, prices: Prices, builder: StrategyBuilder, force: Forced, in_place: frozenset[int]) -> Chain:
+    def _build_chain(
+        self, prices: Prices, builder: StrategyBuilder, force: ForcedStrategy, in_place: frozenset[int]
+    ) -> Chain:
         requirements = {
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
@@ -280,76 +297,79 @@ class MeshSearch:
             confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)
         extra: dict[int, tuple[Hashable, ...]] = dict.fromkeys(in_place, ("in place",))
-        combinable: Mapping[Leaf, int] = self.program.combinable if prices.topology.combiner_limits else {}
+        combinable: Mapping[Leaf, int] = self.program.combinable_bytes if prices.topology.combiner_limits else {}
         if combinable:
-            extra |= {node: (*extra.get(node, ()), each) for node, each in combinable_at(self.flow, combinable)}
+            extra |= {
+                node: (*extra.get(node, ()), group_key)
+                for node, group_key in combinable_bytes_by_node(self.flow, combinable)
+            }
         overlap, beside, behind = prices.topology.overlap, frozenset[Leaf](), frozenset[int]()
         if overlap:
             beside = self.program.gradients
-            behind = self.program.readiness.behind if self.hidden_share < 1 else behind
+            behind = self.program.readiness.hiding_nodes if self.hidden_share < 1 else behind
             extra |= {node: (*extra.get(node, ()), "beside") for node in nodes_at(self.flow, beside)}
             extra |= {node: (*extra.get(node, ()), "behind") for node in sorted(behind)}
         if confinement is not None:
             for node in self.flow.nodes:
                 extra[node.index] = (*extra.get(node.index, ()), *confinement.key(node))
         self.clock.check()
-        structure = self.program.structure(requirements, extra)
-        graph = Graph(
-            layout=structure.layout,
-            alike=structure.alike,
+        structure = self.program.build_structure(requirements, extra)
+        graph = CostGraph(
+            variables=structure.variables,
+            isomorphic_variables=structure.isomorphic_variables,
             prices=prices,
             builder=builder,
-            pinned=self._pinned(builder, requirements, prices.mesh),
+            pinned=self._strategies_of_pins(builder, requirements, prices.mesh),
             in_place=in_place,
-            arriving=self.program.arriving,
+            fed_arguments=self.program.fed_arguments,
             confinement=confinement,
-            combinable=combinable,
-            beside=beside,
-            exposed=1.0 - self.hidden_share * overlap,
+            combinable_bytes=combinable,
+            overlappable=beside,
+            exposed_fraction=1.0 - self.hidden_share * overlap,
             readiness=self.program.readiness if overlap else None,
-            behind=behind,
-            counted=self.hidden_share,
+            hiding_nodes=behind,
+            counted_fraction=self.hidden_share,
             clock=self.clock,
         )
         return Chain(graph=graph, instances=structure.instances, runs=structure.runs)
 
-    def _pinned(
+    def _strategies_of_pins(
         self, builder: StrategyBuilder, requirements: dict[int, tuple[Requirement, ...]], mesh: Mesh
     ) -> dict[int, StrategySet]:
-        """Strategies of the nodes that may not choose freely."""
-        nodes, names = self.flow.nodes, self._names()
+        """Strategies of the pinned nodes."""
+        nodes, names = self.flow.nodes, self._node_names()
         return {
             node: builder.of_shardings(
-                allowed(
+                satisfying_shardings(
                     self.flow,
                     nodes[node],
                     asked,
                     mesh,
-                    names.get(node) or called(self.flow.module, nodes[node].instruction),
+                    names.get(node) or array_name(self.flow.module, nodes[node].instruction),
                 )
             )
             for node, asked in requirements.items()
         }
 
-    def _names(self) -> dict[int, str]:
-        """What messages call the nodes that the user knows; an output that is also an argument, by that."""
+    def _node_names(self) -> dict[int, str]:
+        """Names of user-visible nodes in messages; an output that is also an argument has the argument's name."""
         flow, program = self.flow, self.program
-        found: dict[int, str] = {}
+        labels: dict[int, str] = {}
         for kind, nodes, names in (
             ("argument", flow.parameters, program.arguments),
             ("output", flow.outputs, program.outputs),
         ):
             for node, name in zip(nodes, names, strict=True):
-                found.setdefault(node, f"{kind} {name}")
-        return found
+                labels.setdefault(node, f"{kind} {name}")
+        return labels
 
 
-#: Forced strategies that promise to compute along the batch.
+#: Forced strategies that split computation along the batch.
 _ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
 
 
-def _whole_product_notes(decisions: Decisions, options: PlanOptions) -> list[str]:
-    """What a strategy that splits the batch computes whole on every device all the same."""
+def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[str]:
+    """Note of the products computed whole on every device despite a batch-splitting strategy."""
     axis = decisions.graph.prices.mesh.axes[0]
     whole = []
     for node in decisions.graph.flow.nodes:

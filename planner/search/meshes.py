@@ -1,16 +1,16 @@
-"""Which meshes to try.
+"""Candidate meshes.
 
-A mesh lays the cluster's devices, numbered node by node, row-major over its axes: the last axis joins neighbours, so it
-lies inside a node where its size divides the node's; the first one crosses nodes. Candidates are all ordered
-factorizations of the device count into one to three axes, whatever the primes; nodes may differ in size.
+A mesh arranges the cluster's devices, numbered node by node, row-major over its axes: the last axis joins neighbors and
+lies inside a node when its size divides the node's; the first crosses nodes. Candidates are all ordered factorizations
+of the device count into one to three axes, with any primes; nodes may differ in size.
 
-Two of them are the same problem where some exchange of their axes maps every set of axes onto one of the same sizes
-whose groups of devices lie alike on the nodes: all that a cost can depend on. Of such meshes the first is kept. (What
-may still differ is which axis is the major one where two split one dimension together.) On one node of 8 devices,
-`2x4` and `4x2` are one problem; on two nodes of 4 they are not.
+Two meshes are equivalent when some permutation of axes maps every set of axes to a set of equal sizes and equally
+placed device groups: all a cost can depend on. The first of them is kept. (A possible difference remains: the major
+axis of two axes splitting one dimension.) On one node of 8 devices, `2x4` and `4x2` are equivalent; on two nodes of 4
+they are not.
 
-A mesh with more axes can express whatever a mesh can that joins neighbouring axes of it (`refines`): a lower bound for
-the finer one holds for the coarser one.
+A mesh can express every plan of the coarser meshes that join its neighboring axes (`refines`): its lower bound holds on
+the coarser mesh, too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shardwright.config import MAX_MESH_AXES, PlanOptions
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.errors import OptionError
 from shardwright.options import DEFAULT_AXES
-from shardwright.planner.graph.own_mesh import ordered
-from shardwright.planner.pins.own import own_meshes
-from shardwright.planner.pins.pins import Requirements, axis_orders, named_axes, program_meshes
+from shardwright.planner.constraints.mesh_unification import common_program_meshes
+from shardwright.planner.constraints.pins import Requirements, axes_in_pins, axis_orders, program_meshes
+from shardwright.planner.graph.program_mesh import order_axes
 from shardwright.shardings import Mesh, MeshAxis
 
-#: What a set of axes looks like from outside: per group of devices, its members on each node.
+#: Placement of a set of axes: per device group, its number of members on each node.
 _Footprint = tuple[tuple[int, ...], ...]
 
 
-def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
-    """The mesh of the options; OptionError where it does not fit the cluster. None: search."""
+def mesh_from_options(options: PlanOptions, device_count: int) -> Mesh | None:
+    """The mesh of the options; None: search. OptionError when it does not fit the cluster."""
     if options.mesh is None:
         return None
     if not 1 <= len(options.mesh) <= MAX_MESH_AXES:
@@ -56,41 +56,48 @@ def given_mesh(options: PlanOptions, device_count: int) -> Mesh | None:
 
 
 def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requirements) -> tuple[Mesh, ...]:
-    """The meshes to plan on: the given one, the program's own, or candidates that have the axes which pins name.
+    """The meshes to search: the given one, the program's own, or candidates with the axes named by pins.
 
-    A program's own mesh (of its sharding constraints; the one that their tiles need where they name no axes) is taken
-    where it has as many devices as the cluster; else candidates that have its axes in other sizes (`scaled_meshes`),
-    the first group of them.
-    Without either, a forced strategy over all axes gets one axis, a mixed one two or more, expert parallelism one or
-    two.
-    Raises OptionError where the given mesh does not fit, or nothing can.
+    The program's own mesh (of its sharding constraints, or required by their tiles when axes are unnamed) is taken when
+    its device count equals the cluster's. Otherwise: the first group of candidates with its axes in other sizes
+    (`scale_program_mesh`). Without either, a forced strategy over all axes gets one axis, a mixed one two or more,
+    expert parallelism one or two.
+
+    Raises OptionError when the given mesh does not fit, or no mesh can.
     """
-    given = given_mesh(options, cluster.device_count)
+    given = mesh_from_options(options, cluster.device_count)
     if given is not None:
         return (given,)
-    names = named_axes(requirements)
-    own = _own_mesh(requirements, names, cluster.device_count)
+    names = axes_in_pins(requirements)
+    own = _program_mesh(requirements, names, cluster.device_count)
     if own is not None:
         return (own,)
-    scaled = scaled_meshes(cluster, requirements)[0]
+    scaled = scale_program_mesh(cluster, requirements)[0]
     if not isinstance(options.force, str):
         return scaled
-    forced = _forced_meshes(cluster, options.force, names)
-    return tuple(mesh for mesh in forced if not any(each.unsplit(mesh) for each in own_meshes(requirements))) or scaled
+    forced = _meshes_for_force(cluster, options.force, names)
+    return (
+        tuple(
+            mesh
+            for mesh in forced
+            if not any(program_mesh.axes_without_match(mesh) for program_mesh in common_program_meshes(requirements))
+        )
+        or scaled
+    )
 
 
-def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
-    """Those on which the axes have the roles of a strategy by their place."""
+def _meshes_for_force(cluster: Cluster, force: str, names: tuple[str, ...]) -> tuple[Mesh, ...]:
+    """Meshes of a forced strategy, with axis roles assigned by position."""
     if force in ("mixed", "megatron"):
         meshes = candidate_meshes(cluster, names=names, is_ordered=True)
-        found = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
-        if not found:
+        forced_meshes = tuple(mesh for mesh in meshes if sum(axis.size > 1 for axis in mesh.axes) > 1)
+        if not forced_meshes:
             raise OptionError(
                 f"{cluster.device_count} devices have no two factors for a {force} strategy",
                 where="force",
                 remedy="take a strategy over all devices (data, tensor, zero1, fsdp), or another number of devices",
             )
-        return found
+        return forced_meshes
     if force == "expert":
         return candidate_meshes(cluster, names=names, max_axes=max(2, len(names)), is_ordered=True)
     if force == "tensor":
@@ -98,84 +105,90 @@ def _forced_meshes(cluster: Cluster, force: str, names: tuple[str, ...]) -> tupl
     return candidate_meshes(cluster, names=names, max_axes=max(1, len(names)), is_ordered=True)
 
 
-def _own_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
-    """The program's own mesh where the cluster has as many devices and pins name no other axes."""
+def _program_mesh(requirements: Requirements, names: Sequence[str], device_count: int) -> Mesh | None:
+    """The program's own mesh, when the device count matches and pins name no other axes."""
     for sizes in program_meshes(requirements):
         real = {name: size for name, size in sizes.items() if size > 1}
         if prod(sizes.values()) != device_count or len(real) > MAX_MESH_AXES or not set(names) <= set(sizes):
             continue
         if all(name.isidentifier() for name in real) and real:
-            return Mesh.of({name: real[name] for name in ordered(tuple(real), axis_orders(requirements))})
+            return Mesh.of({name: real[name] for name in order_axes(tuple(real), axis_orders(requirements))})
     return None
 
 
-def scaled_meshes(cluster: Cluster, requirements: Requirements) -> list[tuple[Mesh, ...]]:
-    """Meshes that have the axes which pins name and those that the program's own shardings split over, in groups, the
-    more promising first: where nothing can be planned on those of one group, the next one is to be tried.
+def scale_program_mesh(cluster: Cluster, requirements: Requirements) -> list[tuple[Mesh, ...]]:
+    """Groups of meshes with all pinned axes and the axes split by the program's own shardings, the more promising
+    first; a group without any plan is followed by the next.
 
-    First come those with every axis of the program's in a multiple of its size, then those of two axes, which leave a
-    third one to dimensions that divide less often. Where the program has more axes than a mesh, some split nothing,
-    at best such as always follow another one.
+    First: meshes with every program axis in a multiple of its size. Then: meshes of two axes, leaving a third axis to
+    dimensions with fewer divisors. When the program has more axes than a mesh, some split nothing, preferably followers
+    of another axis.
     """
-    used = ((each, name) for each in own_meshes(requirements) for name in each.used)
-    own = {name: each.sizes[name] for each, name in used if name.isidentifier()}
-    given, orders = named_axes(requirements), axis_orders(requirements)
-    return list(_scaled(cluster, tuple(own.items()), given, frozenset(orders)))
+    used = (
+        (program_mesh, name) for program_mesh in common_program_meshes(requirements) for name in program_mesh.split_axes
+    )
+    own = {name: program_mesh.sizes[name] for program_mesh, name in used if name.isidentifier()}
+    given, orders = axes_in_pins(requirements), axis_orders(requirements)
+    return list(_scale_axes(cluster, tuple(own.items()), given, frozenset(orders)))
 
 
 @lru_cache(maxsize=4)
-def _scaled(
+def _scale_axes(
     cluster: Cluster, axes: tuple[tuple[str, int], ...], given: tuple[str, ...], orders: frozenset[tuple[str, ...]]
 ) -> list[tuple[Mesh, ...]]:
-    """The same for axes (name, size) of the program's, axes that a mesh must have besides, and what splits together."""
+    """`scale_program_mesh` on plain values.
+
+    axes: (name, size) of the program's axes.
+    given: further axes of every mesh.
+    orders: axes splitting a dimension together.
+    """
     own, nodes = dict(axes), _node_of_devices(cluster)
     if not own:
         return [candidate_meshes(cluster, names=given)]
     groups: dict[tuple[int, bool, bool], dict[object, Mesh]] = {}
-    order = [name for name in ordered(tuple(own), orders) if name not in given]
-    for kept in combinations(order, min(len(order), max(MAX_MESH_AXES - len(given), 0))):
-        for mesh in candidate_meshes(cluster, names=(*given, *kept), is_ordered=True):
-            if tuple(axis.name for axis in mesh.axes if axis.name in kept) != kept:
+    order = [name for name in order_axes(tuple(own), orders) if name not in given]
+    for kept_axes in combinations(order, min(len(order), max(MAX_MESH_AXES - len(given), 0))):
+        for mesh in candidate_meshes(cluster, names=(*given, *kept_axes), is_ordered=True):
+            if tuple(axis.name for axis in mesh.axes if axis.name in kept_axes) != kept_axes:
                 continue
             lost = sum(mesh.sizes.get(name, 1) == 1 and not _follows(name, orders) for name in order)
-            shrinks = any(mesh.sizes[name] % own[name] for name in kept)
-            key = (lost, shrinks, len(mesh.axes) > max(2, len(given) + len(kept)))
-            groups.setdefault(key, {}).setdefault(_signature(mesh, nodes, (*given, *kept)), mesh)
+            shrinks = any(mesh.sizes[name] % own[name] for name in kept_axes)
+            key = (lost, shrinks, len(mesh.axes) > max(2, len(given) + len(kept_axes)))
+            groups.setdefault(key, {}).setdefault(_signature(mesh, nodes, (*given, *kept_axes)), mesh)
     return [tuple(groups[key].values()) for key in sorted(groups)]
 
 
 def _follows(name: str, orders: Collection[tuple[str, ...]]) -> bool:
-    """Whether an axis splits no dimension that an axis before it does not split too."""
+    """Whether an axis only splits dimensions already split by an earlier axis."""
     return bool(orders) and all(order.index(name) > 0 for order in orders if name in order)
 
 
 def candidate_meshes(
     cluster: Cluster, *, max_axes: int = MAX_MESH_AXES, names: Sequence[str] = (), is_ordered: bool = False
 ) -> tuple[Mesh, ...]:
-    """Meshes over all devices of the cluster, none equal to another, the more promising first.
+    """Meshes over all devices of the cluster, pairwise inequivalent, the more promising first.
 
-    names: axes that every mesh must have, in any place. Where the devices have too few factors for
-        them, some of these axes have size 1.
-    is_ordered: the axes have roles by their place, so that no exchange of them leaves the problem the same.
+    names: axes of every mesh, in any position. With too few factors in the device count, some have size 1.
+    is_ordered: axes have roles by position: no permutation leaves the problem unchanged.
 
-    Fewer axes come first, then axes that lie wholly inside nodes or wholly across them, then larger first axes.
-    Raises OptionError where `names` are more than `max_axes`.
+    Order: fewer axes, then axes wholly inside or wholly across nodes, then larger first axes. Raises OptionError with
+    more `names` than `max_axes`.
     """
     if len(names) > max_axes:
         raise OptionError(
             f"axes {', '.join(names)} are named, a mesh has at most {max_axes}", where="mesh", remedy="name fewer axes"
         )
     nodes = _node_of_devices(cluster)
-    meshes = [mesh for sizes in _all_sizes(len(nodes), max_axes, len(names)) for mesh in _named(sizes, names)]
-    meshes.sort(key=lambda mesh: _order(mesh, nodes))
-    kept: dict[object, Mesh] = {}
+    meshes = [mesh for sizes in _all_sizes(len(nodes), max_axes, len(names)) for mesh in _name_axes(sizes, names)]
+    meshes.sort(key=lambda mesh: _sort_key(mesh, nodes))
+    unique_meshes: dict[object, Mesh] = {}
     for mesh in meshes:
-        kept.setdefault(mesh if is_ordered else _signature(mesh, nodes, names), mesh)
-    return tuple(kept.values())
+        unique_meshes.setdefault(mesh if is_ordered else _signature(mesh, nodes, names), mesh)
+    return tuple(unique_meshes.values())
 
 
 def refines(fine: Mesh, coarse: Mesh) -> bool:
-    """Whether joining neighbouring axes of `fine` gives `coarse`, names aside."""
+    """Whether joining neighboring axes of `fine` gives `coarse`, names aside."""
     parts = iter(axis.size for axis in fine.axes)
     for axis in coarse.axes:
         size = 1
@@ -191,17 +204,17 @@ def _node_of_devices(cluster: Cluster) -> list[int]:
 
 
 def _all_sizes(devices: int, max_axes: int, min_axes: int) -> list[tuple[int, ...]]:
-    """Sizes of the axes of each factorization; axes of size 1 only where there is no other with `min_axes` axes."""
+    """Axis sizes of each factorization; axes of size 1 only in the absence of others with `min_axes` axes."""
     min_axes = max(min_axes, 1)
-    found = [sizes for count in range(min_axes, max_axes + 1) for sizes in _factorizations(devices, count)]
-    if found:
-        return found
+    factorizations = [sizes for count in range(min_axes, max_axes + 1) for sizes in _factorizations(devices, count)]
+    if factorizations:
+        return factorizations
     fewest = [sizes for count in range(1, min_axes) for sizes in _factorizations(devices, count)] or [()]
     return sorted({places for sizes in fewest for places in permutations((*sizes, *(1,) * (min_axes - len(sizes))))})
 
 
 def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Ordered factorizations into `count` factors from 2 on."""
+    """Ordered factorizations into `count` factors of at least 2."""
     if count == 1:
         if number > 1:
             yield (number,)
@@ -212,8 +225,8 @@ def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
                 yield (first, *rest)
 
 
-def _named(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
-    """The mesh of these sizes with `names` in every possible place, and default names elsewhere."""
+def _name_axes(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
+    """Meshes of these sizes with `names` in every possible position, default names elsewhere."""
     for places in permutations(range(len(sizes)), len(names)):
         by_place = dict(zip(places, names, strict=True))
         others = (name for name in (*DEFAULT_AXES, *(f"axis{i}" for i in range(len(sizes)))) if name not in names)
@@ -225,7 +238,7 @@ def _named(sizes: tuple[int, ...], names: Sequence[str]) -> Iterator[Mesh]:
         )
 
 
-def _order(mesh: Mesh, nodes: Sequence[int]) -> tuple[object, ...]:
+def _sort_key(mesh: Mesh, nodes: Sequence[int]) -> tuple[object, ...]:
     straddling = sum(_straddles(_footprint(mesh, (axis.name,), nodes)) for axis in mesh.axes)
     return (sum(axis.size > 1 for axis in mesh.axes), straddling, *(-axis.size for axis in mesh.axes))
 
@@ -236,15 +249,15 @@ def _straddles(footprint: _Footprint) -> bool:
 
 
 def _footprint(mesh: Mesh, axes: tuple[str, ...], nodes: Sequence[int]) -> _Footprint:
-    found = []
+    members_by_group = []
     for group in device_groups(axes, mesh):
         on_nodes = [nodes[device] for device in group]
-        found.append(tuple(sorted(on_nodes.count(node) for node in set(on_nodes))))
-    return tuple(sorted(found))
+        members_by_group.append(tuple(sorted(on_nodes.count(node) for node in set(on_nodes))))
+    return tuple(sorted(members_by_group))
 
 
 def _signature(mesh: Mesh, nodes: Sequence[int], names: Sequence[str]) -> object:
-    """Equal for meshes that are the same problem up to an exchange of axes that `names` does not name."""
+    """Equal on meshes equivalent up to a permutation of the axes outside `names`."""
     every = range(len(mesh.axes))
     footprints = {
         places: _footprint(mesh, tuple(mesh.axes[place].name for place in places), nodes)
@@ -252,9 +265,9 @@ def _signature(mesh: Mesh, nodes: Sequence[int], names: Sequence[str]) -> object
         for places in combinations(every, count)
     }
 
-    def seen_in(order: tuple[int, ...]) -> tuple[object, ...]:
+    def signature_in(order: tuple[int, ...]) -> tuple[object, ...]:
         axes = [mesh.axes[place] for place in order]
         labels = tuple((axis.size, axis.name if axis.name in names else "") for axis in axes)
         return labels, tuple(footprints[tuple(sorted(order[i] for i in places))] for places in footprints)
 
-    return min((seen_in(order) for order in permutations(every)), key=repr)
+    return min((signature_in(order) for order in permutations(every)), key=repr)

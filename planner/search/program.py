@@ -1,6 +1,6 @@
-"""What is planned, read once: the rewritten module, who reads what, names, pins, and what may be partial.
+"""The program to plan, read once: rewritten module, dataflow, names, pins, possible partial sums.
 
-Nothing here depends on a mesh.
+Independent of any mesh.
 """
 
 from __future__ import annotations
@@ -15,54 +15,66 @@ from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
 from shardwright.options import name_matches
 from shardwright.planner.clock import Clock
+from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements, refuse_manual
+from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, pins_by_name, state_arguments
+from shardwright.planner.constraints.pins import Requirement, program_meshes, suspicious_axes
 from shardwright.planner.costs.kernels import Kernels, find_kernels
-from shardwright.planner.graph.colours import Ties
+from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
-from shardwright.planner.graph.donors import alias_donors
-from shardwright.planner.graph.foreign import ForeignSharding
+from shardwright.planner.graph.donation import alias_donors
+from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names, parameter_names
-from shardwright.planner.graph.one_device import is_optimized, refuse_one_device
-from shardwright.planner.graph.optimized import NOTE, before_optimization
+from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
+from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
+from shardwright.planner.graph.sharding_calls import find_output_shardings, insert_sharding_calls
 from shardwright.planner.graph.source import Source
-from shardwright.planner.graph.written_shardings import marked_outputs, write_out_shardings
-from shardwright.planner.memory.budget import Memory
-from shardwright.planner.memory.recompute import Recomputation, rematerialized
-from shardwright.planner.microbatch import accumulated, split_step
-from shardwright.planner.pins.annotations import VariableShardings, collect, refuse_manual
-from shardwright.planner.pins.force import Forced, forced, pins_by_name, state_arguments
-from shardwright.planner.pins.pins import Requirement, odd_axes, program_meshes
-from shardwright.planner.rewrites.apart import reduced_apart
-from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
-from shardwright.planner.rewrites.folding import folded
-from shardwright.planner.rewrites.lookups import own_rows
-from shardwright.planner.rewrites.starts import started_neutrally
-from shardwright.planner.rewrites.swapped import products_swapped
-from shardwright.planner.rewrites.top_k import in_rounds
-from shardwright.planner.rewrites.variables import rewrite_for
-from shardwright.planner.search.batch_dims import batch_dims
-from shardwright.planner.segments.combinable import combinable
-from shardwright.planner.segments.cut import Instance, Run, alike, find_runs, find_segments, instances_of
-from shardwright.planner.segments.exposed import gradients
-from shardwright.planner.segments.layout import Layout, free_nodes, lay_out, variables_of
+from shardwright.planner.memory.constraint import MemoryModel
+from shardwright.planner.memory.recompute import Recomputation, apply_recomputation
+from shardwright.planner.microbatch import accumulate_step, split_step
+from shardwright.planner.rewrites.batch_norm import expand_batch_norms
+from shardwright.planner.rewrites.batched_lookups import batch_lookups
+from shardwright.planner.rewrites.constant_folding import fold_constants
+from shardwright.planner.rewrites.initial_values import neutralize_initial_values
+from shardwright.planner.rewrites.swapped_products import swap_products
+from shardwright.planner.rewrites.top_k import expand_top_k
+from shardwright.planner.rewrites.variable_views import rewrite_for
+from shardwright.planner.rewrites.variadic_reduces import split_variadic_reduces
+from shardwright.planner.search.batch_dims import find_batch_dims
+from shardwright.planner.segments.cheap_values import expensive_nodes
+from shardwright.planner.segments.combinable_collectives import combinable_bytes
+from shardwright.planner.segments.dominator_cut import (
+    Run,
+    SegmentInstance,
+    build_instances,
+    find_runs,
+    find_segments,
+    match_isomorphic_variables,
+)
+from shardwright.planner.segments.overlap import gradients
 from shardwright.planner.segments.readiness import Readiness
-from shardwright.planner.segments.remade import dear_nodes
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.segments.variables import ProgramVariables, build_variables, cheap_nodes, variables_of
+from shardwright.planner.strategies.rule_cache import RuleCache
 from shardwright.shardings import Mesh
 
 
 class Program:
     """One module, ready to be planned on any mesh.
 
-    module: as planned, after rewrites. unsplit: as it was before dimensions were written as two.
-    rewritten: which arguments and outputs have other dimensions now.
-    original / original_text: as it was given. arguments / outputs: their names.
-    batch: the dimension of each batch argument, by flat number, of a step cut into micro-batches; else None.
-    pins: requirements by node. twins: nodes that compute again what another one does, and which.
-    said: how the program's own arguments and outputs lie, where it says so.
-    state: nodes of arguments kept between steps; arriving: of all others. rules: of its instructions.
-    profile: of a device, by which what takes long to make anew for each reader is told; None: nothing does.
-    clock: ends the reading.
+    module: as planned, after rewrites.
+    unsplit: before dimension splitting.
+    rewritten: arguments and outputs with changed dimensions.
+    original / original_text: as given.
+    arguments / outputs: their names.
+    batch: batch argument (flat number) → dimension, in a step cut into micro-batches; otherwise None.
+    pins: requirements by node.
+    twins: rematerialized node → original node.
+    own_shardings: the program's own shardings of arguments and outputs, when given.
+    state: nodes of arguments kept between steps.
+    fed_arguments: nodes of all other arguments.
+    rules: strategy rules of its instructions.
+    profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
+    clock: may end the reading.
     """
 
     def __init__(
@@ -77,85 +89,85 @@ class Program:
         self.original = source if isinstance(source, Module) else source.module
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
-        refuse_one_device(self.original)
-        module = before_optimization(self.original)
-        outputs = tuple(marked_outputs(module.entry.root))
-        self.said = VariableShardings()
+        refuse_per_device_program(self.original)
+        module = undo_optimization(self.original)
+        outputs = tuple(find_output_shardings(module.entry.root))
+        self.own_shardings = VariableShardings()
         if options.constraints == "keep":
-            self.said = VariableShardings.of(module, outputs)
-        # What every reading of the program begins with: its shardings as calls, and its functions in place.
-        self._written = inline_calls(write_out_shardings(alias_donors(module), outputs))
-        self.rules = KnownRules()
-        self._read(None, options.micro_batches or 1)
+            self.own_shardings = VariableShardings.of(module, outputs)
+        # Common start of all variants: shardings as calls, functions inlined.
+        self._base_module = inline_calls(insert_sharding_calls(alias_donors(module), outputs))
+        self.rules = RuleCache()
+        self._rewrite(None, options.micro_batches or 1)
 
-    def computing(self, again: Recomputation | None, micro_batches: int) -> Program:
-        """The same program computing values again, and so many parts of the batch one after the other.
+    def rewrite_variant(self, again: Recomputation | None, micro_batches: int) -> Program:
+        """The same program with rematerialization and this many micro-batches. Raises MicroBatchError when it does not
+        split."""
+        variant = copy(self)
+        variant.rules = RuleCache(self.rules)
+        variant._rewrite(again, micro_batches)
+        return variant
 
-        Raises MicroBatchError where it does not split.
-        """
-        made = copy(self)
-        made.rules = KnownRules(self.rules)
-        made._read(again, micro_batches)
-        return made
-
-    def _read(self, again: Recomputation | None, micro_batches: int) -> None:
+    def _rewrite(self, again: Recomputation | None, micro_batches: int) -> None:
         options, twins = self.options, dict[str, str]()
-        module = self._written
+        module = self._base_module
         self.clock.check()
         if options.rewrites != "none":
-            module = folded(module)
+            module = fold_constants(module)
             if self.profile is not None and self.profile.compiler.folds_transposes:
-                module = products_swapped(module)
-            module = started_neutrally(reduced_apart(own_rows(module)))
-            module = normalizations_taken_apart(in_rounds(module))
+                module = swap_products(module)
+            module = neutralize_initial_values(split_variadic_reduces(batch_lookups(module)))
+            module = expand_batch_norms(expand_top_k(module))
         if again is not None:
-            made = rematerialized(module, again)
-            module, twins = made.module, dict(made.twins)
+            rewritten = apply_recomputation(module, again)
+            module, twins = rewritten.module, dict(rewritten.twins)
         self.clock.check()
         split = split_step(module, options) if micro_batches > 1 else None
         self.clock.check()
         if split is not None:
-            module = accumulated(split, micro_batches)
+            module = accumulate_step(split, micro_batches)
             self.clock.check()
         self.micro_batches = micro_batches
         self.batch: Mapping[int, int] | None = None
         if split is not None:
             self.batch = {number: along.dim + 1 for number, along in split.batch.items()}
-        named = _named(self.original, options) | _split(self.said.arguments)
+        named = _arguments_pinned_by_name(self.original, options) | _split_variables(self.own_shardings.arguments)
         named = named.difference(self.batch or ())
         self.unsplit = module
-        self.rewritten = rewrite_for(module, options, named, self.original, pinned_outputs=_split(self.said.outputs))
+        self.rewritten = rewrite_for(
+            module, options, named, self.original, pinned_outputs=_split_variables(self.own_shardings.outputs)
+        )
         self.clock.check()
         self.module = self.rewritten.module
         self._text: str | None = None
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
-        self.flow.notes += _unknown(self.original)
+        self.flow.notes += _note_elided_constants(self.original)
         self.flow.notes += [NOTE] if is_optimized(self.original) else []
         self.arguments = argument_names(self.flow, options.argument_names)
         self.outputs = output_names(self.flow, options.output_names)
-        self.pins = collect(self.flow, options, self.said, self.batch)
+        self.pins = collect_requirements(self.flow, options, self.own_shardings, self.batch)
         if options.mesh is None and not program_meshes(self.pins):
-            self.flow.notes += odd_axes(self.flow, self.pins)
+            self.flow.notes += suspicious_axes(self.flow, self.pins)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
-        self.arriving = frozenset(self.flow.parameters) - self.state
-        self.twins = _nodes_of(self.flow, twins)
+        self.fed_arguments = frozenset(self.flow.parameters) - self.state
+        self.twins = _pair_nodes(self.flow, twins)
         self._liveness: Liveness | None = None
         self._kernels: Kernels | None = None
-        self._dear: frozenset[int] | None = None
-        self._structures: dict[Hashable, Structure] = {}
-        self._numbers: dict[Hashable, int] = {}  # of what `structure` is told of nodes
+        self._expensive_nodes: frozenset[int] | None = None
+        self._structures: dict[Hashable, ProgramStructure] = {}
+        self._node_keys: dict[Hashable, int] = {}  # numbers of `build_structure`'s node keys
         self._gradients: frozenset[Leaf] | None = None
         self._readiness: Readiness | None = None
-        self._combinable: Mapping[Leaf, int] | None = None
+        self._combinable_bytes: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
-        self._ties: dict[tuple[bool, ...], Ties] = {}
+        self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
-    def storing(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
-        """Take over what another program says of the same arguments and outputs; batch: see the class."""
-        self.said, self.batch = said, batch
-        self.pins = collect(self.flow, self.options, said, batch)
+    def adopt_shardings(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
+        """Adopt another program's shardings of the same arguments and outputs; batch: see the class."""
+        self.own_shardings, self.batch = said, batch
+        self.pins = collect_requirements(self.flow, self.options, said, batch)
 
     @property
     def text(self) -> str:
@@ -166,129 +178,149 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all arguments kept between steps, unsplit."""
+        """Bytes of all arguments kept between steps, unsharded."""
         nodes = self.flow.nodes
         return sum(shape.size_bytes for node in self.state for shape in nodes[node].shapes)
 
     @property
     def gradients(self) -> frozenset[Leaf]:
-        """Values that may be moved beside compute."""
+        """Values whose communication may overlap compute."""
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
 
     @property
     def readiness(self) -> Readiness:
-        """What has to be computed before these values."""
+        """Nodes computed before the gradients."""
         if self._readiness is None:
             self._readiness = Readiness(self.flow, self.gradients)
         return self._readiness
 
     @property
-    def combinable(self) -> Mapping[Leaf, int]:
-        """Values whose moves a compiler may combine, and the bytes of all that they may be combined with."""
-        if self._combinable is None:
-            self._combinable = combinable(self.flow)
-        return self._combinable
+    def combinable_bytes(self) -> Mapping[Leaf, int]:
+        """Value → bytes of all collectives a compiler may combine with its own."""
+        if self._combinable_bytes is None:
+            self._combinable_bytes = combinable_bytes(self.flow)
+        return self._combinable_bytes
 
     @property
     def kernels(self) -> Kernels:
-        """What fusion makes of the nodes."""
+        """Fused kernels of the nodes."""
         if self._kernels is None:
             merges = self.profile is not None and self.profile.compiler.merges_loops
             self._kernels = find_kernels(self.flow, merges=merges)
         return self._kernels
 
-    def free_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
-        """Per node, whether each reader gets it made anew, in the sharding that it wants. As `layout.free_nodes`, but
-        for what takes too long for that."""
-        if self._dear is None:
-            self._dear = dear_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
-        return free_nodes(self.flow, self._dear.union(pinned), with_stored=with_stored)
+    def cheap_nodes(self, pinned: Iterable[int], *, with_stored: bool = False) -> list[bool]:
+        """Per node, whether each consumer recomputes it in the sharding it needs. Like `variables.cheap_nodes`, without
+        expensive nodes."""
+        if self._expensive_nodes is None:
+            self._expensive_nodes = (
+                expensive_nodes(self.flow, self.kernels, self.profile) if self.profile is not None else frozenset()
+            )
+        return cheap_nodes(self.flow, self._expensive_nodes.union(pinned), with_stored=with_stored)
 
-    def forced(self, options: PlanOptions, mesh: Mesh) -> Forced:
-        """What the strategy of `options` asks on one mesh. Raises as `planner.pins.force.forced` does."""
+    def resolve_force(self, options: PlanOptions, mesh: Mesh) -> ForcedStrategy:
+        """The forced strategy of `options` on one mesh. Raises like `constraints.forced.force_strategy`."""
         if options.force is None:
-            return Forced()
+            return ForcedStrategy()
         if not isinstance(options.force, str):
-            return Forced(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
+            return ForcedStrategy(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
         if self._batch_dims is None:
-            self._batch_dims = self.batch or batch_dims(self.module, self.flow, self.options, self.rules)
-        return forced(self.flow, self.arguments, options, mesh, self._batch_dims)
+            self._batch_dims = self.batch or find_batch_dims(self.module, self.flow, self.options, self.rules)
+        return force_strategy(self.flow, self.arguments, options, mesh, self._batch_dims)
 
-    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> Ties:
-        """Which dimensions go together where the nodes of `requirements` may not choose freely."""
-        free = tuple(self.free_nodes(requirements, with_stored=True))
+    def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> TiedDims:
+        """Tied dimensions when the nodes of `requirements` are pinned."""
+        free = tuple(self.cheap_nodes(requirements, with_stored=True))
         if free not in self._ties:
-            self._ties[free] = Ties(self.flow, free, self.rules)
+            self._ties[free] = TiedDims(self.flow, free, self.rules)
         return self._ties[free]
 
-    def structure(self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]) -> Structure:
-        """Segments and variables where the nodes of `requirements` may not choose freely.
+    def build_structure(
+        self, requirements: Mapping[int, Sequence[Requirement]], extra: Mapping[int, Hashable]
+    ) -> ProgramStructure:
+        """Segments and variables when the nodes of `requirements` are pinned.
 
-        extra: keys of further nodes that differ from others of their kind, equal where they do not.
+        extra: node → key; distinguishes nodes otherwise equal.
         """
-        pinned = {node: tuple(each.key for each in found) for node, found in requirements.items()}
-        numbers = self._numbers  # few, for many nodes: what compares and hashes them is quick
+        pinned = {
+            node: tuple(requirement.key for requirement in node_requirements)
+            for node, node_requirements in requirements.items()
+        }
+        numbers = self._node_keys  # few distinct keys, cheap to compare and hash
         marks = {node: numbers.setdefault(what, len(numbers)) for node, what in extra.items()}
         key = (tuple(sorted(pinned.items())), tuple(sorted(marks.items())))
-        found = self._structures.get(key)
-        if found is None:
-            found = self._structures[key] = Structure(self, pinned, marks)
-        return found
+        structure = self._structures.get(key)
+        if structure is None:
+            structure = self._structures[key] = ProgramStructure(self, pinned, marks)
+        return structure
 
-    def memory(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> Memory:
-        """What the program stores and when. margin: part of its temporaries that a device must have beyond them."""
+    def build_memory_model(self, profile: HardwareProfile, hubs: Iterable[Leaf], margin: float) -> MemoryModel:
+        """The memory model: buffers and their lifetimes.
+
+        hubs: values with a shared layout.
+        margin: fraction of the temporaries required in addition.
+        """
         if self._liveness is None:
             self._liveness = liveness(self.module, profile)
         hoists = profile.compiler.hoists_loop_invariants
-        return Memory(flow=self.flow, liveness=self._liveness, hubs=tuple(hubs), margin=margin, hoists=hoists)
+        return MemoryModel(
+            flow=self.flow, liveness=self._liveness, shared_layouts=tuple(hubs), margin=margin, hoists=hoists
+        )
 
 
-class Structure:
-    """The variables of a program: its layout, segments and runs, for one set of pins."""
+class ProgramStructure:
+    """The variables of a program under one set of pins, with its segments and runs."""
 
     def __init__(self, program: Program, pinned: Mapping[int, Hashable], extra: Mapping[int, Hashable]) -> None:
         flow = program.flow
-        self.free = program.free_nodes(pinned)
-        self.segments = find_segments(flow, self.free, program.state, program.twins)
+        self.is_cheap_to_recompute = program.cheap_nodes(pinned)
+        self.segments = find_segments(flow, self.is_cheap_to_recompute, program.state, program.twins)
         keys: dict[int, Hashable] = dict(extra)
-        for node in program.arriving:
+        for node in program.fed_arguments:
             keys[node] = ("arriving", extra.get(node))
-        self.layout: Layout = lay_out(
-            flow, self.free, self.segments, pinned, keys, program.kernels, program.rules, program.gradients
+        self.variables: ProgramVariables = build_variables(
+            flow,
+            self.is_cheap_to_recompute,
+            self.segments,
+            pinned,
+            keys,
+            program.kernels,
+            program.rules,
+            program.gradients,
         )
-        self.instances: tuple[Instance, ...] = instances_of(
-            flow, self.segments, lambda nodes: variables_of(self.layout, nodes), self.layout.describe
+        self.instances: tuple[SegmentInstance, ...] = build_instances(
+            flow, self.segments, lambda nodes: variables_of(self.variables, nodes), self.variables.describe
         )
         self.runs: tuple[Run, ...] = find_runs(self.instances)
-        self.alike = alike(self.instances)
+        self.isomorphic_variables = match_isomorphic_variables(self.instances)
 
 
-def _unknown(module: Module) -> list[str]:
-    """What is said of constants whose value the text leaves out."""
+def _note_elided_constants(module: Module) -> list[str]:
+    """Note of constants with elided values."""
     constants = elided(module)
     if not constants:
         return []
-    names = ", ".join(each.name for each in constants[:3]) + (", …" if len(constants) > 3 else "")
+    names = ", ".join(constant.name for constant in constants[:3]) + (", …" if len(constants) > 3 else "")
     return [f"{names}: the text leaves the value out; planned as unknown, not to be run: {PRINT_THEM}"]
 
 
-def _nodes_of(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
-    """Pairs of instructions as pairs of the nodes that they are."""
+def _pair_nodes(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
+    """Pairs of instructions as pairs of their nodes."""
     nodes: dict[str, list[int]] = {}
     for node in flow.nodes if twins else ():
         nodes.setdefault(node.instruction.name, []).append(node.index)
     return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
 
 
-def _split(said: Mapping[int, ForeignSharding]) -> set[int]:
-    """Numbers of the variables whose dimensions the program splits."""
+def _split_variables(said: Mapping[int, ImportedSharding]) -> set[int]:
+    """Numbers of the variables with dimensions split by the program."""
     return {number for number, sharding in said.items() if sharding.is_split}
 
 
-def _named(module: Module, options: PlanOptions) -> set[int]:
-    """Flat numbers of the arguments whose dimensions the user pins by name."""
+def _arguments_pinned_by_name(module: Module, options: PlanOptions) -> set[int]:
+    """Flat numbers of the arguments pinned by name."""
     if not isinstance(options.force, Mapping):
         return set()
     names = options.argument_names or parameter_names(module)

@@ -1,9 +1,9 @@
-"""The program computed whole on every device: what no plan that is handed out is slower than, where it fits.
+"""The fully replicated program: a baseline no returned plan is slower than, when it fits.
 
-    seconds a step = Σ executions × seconds of the whole instruction + arrival of what the client sends, whole
+    seconds a step = Σ executions × seconds of the whole instruction + arrival of the client's inputs, whole
 
-It has no collectives, so that it is a sum over instructions, with no problem to solve: its price is known as soon as
-any plan is. The plan itself is only made where that sum is less than what another plan takes.
+Without collectives it is a sum over instructions: its cost is known as soon as any plan is. The plan itself is built
+only when that sum is below another plan's step.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.planner.search import experts
-from shardwright.planner.search.found import LEAST_GAIN
+from shardwright.planner.search.solutions import MIN_GAIN
 from shardwright.shardings import TensorSharding
 
 if TYPE_CHECKING:
     from shardwright.cost.compute import Traffic
     from shardwright.hlo import Instruction
-    from shardwright.planner.search.found import Found
     from shardwright.planner.search.search import Search
-    from shardwright.planner.segments.choices import Graph
+    from shardwright.planner.search.solutions import CandidatePlan
+    from shardwright.planner.segments.cost_graph import CostGraph
 
 
-def replicated_s(graph: Graph) -> float:
-    """Seconds a step of the program computed whole on every device; where pins forbid that, no plan that keeps to them
-    and computes everything whole takes less."""
-    layout, flow, prices = graph.layout, graph.flow, graph.prices
-    once: dict[tuple[int, bool, Traffic | None], float] = {}  # equal instructions have one number
+def compute_replicated_step_s(graph: CostGraph) -> float:
+    """Seconds a step of the fully replicated program; when pins forbid it, a lower bound on plans that respect them and
+    compute everything whole."""
+    layout, flow, prices = graph.variables, graph.flow, graph.prices
+    once: dict[tuple[int, bool, Traffic | None], float] = {}  # seconds by signature of equal instructions
     total = 0.0
     for node in flow.nodes:
         if node.is_value or not node.weight:
@@ -35,15 +35,15 @@ def replicated_s(graph: Graph) -> float:
         traffic = layout.kernels.traffic[node.index]
         key = (layout.signatures[node.index], ends, traffic)
         if key not in once:
-            operands, results = _whole(node.instruction)
+            operands, results = _unsplit_shardings(node.instruction)
             once[key] = prices.compute_s(node.instruction, operands, results, ends_kernel=ends, traffic=traffic)
         total += node.weight * layout.kernels.parts[node.index] * once[key]
-    arriving = (flow.nodes[node].shapes[0] for node in sorted(graph.arriving))
+    arriving = (flow.nodes[node].shapes[0] for node in sorted(graph.fed_arguments))
     return total + sum(prices.arrival_s(shape, TensorSharding.replicated(shape.rank)) for shape in arriving)
 
 
-def _whole(instruction: Instruction) -> tuple[list[TensorSharding], list[TensorSharding]]:
-    """Operands and results of an instruction, nothing split."""
+def _unsplit_shardings(instruction: Instruction) -> tuple[list[TensorSharding], list[TensorSharding]]:
+    """Replicated shardings of an instruction's operands and results."""
     inputs = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
     return (
         [TensorSharding.replicated(leaf.rank) for leaf in inputs],
@@ -51,22 +51,23 @@ def _whole(instruction: Instruction) -> tuple[list[TensorSharding], list[TensorS
     )
 
 
-def faster_replicated(search: Search, found: Found, why: str = experts.SO_FAR) -> Found | None:
-    """The plan that computes everything on every device, where it fits the memory and is faster than `found`."""
-    step_s = found.cost.step_s * (1 - LEAST_GAIN)
-    if replicated_s(found.chain.graph) >= step_s:
+def replicate_if_faster(
+    search: Search, found: CandidatePlan, why: str = experts.BEST_AT_DEADLINE
+) -> CandidatePlan | None:
+    """The fully replicated plan, when it fits the memory and is faster."""
+    step_s = found.cost.step_s * (1 - MIN_GAIN)
+    if compute_replicated_step_s(found.chain.graph) >= step_s:
         return None
-    whole = experts.expert_plan(search, experts.REPLICATED, why)
+    whole = experts.build_expert_plan(search, experts.REPLICATED, why)
     is_faster = whole is not None and whole.cost.step_s < step_s
     return whole if whole is not None and is_faster and search.fits(whole) else None
 
 
-def first_that_fits(search: Search, first: Found | None) -> Found | None:
-    """`first`, the plan of an expert, or that which computes everything on every device, if it is the faster one; None
-    where neither fits the memory."""
+def choose_first_plan(search: Search, first: CandidatePlan | None) -> CandidatePlan | None:
+    """The faster of `first` (an expert's plan) and the fully replicated plan; None when neither fits the memory."""
     if first is not None and search.fits(first):
-        return faster_replicated(search, first) or first
-    if not experts.seems_to_fit(search, devices=1):
+        return replicate_if_faster(search, first) or first
+    if not experts.is_likely_to_fit(search, devices=1):
         return None
-    whole = experts.expert_plan(search, experts.REPLICATED, experts.SO_FAR)
+    whole = experts.build_expert_plan(search, experts.REPLICATED, experts.BEST_AT_DEADLINE)
     return whole if whole is not None and search.fits(whole) else None

@@ -12,53 +12,52 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
-from shardwright.planner.again.follow import Route, begin, leave_trail, planned_again
-from shardwright.planner.again.trails import Question, Trail, Trails
-from shardwright.planner.clock import Clock, OutOfTimeError, too_short
-from shardwright.planner.collector import collector_paused
-from shardwright.planner.costs.least_moves import EXACT_RANK
+from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
+from shardwright.planner.constraints.forced import origin
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.fitting import CLOSE, HOPELESS, Fitting
+from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO, LagrangianSearch
+from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.memory.words import briefly, cut_short, too_large
-from shardwright.planner.parallel import Ahead
-from shardwright.planner.pins.force import origin
+from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.search.alternative_meshes import alternative_mesh_groups, suggest_other_mesh
+from shardwright.planner.search.certify import BackgroundBound, assemble_plan, bound_plan, remove_idle_views
+from shardwright.planner.search.dual_bound import tighten_dual_bound
 from shardwright.planner.search.experts import (
-    AT_THE_END,
     EXPERTS,
+    FASTER_THAN_SEARCH,
     expert_candidates,
-    faster_than,
-    first_plan,
-    names_for,
-    priced,
+    experts_for,
+    find_faster_expert,
+    find_first_plan,
+    price_experts,
 )
-from shardwright.planner.search.finishing import Bounding, as_stored, assembled, bounded
-from shardwright.planner.search.found import LEAST_GAIN, Found, Known, Outcome, Tried
-from shardwright.planner.search.hiding import kept_promises
-from shardwright.planner.search.memory_bound import bounded_by_price
+from shardwright.planner.search.feasibility import check_state_fits
+from shardwright.planner.search.memory_tradeoffs import fit_with_remat
 from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
-from shardwright.planner.search.other_meshes import further_meshes, with_other_mesh
-from shardwright.planner.search.relief import relieved
-from shardwright.planner.search.replicated import faster_replicated, first_that_fits
-from shardwright.planner.search.simplest import simplest
-from shardwright.planner.search.sparing import sparing_plan
-from shardwright.planner.search.state_floor import check_state_fits
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.descent import descend, lifted
+from shardwright.planner.search.min_memory_plan import find_fallback_plan
+from shardwright.planner.search.overlap_cap import enforce_overlap_cap
+from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
+from shardwright.planner.search.simplest import choose_simplest
+from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan, Incumbent, MeshSolution, SearchResult
+from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.dual import TIGHT
+from shardwright.planner.warm_start.replanning import SearchRestriction, replan, save_record, warm_start_chain
+from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans import Candidate, Plan
 from shardwright.shardings import Mesh
 
-#: Most axes of the meshes that are searched outright unless more effort is asked for; and how often a plan with one
-#: axis more is then descended from one of theirs.
-SEARCHED_AXES = 2
-DESCENTS = 4
-ROUNDS_IF_LARGE = 1
+#: Maximum number of axes of meshes searched outright by default; maximum numbers of refinements to one axis more.
+MAX_SEARCHED_AXES = 2
+MAX_DESCENTS = 4
+MAX_ROUNDS_IF_LARGE = 1
 
-#: What is said of a mesh, or an expert, whose fastest plan would be faster than the one that is taken.
-_MEMORY_ASIDE = "its fastest plan, memory aside"
+#: Note on a mesh or expert whose fastest plan would beat the chosen one.
+_IGNORING_MEMORY = "its fastest plan, memory aside"
 
 
 def plan(
@@ -67,39 +66,40 @@ def plan(
     options: PlanOptions | None = None,
     *,
     progress: Listener | None = None,
-    trails: Trails | None = None,
+    trails: SearchHistory | None = None,
     clock: Clock | None = None,
 ) -> Plan:
-    """Plan one HLO module for a cluster.
+    """Plan one HLO module on a cluster.
 
-    hlo: HLO text, a parsed module or both. Without `options.mesh` every factorization of the
-    devices into one or two axes is tried (three with `effort="best"`), those that are the same problem
-    once. `progress` is called as planning goes on. trails: of earlier searches, which this one may follow and adds to.
-    clock: that the deadline runs by; None begins one now.
+    hlo: HLO text, a parsed module or both.
+    options: without `options.mesh`, all factorizations of the device count into one or two axes are tried (three with
+        `effort="best"`); equivalent ones once.
+    progress: called during planning.
+    trails: records of earlier searches; this search may follow one and adds its own.
+    clock: measures the deadline; None starts one now.
 
-    Raises HloSyntaxError for text that is not HLO, OptionError for options that do not fit
-    the program or the cluster, AnnotationError for pins that cannot hold, PlanError where no
-    plan satisfies them together, MemoryBudgetError where none fits the devices, or none was found in time that does,
-    OutOfTimeError where the deadline is too short for any.
+    Raises HloSyntaxError on text other than HLO, OptionError on options unfit to the program or cluster,
+    AnnotationError on impossible pins, PlanError on contradicting pins, MemoryBudgetError when no plan fits the devices
+    or none was found in time, OutOfTimeError when the deadline is too short to find any.
     """
-    with collector_paused():
+    with gc_paused():
         options = options or PlanOptions()
         clock = clock or Clock(options.deadline_s)
         try:
             search = Search(hlo, cluster, options, progress, trails, clock)
         except OutOfTimeError:
-            raise too_short(clock) from None
+            raise too_short_error(clock) from None
         try:
             return search.run()
         finally:
-            search.known.forget()
-            search.bounding.cancel()
-            if search.pricing is not None:
-                search.pricing.cancel()
+            search.incumbent.clear()
+            search.background_bound.cancel()
+            if search.background_experts is not None:
+                search.background_experts.cancel()
 
 
 class Search(MeshSearch):
-    """One call of `plan`: what is searched on which meshes, and which plan is taken."""
+    """One call of `plan`: selects meshes and variants, and chooses the plan."""
 
     def __init__(
         self,
@@ -107,374 +107,404 @@ class Search(MeshSearch):
         cluster: Cluster,
         options: PlanOptions,
         progress: Listener | None = None,
-        trails: Trails | None = None,
+        trails: SearchHistory | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(hlo, cluster, options, progress, clock)
-        self.trails = trails
-        self.question = Question.of(self.program.original, cluster, options) if trails is not None else None
-        self.trail: Trail | None = None
-        self.route: Route | None = None
-        self.followed: list[Outcome] = []  # what a trail that was left led to where memory binds
-        self.known = Known()
-        self.bounding = Bounding()
-        self.as_given: dict[Mesh, Tried] = {}
-        self.spared: Outcome | None = None  # of what takes little, where that was made
-        self.begun: dict[Mesh, str] = {}
-        self.expert_prices: dict[tuple[str, Mesh], Candidate] = {}
-        self.pricing: Ahead[dict[tuple[str, Mesh], Candidate]] | None = None
-        self.close = 0.0  # relative gap at which a plan of a mesh is good enough
-        self.without = frozenset[Mesh]()
+        self.history = trails
+        self.query = SearchQuery.of(self.program.original, cluster, options) if trails is not None else None
+        self.record: SearchRecord | None = None
+        self.restriction: SearchRestriction | None = None
+        self.restricted_results: list[SearchResult] = []  # results of an abandoned record under a binding memory budget
+        self.incumbent = Incumbent()
+        self.background_bound = BackgroundBound()
+        self.base_solutions: dict[Mesh, MeshSolution] = {}
+        self.fallback_result: SearchResult | None = None  # minimum-memory plan, once built
+        self.warm_start_notes: dict[Mesh, str] = {}
+        self.expert_costs: dict[tuple[str, Mesh], Candidate] = {}
+        self.background_experts: ForkedFuture[dict[tuple[str, Mesh], Candidate]] | None = None
+        self.gap_tolerance = 0.0  # relative gap of each mesh's solution
+        self.excluded_meshes = frozenset[Mesh]()
 
     def run(self) -> Plan:
         is_whole = False
         try:
             check_state_fits(self)
-            outcome = self._again()
+            outcome = self._search_from_record()
             if outcome is None:
-                outcome = self._whole()
-                is_whole = not self.clock.is_late
-            self._hold_against_replicated(outcome)
+                outcome = self._search_all()
+                is_whole = not self.clock.is_expired
+            self._compare_with_replicated(outcome)
         except OutOfTimeError:
-            if self.known.found is None:
-                raise self._cut_short() from None
-            outcome = self.known.outcome()
-        self.clock.interrupts, self.clock.is_final = False, True
-        if self.known.is_faster_than(outcome):
-            outcome.search, outcome.found, is_whole = self.known.search or self, self.known.found, False
-        if outcome.found is not None:
-            outcome.found = simplest(outcome)
-            is_whole = is_whole and not outcome.found.cost.bound_scope  # an expert's plan leads nowhere
-        made = outcome.search.finish(outcome)
+            if self.incumbent.best_plan is None:
+                raise self._deadline_error() from None
+            outcome = self.incumbent.to_result()
+        self.clock.may_stop, self.clock.is_final = False, True
+        if self.incumbent.is_faster_than(outcome):
+            outcome.search, outcome.best_plan, is_whole = self.incumbent.search or self, self.incumbent.best_plan, False
+        if outcome.best_plan is not None:
+            outcome.best_plan = choose_simplest(outcome)
+            is_whole = is_whole and not outcome.best_plan.cost.bound_scope  # an expert's plan is no starting point
+        final_plan = outcome.search.finish(outcome)
         if is_whole:
-            leave_trail(self, outcome)
-        return made
+            save_record(self, outcome)
+        return final_plan
 
-    def _again(self) -> Outcome | None:
-        """What following the trail of an earlier search gives, if there is one that leads to a plan as good."""
+    def _search_from_record(self) -> SearchResult | None:
+        """Result of following an earlier search's record; None without one leading to an equally good plan."""
         may_follow = self.options.mode == "search" and self.options.effort == "default" and self.options.remat != "full"
-        if self.trails is None or self.question is None or not may_follow:
+        if self.history is None or self.query is None or not may_follow:
             return None
-        trail = self.trail = self.trails.best_for(self.question)
+        trail = self.record = self.history.find_best(self.query)
         if trail is None:
             return None
         if self.options.deadline_s is not None:
-            self._know_a_plan()
-        return planned_again(self, trail)
+            self._find_first_plan()
+        return replan(self, trail)
 
-    def _whole(self) -> Outcome:
-        """What searching everything gives."""
-        self._know_a_plan()
+    def _search_all(self) -> SearchResult:
+        """Result of the unrestricted search."""
+        self._find_first_plan()
         self.clock.check()
-        self._price_experts_ahead()
-        outcome = relieved(self.outcome())
-        outcome = outcome if self.is_fast else kept_promises(outcome)
-        self._hold_against_experts(outcome)
+        self._start_pricing_experts()
+        outcome = fit_with_remat(self.search_meshes())
+        outcome = outcome if self.is_fast else enforce_overlap_cap(outcome)
+        self._compare_with_experts(outcome)
         return outcome
 
-    def _solved(self, chain: Chain, close: float) -> SolvedChain:
-        """Message passing begins where that of the earlier search ended, if there is a trail. Following it, a plan of a
-        large program will do that the cost model can hardly tell from the fastest."""
-        begin(self, chain)
-        follows_far = self.route is not None and self.is_large
-        return super()._solved(chain, max(close, LEAST_GAIN) if follows_far else close)
+    def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
+        """Solve a chain, message passing warm-started from an earlier search's record. Following a record of a large
+        program, a plan within the cost model's resolution suffices."""
+        warm_start_chain(self, chain)
+        follows_far = self.restriction is not None and self.is_large
+        return super()._solve_chain(chain, max(close, MIN_GAIN) if follows_far else close)
 
-    def _know_a_plan(self) -> None:
-        """A first plan at once. Not where something is forced, nor, without a deadline, where that takes a good part of
-        the search."""
+    def _find_first_plan(self) -> None:
+        """Find a first plan at once. Skipped under a forced strategy, and without a deadline when it takes a
+        considerable part of the search."""
         is_hurried = self.options.deadline_s is not None
         is_dear = self.is_large or self.is_fast
-        if not self.is_free or self.known.found is not None or (is_dear and not is_hurried):
+        if not self.is_unforced or self.incumbent.best_plan is not None or (is_dear and not is_hurried):
             return
-        first = first_plan(self)
-        found = first_that_fits(self, first)
-        if found is not None:
-            self.offer(found)
-        else:  # one that takes less is made where it turns out to help, unless nothing else may be known in time
-            self.spared = sparing_plan(self, first) if is_hurried else None
-            found = self.spared.found if self.spared is not None else None
-        if found is not None:
-            self._incumbent_s = found.cost.step_s
-            self.report("search", str(found.mesh))
+        first = find_first_plan(self)
+        candidate = choose_first_plan(self, first)
+        if candidate is not None:
+            self.offer(candidate)
+        else:  # the minimum-memory plan waits until needed, except under a deadline
+            self.fallback_result = find_fallback_plan(self, first) if is_hurried else None
+            candidate = self.fallback_result.best_plan if self.fallback_result is not None else None
+        if candidate is not None:
+            self._incumbent_s = candidate.cost.step_s
+            self.report("search", str(candidate.mesh))
 
-    def _price_experts_ahead(self) -> None:
-        """Of a large program, beside the search, unless somebody is in a hurry: of a small one that takes no time."""
-        names = names_for(self) if self.is_free and self.is_large and self.options.deadline_s is None else ()
+    def _start_pricing_experts(self) -> None:
+        """Price experts' plans of a large program on a second core, unless a deadline is set. Small programs need no
+        second core."""
+        names = experts_for(self) if self.is_unforced and self.is_large and self.options.deadline_s is None else ()
         if names:
-            self.pricing = Ahead(partial(priced, self, names))
+            self.background_experts = ForkedFuture(partial(price_experts, self, names))
 
-    def _hold_against_experts(self, outcome: Outcome) -> None:
-        """A plan that an expert would write is known too, where it is faster than what the search found. Where the
-        program is large that takes long: only some are looked at, unless nothing was found."""
-        if not self.is_free:
+    def _compare_with_experts(self, outcome: SearchResult) -> None:
+        """Offer an expert's plan when it beats the search's. Large programs try a few experts only, unless the search
+        found no plan."""
+        if not self.is_unforced:
             return
-        if self.pricing is not None and not self.is_late():
-            self.expert_prices |= self.pricing.result()
-        names = names_for(self) if outcome.found is not None else tuple(EXPERTS)
-        found = faster_than(self, outcome.step_s * (1 - LEAST_GAIN), names)
-        if found is not None:
-            self.offer(found)
+        if self.background_experts is not None and not self.must_stop():
+            self.expert_costs |= self.background_experts.result()
+        names = experts_for(self) if outcome.best_plan is not None else tuple(EXPERTS)
+        expert_plan = find_faster_expert(self, outcome.step_s * (1 - MIN_GAIN), names)
+        if expert_plan is not None:
+            self.offer(expert_plan)
 
-    def _hold_against_replicated(self, outcome: Outcome) -> None:
-        """The program computed whole on every device is known too, where that is faster than what was found."""
-        is_known = self.known.is_faster_than(outcome)
-        search, found = (self.known.search, self.known.found) if is_known else (outcome.search, outcome.found)
-        if self.is_free and search is not None and found is not None:
-            whole = faster_replicated(search, found, AT_THE_END)
+    def _compare_with_replicated(self, outcome: SearchResult) -> None:
+        """Offer the fully replicated program when it beats the incumbent."""
+        is_known = self.incumbent.is_faster_than(outcome)
+        search, best_plan = (
+            (self.incumbent.search, self.incumbent.best_plan) if is_known else (outcome.search, outcome.best_plan)
+        )
+        if self.is_unforced and search is not None and best_plan is not None:
+            whole = replicate_if_faster(search, best_plan, FASTER_THAN_SEARCH)
             if whole is not None:
                 search.offer(whole)
 
     @property
-    def is_free(self) -> bool:
+    def is_unforced(self) -> bool:
         return self.options.force is None and self.options.mode == "search"
 
-    def variant(
+    def search_variant(
         self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
-    ) -> Outcome:
-        """What the search gives for the same program computing otherwise, on all meshes but those of `without`: plans
-        that are found nearly (see `polish`). Raises MicroBatchError besides what `outcome` raises."""
-        made = self.computing(again, micro_batches)
-        made.close, made.without = CLOSE, without
-        return made.outcome()
+    ) -> SearchResult:
+        """Result of a variant (rematerialization, micro-batches) on all meshes outside `without`; plans are solved to a
+        tolerance (see `polish`). Raises MicroBatchError, and the errors of `search_meshes`."""
+        variant = self.for_variant(again, micro_batches)
+        variant.gap_tolerance, variant.excluded_meshes = GAP_TOLERANCE, without
+        return variant.search_meshes()
 
-    def computes(self, again: Recomputation | None, micro_batches: int) -> bool:
-        """Whether this is the search for the program computing so."""
+    def is_variant(self, again: Recomputation | None, micro_batches: int) -> bool:
+        """Whether this search plans the given variant."""
         return (self.recomputation, self.program.micro_batches) == (again, micro_batches)
 
-    def off_route(self, without: frozenset[Mesh]) -> Search:
-        """The same search following nothing, on all meshes but some."""
-        made = copy(self)
-        made.route, made.without = None, without
-        return made
+    def without_restriction(self, without: frozenset[Mesh]) -> Search:
+        """The same search without restriction, on all meshes outside `without`."""
+        unrestricted = copy(self)
+        unrestricted.restriction, unrestricted.excluded_meshes = None, without
+        return unrestricted
 
-    def computing(self, again: Recomputation | None, micro_batches: int) -> Search:
-        """The search for the same program computing otherwise. Raises MicroBatchError."""
+    def for_variant(self, again: Recomputation | None, micro_batches: int) -> Search:
+        """The search of a variant of the program. Raises MicroBatchError."""
         self.report("rewrite", f"{len(again.instructions) if again else 0} again, {micro_batches} micro-batches")
-        made = copy(self)
-        made.program = self.program.computing(again, micro_batches)
-        made.flow, made.recomputation = made.program.flow, again
-        return made
+        variant = copy(self)
+        variant.program = self.program.rewrite_variant(again, micro_batches)
+        variant.flow, variant.recomputation = variant.program.flow, again
+        return variant
 
-    def outcome(self) -> Outcome:
-        """What every mesh gives, memory aside. PlanError or AnnotationError where none gives anything."""
-        finest = self.meshes_of_three() if self.descends else []
+    def search_meshes(self) -> SearchResult:
+        """Solutions of all meshes, memory aside. Raises PlanError or AnnotationError when no mesh has one."""
+        finest = self.three_axis_meshes() if self.refines_to_three_axes else []
         if len(finest) == 1:
-            self.bound_ahead(finest[0])
-        tried, refusals = self._try_meshes(self._meshes())
-        for group in further_meshes(self) if not tried else ():
-            tried, more = self._try_meshes([mesh for mesh in group if mesh not in refusals])
+            self.start_bounding(finest[0])
+        solutions, refusals = self._solve_meshes(self._select_meshes())
+        for group in alternative_mesh_groups(self) if not solutions else ():
+            solutions, more = self._solve_meshes([mesh for mesh in group if mesh not in refusals])
             refusals |= more
-            if tried:
+            if solutions:
                 break
-        if not tried:
-            late = (each for each in refusals.values() if isinstance(each, OutOfTimeError))
+        if not solutions:
+            late = (refusal for refusal in refusals.values() if isinstance(refusal, OutOfTimeError))
             error = next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
-            raise with_other_mesh(self, error)
-        tried += self._finer(tried)
-        fastest = min(tried, key=lambda each: each.step_s)
-        if fastest.start is not None:
-            self.bound_ahead(fastest.mesh)
-        elif fastest.chain.runs and self.is_as_given and not self.is_fast:
-            self.bounding.begin(fastest.chain, self.time_limit_s())
-        return Outcome(search=self, tried=tried, refusals=refusals)
+            raise suggest_other_mesh(self, error)
+        solutions += self._refine_solutions(solutions)
+        fastest = min(solutions, key=lambda each: each.step_s)
+        if fastest.coarse_solution is not None:
+            self.start_bounding(fastest.mesh)
+        elif fastest.chain.runs and self.is_base_variant and not self.is_fast:
+            self.background_bound.start(fastest.chain, self.time_limit_s())
+        return SearchResult(search=self, solutions=solutions, mesh_errors=refusals)
 
     @property
-    def is_as_given(self) -> bool:
-        """Whether this is the first search of the program, and mostly the only one."""
+    def is_base_variant(self) -> bool:
+        """Whether this is the program's first search, usually the only one."""
         return self.recomputation is None and self.program.micro_batches == 1 and self.hidden_share == 1.0
 
-    def bound_ahead(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
-        """Begin to bound all plans on a mesh of three axes, which most likely is what the search ends on.
+    def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
+        """Start bounding all plans on a three-axis mesh, the likely mesh of the final plan.
 
-        rank: of arrays of up to so many dimensions moves are followed.
+        rank: moves of arrays with up to `rank` dimensions are followed exactly.
         """
-        if self.is_as_given and self.bounding.begun_on(mesh, self.flow) is None:
-            chain = self.chain_to_bound(mesh)
-            chain = chain if rank == EXACT_RANK else self.following(chain, rank)
-            self.bounding.begin(chain, self.time_limit_s())
+        if self.is_base_variant and self.background_bound.chain_on(mesh, self.flow) is None:
+            chain = self.build_bounding_chain(mesh)
+            chain = chain if rank == EXACT_RANK else self.with_exact_moves(chain, rank)
+            self.background_bound.start(chain, self.time_limit_s())
 
-    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
-        """Look for the fastest plan that fits the memory; whether there is one.
+    def fit_memory(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+        """Find the fastest plan within the memory budget; returns whether one exists.
 
-        at_once: only among the fastest of each mesh. below_s: a plan that takes as long is no use.
+        at_once: try only the fastest plan of each mesh.
+        below_s: plans at or above this step time are useless.
         """
-        found = self._choose(outcome, at_once, below_s)
-        coarser = self._coarser(found) if found is not None else None
+        candidate = self._choose_plan(outcome, at_once, below_s)
+        coarser = self._coarser_mesh(candidate) if candidate is not None else None
         if coarser is not None:
-            outcome.tried.append(self.on_mesh(coarser))
-            found = self._choose(outcome, at_once, below_s)
-        outcome.found = found
-        return found is not None
+            outcome.solutions.append(self.solve_mesh(coarser))
+            candidate = self._choose_plan(outcome, at_once, below_s)
+        outcome.best_plan = candidate
+        return candidate is not None
 
-    def polish(self, outcome: Outcome) -> None:
-        """Search to the end for the plan of an outcome, where it is one of many variants' and only found nearly."""
-        found = outcome.found
-        is_done = not self.close or self.is_large or self.is_fast or self.is_late()
-        if found is None or found.price is not None or is_done:
+    def polish(self, outcome: SearchResult) -> None:
+        """Solve the result's plan to optimality when its variant was solved to a tolerance only."""
+        candidate = outcome.best_plan
+        is_done = not self.gap_tolerance or self.is_large or self.is_fast or self.must_stop()
+        if candidate is None or candidate.multipliers is not None or is_done:
             return
-        solved = found.solved
-        if solved.value - solved.rolled_bound <= TIGHT * abs(solved.value):
+        solved = candidate.solution
+        if solved.value - solved.tied_bound <= TIGHT * abs(solved.value):
             return
-        solved = found.chain.solve(self.time_limit_s())
-        made = replace(self.found(found.chain, solved, found.notes), start=found.start)
-        if made.cost.step_s < found.cost.step_s and self.fits(made):
-            outcome.found = made
+        solved = candidate.chain.solve(self.time_limit_s())
+        polished_plan = replace(
+            self.evaluate(candidate.chain, solved, candidate.notes), coarse_solution=candidate.coarse_solution
+        )
+        if polished_plan.cost.step_s < candidate.cost.step_s and self.fits(polished_plan):
+            outcome.best_plan = polished_plan
 
-    def finish(self, outcome: Outcome) -> Plan:
-        """The plan of an outcome, bounded and checked. MemoryBudgetError where it has none."""
-        if outcome.found is None:
-            raise self._cut_short() if self.clock.is_late else outcome.refusal or PlanError("no mesh can be planned")
-        self._best = found = outcome.found if self.is_fast else bounded_by_price(self, outcome.found)
-        made = self._written_down(found, outcome)  # meanwhile a second core works out the bound
-        self._best = outcome.found = best = bounded(self, found, self.bounding)
+    def finish(self, outcome: SearchResult) -> Plan:
+        """The plan of a result, bounded and checked. MemoryBudgetError without one."""
+        if outcome.best_plan is None:
+            raise (
+                self._deadline_error()
+                if self.clock.is_expired
+                else outcome.memory_error or PlanError("no mesh can be planned")
+            )
+        self._reported_plan = tightened_plan = (
+            outcome.best_plan if self.is_fast else tighten_dual_bound(self, outcome.best_plan)
+        )
+        checked_plan = self._build_checked_plan(tightened_plan, outcome)  # a second core computes the bound meanwhile
+        self._reported_plan = outcome.best_plan = best = bound_plan(self, tightened_plan, self.background_bound)
         self.report("check", str(best.mesh))
-        made = replace(made, cost=best.cost) if best.decisions is found.decisions else self._written_down(best, outcome)
-        return replace(made, planning_s=self.clock.elapsed_s)
+        checked_plan = (
+            replace(checked_plan, cost=best.cost)
+            if best.decisions is tightened_plan.decisions
+            else self._build_checked_plan(best, outcome)
+        )
+        return replace(checked_plan, planning_s=self.clock.elapsed_s)
 
-    def _cut_short(self) -> PlanError:
-        """Why there is no plan where a deadline ended the search: the least that was found to be needed."""
-        if self.known.least is None:
-            return too_short(self.clock)
-        return cut_short(too_large(*self.known.least), self.clock)
+    def _deadline_error(self) -> PlanError:
+        """The error of a search ended by the deadline, with the smallest memory need found."""
+        if self.incumbent.smallest_infeasible is None:
+            return too_short_error(self.clock)
+        return note_deadline(too_large_error(*self.incumbent.smallest_infeasible), self.clock)
 
-    def _written_down(self, found: Found, outcome: Outcome) -> Plan:
-        """A plan of an outcome, checked."""
-        made = assembled(self, found, (*self._candidates(outcome.tried, outcome.refusals), *outcome.others))
-        made = replace(made, notes=(*made.notes, *outcome.notes))
-        module, made = as_stored(self, made)
-        check_plan(module, made)
-        return made
+    def _build_checked_plan(self, found: CandidatePlan, outcome: SearchResult) -> Plan:
+        """Assemble and check the plan of a result."""
+        checked_plan = assemble_plan(
+            self, found, (*self._list_candidates(outcome.solutions, outcome.mesh_errors), *outcome.other_candidates)
+        )
+        checked_plan = replace(checked_plan, notes=(*checked_plan.notes, *outcome.notes))
+        module, checked_plan = remove_idle_views(self, checked_plan)
+        check_plan(module, checked_plan)
+        return checked_plan
 
-    def _try_meshes(self, meshes: Sequence[Mesh]) -> tuple[list[Tried], dict[Mesh, PlanError | AnnotationError]]:
-        """The fastest plan on every mesh, memory aside, in the order of the meshes; why there is none on the others."""
-        tried: list[Tried] = []
+    def _solve_meshes(
+        self, meshes: Sequence[Mesh]
+    ) -> tuple[list[MeshSolution], dict[Mesh, PlanError | AnnotationError]]:
+        """The fastest plan per mesh, memory aside, in mesh order; and the errors of the other meshes."""
+        solutions: list[MeshSolution] = []
         refusals: dict[Mesh, PlanError | AnnotationError] = {}
         for mesh in meshes:
-            if mesh in self.without:
+            if mesh in self.excluded_meshes:
                 continue
-            if self.clock.is_late and (tried or self.is_late()):
+            if self.clock.is_expired and (solutions or self.must_stop()):
                 refusals[mesh] = OutOfTimeError("not tried: the deadline has passed")
                 continue
-            if self.route is not None and not self.route.may_be_faster(mesh, tried):
+            if self.restriction is not None and not self.restriction.may_be_faster(mesh, solutions):
                 continue
             try:
-                tried.append(self._tried_on(mesh))
+                solutions.append(self._solve_mesh_once(mesh))
             except (PlanError, AnnotationError) as error:
                 refusals[mesh] = error
                 continue
-            self._incumbent_s = min(self._incumbent_s, tried[-1].step_s)
+            self._incumbent_s = min(self._incumbent_s, solutions[-1].step_s)
             self.report("search", str(mesh))
-        return tried, refusals
+        return solutions, refusals
 
-    def _tried_on(self, mesh: Mesh) -> Tried:
-        """`on_mesh`; of the program as it is once, whether a trail is followed or left."""
-        is_final = self.route is None or not self.is_large or self.descends  # else solved less closely
-        if not (self.is_as_given and is_final):
-            return self.on_mesh(mesh, self.close)
-        if mesh not in self.as_given:
-            self.as_given[mesh] = self.on_mesh(mesh)
-        return self.as_given[mesh]
+    def _solve_mesh_once(self, mesh: Mesh) -> MeshSolution:
+        """`solve_mesh`; the unchanged program is solved once per mesh, with or without restriction."""
+        is_final = (
+            self.restriction is None or not self.is_large or self.refines_to_three_axes
+        )  # otherwise solved to a wider tolerance
+        if not (self.is_base_variant and is_final):
+            return self.solve_mesh(mesh, self.gap_tolerance)
+        if mesh not in self.base_solutions:
+            self.base_solutions[mesh] = self.solve_mesh(mesh)
+        return self.base_solutions[mesh]
 
-    def meshes_of_three(self) -> list[Mesh]:
-        """The meshes of three axes, to which plans are descended."""
-        return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == SEARCHED_AXES + 1]
+    def three_axis_meshes(self) -> list[Mesh]:
+        """The meshes of three axes, targets of the descent."""
+        return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == MAX_SEARCHED_AXES + 1]
 
-    def _finer(self, tried: Sequence[Tried]) -> list[Tried]:
-        """Plans on meshes of three axes that refine the fastest plan's, descended from it and from others; one, where
-        the program is large."""
-        if not self.descends:
+    def _refine_solutions(self, tried: Sequence[MeshSolution]) -> list[MeshSolution]:
+        """Three-axis solutions refined from the fastest plan and others, on refinements of the fastest plan's mesh;
+        only one in a large program."""
+        if not self.refines_to_three_axes:
             return []
         fastest = min(tried, key=lambda each: each.step_s)
         pairs = [
             (start, mesh)
-            for mesh in self.meshes_of_three()
+            for mesh in self.three_axis_meshes()
             if refines(mesh, fastest.mesh)
             for start in tried
-            if refines(mesh, start.mesh) and (len(start.mesh.axes) == SEARCHED_AXES or start is fastest)
+            if refines(mesh, start.mesh) and (len(start.mesh.axes) == MAX_SEARCHED_AXES or start is fastest)
         ]
         pairs.sort(key=lambda pair: pair[0] is not fastest)
-        found: dict[Mesh, Tried] = {}
-        for start, mesh in pairs[: 1 if self.is_large else DESCENTS]:
-            if self.is_late():
+        refined_solutions: dict[Mesh, MeshSolution] = {}
+        for start, mesh in pairs[: 1 if self.is_large else MAX_DESCENTS]:
+            if self.must_stop():
                 break
             if self.is_large:
-                self.bound_ahead(mesh)
+                self.start_bounding(mesh)
             self.report("search", str(mesh))
-            descended = self._descended(start, mesh)
-            if mesh not in found or descended.step_s < found[mesh].step_s:
-                found[mesh] = descended
+            descended = self._refine_solution(start, mesh)
+            if mesh not in refined_solutions or descended.step_s < refined_solutions[mesh].step_s:
+                refined_solutions[mesh] = descended
                 self._incumbent_s = min(self._incumbent_s, descended.step_s)
-        return list(found.values())
+        return list(refined_solutions.values())
 
-    def _descended(self, start: Tried, mesh: Mesh) -> Tried:
-        at, axes = lifted(start.chain, start.solved.states, mesh)
-        rounds = ROUNDS_IF_LARGE if self.is_large else None
-        fine = self.finer(start.chain, mesh)
+    def _refine_solution(self, start: MeshSolution, mesh: Mesh) -> MeshSolution:
+        at, axes = lift_plan(start.chain, start.solution.states, mesh)
+        rounds = MAX_ROUNDS_IF_LARGE if self.is_large else None
+        fine = self.refine_graph(start.chain, mesh)
         chain, solved = descend(start.chain, at, fine, axes, time_limit_s=self.time_limit_s(), most_rounds=rounds)
-        free_s = start.step_s - start.solved.value
-        return replace(start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solved=solved, start=start)
+        free_s = start.step_s - start.solution.value
+        return replace(
+            start, mesh=mesh, step_s=solved.value + free_s, chain=chain, solution=solved, coarse_solution=start
+        )
 
-    def _choose(self, outcome: Outcome, at_once: bool, below_s: float) -> Found | None:
-        best: Found | None = None
-        tried, hopeless_bytes = outcome.tried, math.inf
-        for each in sorted(tried, key=lambda each: each.step_s * (1 + LEAST_GAIN * tried.index(each))):
-            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - LEAST_GAIN))
-            if each.step_s >= limit_s:
+    def _choose_plan(self, outcome: SearchResult, at_once: bool, below_s: float) -> CandidatePlan | None:
+        best: CandidatePlan | None = None
+        solutions, hopeless_bytes = outcome.solutions, math.inf
+        for solution in sorted(solutions, key=lambda each: each.step_s * (1 + MIN_GAIN * solutions.index(each))):
+            limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - MIN_GAIN))
+            if solution.step_s >= limit_s:
                 break
-            found = outcome.plan(each)
-            if not self.fits(found):
-                if at_once or self.needed_bytes(found) >= hopeless_bytes:
+            candidate = outcome.evaluate(solution)
+            if not self.fits(candidate):
+                if at_once or self.bytes_needed(candidate) >= hopeless_bytes:
                     continue
-                fitting = Fitting(self, found, limit_s)
+                fitting = LagrangianSearch(self, candidate, limit_s)
                 try:
-                    found = replace(fitting.best(), start=each.start)
+                    candidate = replace(fitting.find_best(), coarse_solution=solution.coarse_solution)
                 except MemoryBudgetError as error:
-                    outcome.refusals[each.mesh] = error
-                    outcome.refuse(error)
-                    if fitting.is_hopeless:  # and so is each mesh whose fastest plan does not need far less
-                        hopeless_bytes = min(hopeless_bytes, self.needed_bytes(found) / HOPELESS)
+                    outcome.mesh_errors[solution.mesh] = error
+                    outcome.add_memory_error(error)
+                    if fitting.is_hopeless:  # likewise meshes whose fastest plan needs about as much
+                        hopeless_bytes = min(hopeless_bytes, self.bytes_needed(candidate) / HOPELESS_RATIO)
                     continue
-            if found.cost.step_s < limit_s:
-                best = found
-                self.offer(found)
+            if candidate.cost.step_s < limit_s:
+                best = candidate
+                self.offer(candidate)
         return best
 
-    def _candidates(
-        self, tried: Sequence[Tried], refusals: Mapping[Mesh, PlanError | AnnotationError]
+    def _list_candidates(
+        self, tried: Sequence[MeshSolution], refusals: Mapping[Mesh, PlanError | AnnotationError]
     ) -> tuple[Candidate, ...]:
-        """What was tried, with its price; and the plans that experts write, as far as they were priced."""
+        """Candidates with their costs, including the priced experts' plans."""
         name = origin(self.options)
-        chosen_s = math.inf if self._best is None else self._best.cost.step_s
-        taken_s = {each.mesh: self.kept_s(each) for each in tried if each.mesh not in refusals}
-        found = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
-        if self._best is not None:
-            found[self._best.mesh] = Candidate(mesh=self._best.mesh, step_s=self._best.cost.step_s, name=name)
-        refused = [Candidate(mesh=mesh, step_s=None, note=briefly(e), name=name) for mesh, e in refusals.items()]
-        made = (*found.values(), *refused, *expert_candidates(self))
-        return tuple(_memory_aside(each, chosen_s) for each in made)
+        chosen_s = math.inf if self._reported_plan is None else self._reported_plan.cost.step_s
+        taken_s = {
+            solution.mesh: self.step_with_overlap_s(solution) for solution in tried if solution.mesh not in refusals
+        }
+        candidates = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
+        if self._reported_plan is not None:
+            candidates[self._reported_plan.mesh] = Candidate(
+                mesh=self._reported_plan.mesh, step_s=self._reported_plan.cost.step_s, name=name
+            )
+        refused = [
+            Candidate(mesh=mesh, step_s=None, note=summarize_error(e), name=name) for mesh, e in refusals.items()
+        ]
+        all_candidates = (*candidates.values(), *refused, *expert_candidates(self))
+        return tuple(_note_memory(candidate, chosen_s) for candidate in all_candidates)
 
-    def _meshes(self) -> tuple[Mesh, ...]:
-        """Meshes in the order they are tried; three axes only where asked for. Where it is to be fast the first of two
-        axes: they lie inside nodes and across them, and can express what one axis can."""
-        route = self.route
-        found = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
+    def _select_meshes(self) -> tuple[Mesh, ...]:
+        """Meshes in search order; three axes only on request. Fast mode takes the first two-axis mesh: its axes lie
+        inside and across nodes, and it can express every one-axis plan."""
+        route = self.restriction
+        meshes = route.meshes if route else meshes_to_search(self.cluster, self.options, self.program.pins)
         if self.options.effort == "best":
-            return found
-        found = tuple(mesh for mesh in found if len(mesh.axes) <= SEARCHED_AXES) or found
+            return meshes
+        meshes = tuple(mesh for mesh in meshes if len(mesh.axes) <= MAX_SEARCHED_AXES) or meshes
         if self.is_fast:
-            return (max(found, key=lambda mesh: len(mesh.axes)),)
+            return (max(meshes, key=lambda mesh: len(mesh.axes)),)
         if self.options.force is not None or not self.is_large:
-            return found
-        return tuple(mesh for mesh in found if not any(refines(fine, mesh) for fine in found if fine != mesh))
+            return meshes
+        return tuple(mesh for mesh in meshes if not any(refines(fine, mesh) for fine in meshes if fine != mesh))
 
-    def _coarser(self, found: Found) -> Mesh | None:
-        """The mesh of one axis that was left out because the plan's own refines it, if the plan needs no more."""
-        if len(found.mesh.axes) != SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
+    def _coarser_mesh(self, found: CandidatePlan) -> Mesh | None:
+        """The one-axis mesh omitted in favor of the plan's mesh, when the plan uses that mesh's axes jointly only."""
+        if len(found.mesh.axes) != MAX_SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
             return None
         joined = {
             frozenset(axes)
-            for lies in found.decisions.lies
-            for sharding in lies
+            for node_shardings in found.decisions.shardings
+            for sharding in node_shardings
             for axes in (*sharding.dims, sharding.unreduced)
         }
         if not joined <= {frozenset(), frozenset(found.mesh.sizes)}:
@@ -482,23 +512,23 @@ class Search(MeshSearch):
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
         return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
 
-    def fits(self, found: Found) -> bool:
+    def fits(self, found: CandidatePlan) -> bool:
         fits = super().fits(found)
         if not fits:
-            self.known.refuse(self, found)
+            self.incumbent.record_infeasible(self, found)
         return fits
 
-    def offer(self, found: Found) -> None:
-        """A plan that fits, which a deadline may leave with from now on; not one that keeps what was to be computed
-        again."""
+    def offer(self, found: CandidatePlan) -> None:
+        """Offer a feasible plan to the incumbent; the deadline may return it from now on. Ignored under `remat="full"`
+        when the plan does not rematerialize."""
         if self.options.remat == "full" and self.recomputation is None:
             return
-        self.known.offer(self, found)
-        self.clock.interrupts = True
+        self.incumbent.offer(self, found)
+        self.clock.may_stop = True
 
 
-def _memory_aside(candidate: Candidate, chosen_s: float) -> Candidate:
-    """What was tried, and that it does not fit where it would be faster than the plan that is taken."""
+def _note_memory(candidate: Candidate, chosen_s: float) -> Candidate:
+    """The candidate, with a note when it beats the chosen plan only by ignoring memory."""
     step_s = candidate.step_s
-    is_faster = step_s is not None and step_s * (1 + LEAST_GAIN) < chosen_s
-    return replace(candidate, note=_MEMORY_ASIDE) if is_faster and not candidate.note else candidate
+    is_faster = step_s is not None and step_s * (1 + MIN_GAIN) < chosen_s
+    return replace(candidate, note=_IGNORING_MEMORY) if is_faster and not candidate.note else candidate

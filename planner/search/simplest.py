@@ -1,8 +1,7 @@
-"""Among plans that the cost model can hardly tell apart, the one that a person understands best.
+"""Tie-breaking by simplicity among plans the cost model cannot distinguish.
 
-The model's prices lie some per cent from what devices take. Of the plans within 1 % of the fastest, the one on a mesh
-with the fewest axes is taken, of those the one with the fewest collectives once the compiler has combined them, then
-the fastest.
+The model's costs are some percent off the devices' times. Plans within 1 % of the fastest are ordered by number of mesh
+axes, then number of combined collectives, then step time.
 """
 
 from __future__ import annotations
@@ -11,47 +10,51 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.plans.ledger import planned_collectives
-from shardwright.planner.search.experts import nearly_as_fast
-from shardwright.plans import combined_count
+from shardwright.planner.plans.collectives import list_collectives
+from shardwright.planner.search.experts import similarly_fast_experts
+from shardwright.plans import count_combined
 from shardwright.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.planner.search.found import Found, Outcome
+    from shardwright.planner.search.solutions import CandidatePlan, SearchResult
 
-#: Part of the step time by which a simpler plan may be slower than the fastest one.
-NEARLY = 0.01
+#: Maximum relative excess of a simpler plan's step over the fastest one's.
+SIMPLICITY_TOLERANCE = 0.01
 
 
-def simplest(outcome: Outcome) -> Found:
-    """The simplest plan within 1 % of an outcome's that fits the memory."""
-    search, fastest = outcome.search, outcome.found
+def choose_simplest(outcome: SearchResult) -> CandidatePlan:
+    """The simplest plan that fits the memory within 1 % of the result's."""
+    search, fastest = outcome.search, outcome.best_plan
     assert fastest is not None, "an outcome with a plan"
-    if not search.is_free or search.is_fast or search.is_late():
+    if not search.is_unforced or search.is_fast or search.must_stop():
         return fastest
     plans = [fastest]
     try:
-        plans.extend(_others(outcome, fastest, fastest.cost.step_s * (1 + NEARLY)))
+        plans.extend(_comparable_plans(outcome, fastest, fastest.cost.step_s * (1 + SIMPLICITY_TOLERANCE)))
     except OutOfTimeError:
         return fastest
     return min(plans, key=_complexity) if len(plans) > 1 else fastest
 
 
-def _others(outcome: Outcome, fastest: Found, limit_s: float) -> Iterator[Found]:
-    """Plans of other meshes with no more axes, and those of experts, that fit and take no longer."""
+def _comparable_plans(outcome: SearchResult, fastest: CandidatePlan, limit_s: float) -> Iterator[CandidatePlan]:
+    """Feasible plans within the time limit: experts' plans, and plans of other meshes with no more axes."""
     search = outcome.search
-    for each in outcome.tried:
-        if each.mesh == fastest.mesh or each.step_s > limit_s or _axes(each.mesh) > _axes(fastest.mesh):
+    for solution in outcome.solutions:
+        if (
+            solution.mesh == fastest.mesh
+            or solution.step_s > limit_s
+            or _axis_count(solution.mesh) > _axis_count(fastest.mesh)
+        ):
             continue
-        plan = outcome.plan(each)
+        plan = outcome.evaluate(solution)
         if plan.cost.step_s <= limit_s and search.fits(plan):
             yield plan
-    yield from nearly_as_fast(search, limit_s)
+    yield from similarly_fast_experts(search, limit_s)
 
 
-def _complexity(plan: Found) -> tuple[int, int, float]:
-    return _axes(plan.mesh), combined_count(planned_collectives(plan.decisions)), plan.cost.step_s
+def _complexity(plan: CandidatePlan) -> tuple[int, int, float]:
+    return _axis_count(plan.mesh), count_combined(list_collectives(plan.decisions)), plan.cost.step_s
 
 
-def _axes(mesh: Mesh) -> int:
+def _axis_count(mesh: Mesh) -> int:
     return sum(axis.size > 1 for axis in mesh.axes)

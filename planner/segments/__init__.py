@@ -1,1 +1,1 @@
-"""The program cut at its critical nodes, its variables, and the chain of segments that is solved."""
+"""The program cut at its critical nodes, its variables, and the chain of segments to solve."""

@@ -1,15 +1,14 @@
-"""What no plan costs less than, repeats of a run deciding each for itself.
+"""Lower bound on all plans, with repeats of a run untied.
 
-The search rolls a run up: all repeats decide alike. This bound is for the program as it is. Every repeat is
-the same function of its own decisions and of the hubs that it shares with its neighbours. Message passing moves its
-costs onto those hubs (as `dual` does, the hub that one repeat makes and the next one reads being one and the same),
-until
+The search ties a run: all repeats decide alike. This bound is for the untied program. Every repeat is the same function
+of its own decisions and of the shared layouts on its borders. Message passing moves its costs onto those layouts (see
+`dual`; a layout made by one repeat and read by the next is one variable), until
 
-    seconds of a repeat ≥ b + Σ messages(hub states)
+    seconds of a repeat ≥ b + Σ messages(layout states)
 
-holds with b as large as it gets. The same b and messages hold for each of n repeats. So the run costs at least n × b,
-and for every hub inside it the least that the messages of those who share it add up to. What they say about hubs
-that the rest of the program shares is added to that rest, which is solved as it stands.
+holds with the largest b. The same b and messages hold for each of n repeats. So the run costs at least n × b, plus the
+minimum of the summed messages for every shared layout inside it. Messages about layouts in common with the rest of the
+program are added to that rest, which is solved directly.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardwright.planner.clock import Clock
-from shardwright.planner.segments.chain import Chain, Key, SolvedChain, aligned
-from shardwright.planner.segments.cut import Run
-from shardwright.planner.segments.layout import Variable
+from shardwright.planner.segments.dominator_cut import Run
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key, align_core
+from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.dual import tighten
-from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem, reduce
-from shardwright.planner.solver.solve import of_core, of_problem, solve
+from shardwright.planner.solver.solve import solve, to_core, to_problem
 
-#: Rounds of messages at most; and how many that gain how little, relatively, end them. `_ROUGH`: where every strategy
-#: on three axes is in the problem and a round is dear.
-_ROUNDS = 200
-_FINE = 5, 3e-5
-_ROUGH = 2, 6e-4
+#: Rounds of messages, at most. Stops: (rounds, relative gain over them) that end message passing; `_ROUGH_STOP` for
+#: problems with every strategy on three axes, with expensive rounds.
+_MAX_ROUNDS = 200
+_FINE_STOP = 5, 3e-5
+_ROUGH_STOP = 2, 6e-4
 
-#: Relative gap at which the segments outside the runs count as bounded.
-_CLOSE = 5e-4
+#: Relative gap of the bound on the segments outside the runs.
+_GAP_TOLERANCE = 5e-4
 
-#: The same of an assignment that is descended from.
-_CLOSE_ALIKE = 1e-3
+#: The same for an assignment to descend from.
+_TIED_GAP_TOLERANCE = 1e-3
 
 
 def lower_bound(chain: Chain, time_limit_s: float) -> float:
-    """Seconds a step that no assignment of the chain's variables is under; the less, the later it is."""
+    """Lower bound on all assignments of the chain's variables, seconds a step; looser when time is short."""
     states = chain.states()
     total = chain.constant
     shared: dict[Variable, FloatArray] = {}
@@ -49,47 +48,47 @@ def lower_bound(chain: Chain, time_limit_s: float) -> float:
         repeat = _Repeat(chain, run, states)
         repeat.tighten(chain.graph.clock)
         total += run.repeats * repeat.constant()
-        for variable, messages in repeat.on_hubs():
+        for variable, messages in repeat.messages_on_layouts():
             if _is_inside(chain, run, variable):
                 total += float(messages.min())
             else:
-                known = shared.get(variable)
-                shared[variable] = messages if known is None else known + messages
-    return total + _rest(chain, states, shared, total, time_limit_s)
+                previous = shared.get(variable)
+                shared[variable] = messages if previous is None else previous + messages
+    return total + _bound_rest(chain, states, shared, total, time_limit_s)
 
 
-def best_alike(chain: Chain, close: float = _CLOSE_ALIKE) -> SolvedChain:
-    """The best states that message passing reads off a chain whose repeats decide alike, and the bound that it ends
-    at: nearer to the relaxation's optimum than `lower_bound`, and one of all plans where the chain has no runs.
+def solve_tied(chain: Chain, close: float = _TIED_GAP_TOLERANCE) -> ChainSolution:
+    """The best states decoded by message passing on a chain with tied repeats, and its final bound: closer to the
+    relaxation's optimum than `lower_bound`, and a bound on all plans when the chain has no runs.
 
-    close: relative gap between the two at which it ends.
+    close: relative gap that ends it.
     """
-    problem, variables, states = chain.rolled()
+    problem, variables, states = chain.build_tied_problem()
     reduction = reduce(problem, drops_dear=False)
-    begin = of_core(chain.begun(variables, states), reduction)
+    begin = to_core(chain.translate_warm_start(variables, states), reduction)
     bounded = tighten(reduction.core, close, chain.graph.clock, begin)
-    if bounded.end is not None:
-        chain.ended(of_problem(bounded.end, reduction, problem), variables, states)
-    found, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
-    return SolvedChain(
-        states=chain.unrolled({key: int(states[key][found[i]]) for key, i in variables.items()}),
+    if bounded.warm_start is not None:
+        chain.save_messages(to_problem(bounded.warm_start, reduction, problem), variables, states)
+    assignment, decided_s = reduction.complete(bounded.states), chain.constant + reduction.constant
+    return ChainSolution(
+        states=chain.expand_tied({key: int(states[key][assignment[i]]) for key, i in variables.items()}),
         value=decided_s + bounded.value,
-        rolled_bound=decided_s + bounded.lower_bound,
+        tied_bound=decided_s + bounded.lower_bound,
     )
 
 
 def _is_inside(chain: Chain, run: Run, variable: Variable) -> bool:
-    """Whether only segments of the run share a hub."""
-    touching = {chain.owner(variable)[0], *chain.graph.layout.crossing.get(variable, ())}
+    """Whether only segments of the run share a layout."""
+    touching = {chain.owner(variable)[0], *chain.graph.variables.cross_segment.get(variable, ())}
     return all(run.first <= segment < run.stop for segment in touching)
 
 
-def _rest(
+def _bound_rest(
     chain: Chain, states: dict[Key, IntArray], shared: dict[Variable, FloatArray], beside_s: float, time_limit_s: float
 ) -> float:
-    """The least that all segments outside the runs cost together, with what the runs say about hubs they share.
+    """Lower bound on all segments outside the runs together, with the runs' messages about common layouts.
 
-    beside_s: what the runs cost at least.
+    beside_s: lower bound on the runs.
     """
     inside = {segment for run in chain.runs for segment in range(run.first, run.stop)}
     variables: dict[Variable, int] = {}
@@ -101,15 +100,15 @@ def _rest(
             problem.costs.append(np.zeros(len(states[key])))
         return variables[found]
 
-    for found, messages in shared.items():
-        problem.costs[variable(found, chain.key_of(found))] += messages
+    for layout, messages in shared.items():
+        problem.costs[variable(layout, chain.key_of(layout))] += messages
     for segment, instance in enumerate(chain.instances):
         if segment in inside:
             continue
         kind, keys = chain.core(segment)
         names = [instance.variables[v] for v in kind.reduction.variables]
         numbers = [variable(name, key) for name, key in zip(names, keys, strict=True)]
-        costs, edges = aligned(kind, keys, states)
+        costs, edges = align_core(kind, keys, states)
         for number, cost in zip(numbers, costs, strict=True):
             problem.costs[number] = problem.costs[number] + cost
         for (v, w), matrix in edges.items():
@@ -119,19 +118,24 @@ def _rest(
     if chain.is_for_bound:
         reduction = reduce(problem, drops_dear=False)
         core = reduction.core
-        passing = Passing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
-        return reduction.constant + _raised(passing, *_ROUGH, chain.graph.clock, beside_s + reduction.constant)
-    return solve(problem, time_limit_s=time_limit_s, close=_CLOSE, clock=chain.graph.clock).lower_bound
+        passing = MessagePassing(core.costs, [(*edge, core.edges[edge]) for edge in sorted(core.edges)])
+        return reduction.constant + _raise_bound(
+            passing, *_ROUGH_STOP, chain.graph.clock, beside_s + reduction.constant
+        )
+    return solve(problem, time_limit_s=time_limit_s, close=_GAP_TOLERANCE, clock=chain.graph.clock).lower_bound
 
 
-def _raised(passing: Passing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0) -> float:
-    """The bound after rounds of messages until `patience` of them gain little, beside all else, or it is late."""
+def _raise_bound(
+    passing: MessagePassing, patience: int, least_gain: float, clock: Clock, beside_s: float = 0.0
+) -> float:
+    """The bound after rounds of messages, until `patience` of them gain little relative to the total bound, or time is
+    up."""
     history: list[float] = []
-    for number in range(_ROUNDS):
+    for number in range(_MAX_ROUNDS):
         history.append(passing.round())
         if number >= patience and history[-1] - history[-1 - patience] <= least_gain * abs(beside_s + history[-1]):
             break
-        if clock.is_late:
+        if clock.is_expired:
             break
     return history[-1]
 
@@ -141,25 +145,26 @@ _Role = tuple[int, int]
 
 
 class _Repeat:
-    """One repeat of a run: core variables (roles), which of them are one variable in the program (slots), edges.
+    """One repeat of a run: core variables (roles), the program's variables (slots; several roles may share one), edges.
 
-    messages: per role, what it asks of its variable. passing: of slots. hubs: slots of variables that other repeats or
-    segments share, in order.
+    messages: role → its costs on its variable.
+    passing: over slots.
+    shared_layouts: slots of variables shared with other repeats or segments, in order.
     """
 
     def __init__(self, chain: Chain, run: Run, states: dict[Key, IntArray]) -> None:
         self.chain, self.run = chain, run
         self.messages: dict[_Role, FloatArray] = {}
-        self.hubs: dict[int, None] = {}
+        self.shared_layouts: dict[int, None] = {}
         self._slot_of: dict[_Role, int] = {}
-        self._ends: list[tuple[_Role, _Role]] = []
+        self._edge_ends: list[tuple[_Role, _Role]] = []
         numbers: dict[Key, int] = {}
         unary: list[FloatArray] = []
         matrices = []
         for offset in range(run.period):
             segment = run.first + run.period + offset  # of the second repeat: it has neighbours on both sides
             kind, keys = chain.core(segment)
-            costs, edges = aligned(kind, keys, states)
+            costs, edges = align_core(kind, keys, states)
             for i, (v, key, cost) in enumerate(zip(kind.reduction.variables, keys, costs, strict=True)):
                 slot = self._slot_of[offset, i] = numbers.setdefault(key, len(numbers))
                 self.messages[offset, i] = cost
@@ -167,34 +172,34 @@ class _Repeat:
                     unary.append(np.zeros(len(cost)))
                 unary[slot] = unary[slot] + cost
                 if v in kind.boundary:
-                    self.hubs[slot] = None
+                    self.shared_layouts[slot] = None
             for (v, w), matrix in sorted(edges.items()):
-                self._ends.append(((offset, v), (offset, w)))
+                self._edge_ends.append(((offset, v), (offset, w)))
                 matrices.append(matrix)
-        slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._ends)
-        self.passing = Passing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
+        slots = ((self._slot_of[v], self._slot_of[w]) for v, w in self._edge_ends)
+        self.passing = MessagePassing(unary, [(v, w, matrix) for (v, w), matrix in zip(slots, matrices, strict=True)])
 
     def tighten(self, clock: Clock) -> None:
-        """Raise the bound by message passing until it is late, and add to each role's message what its edges said."""
-        _raised(self.passing, *(_ROUGH if self.chain.is_for_bound else _FINE), clock)
-        for (v, w), (left, right) in zip(self._ends, self.passing.told, strict=True):
-            self.messages[v] = self.messages[v] + left
-            self.messages[w] = self.messages[w] + right
+        """Raise the bound by message passing until time is up, and add the edges' messages to each role's."""
+        _raise_bound(self.passing, *(_ROUGH_STOP if self.chain.is_for_bound else _FINE_STOP), clock)
+        for (v, w), (first, second) in zip(self._edge_ends, self.passing.messages, strict=True):
+            self.messages[v] = self.messages[v] + first
+            self.messages[w] = self.messages[w] + second
 
     def constant(self) -> float:
-        """What one repeat costs at least, besides what its messages say about hubs."""
-        return self.passing.bound() - sum(float(self.passing.unary[slot].min()) for slot in self.hubs)
+        """Lower bound on one repeat, without its messages about shared layouts."""
+        return self.passing.bound() - sum(float(self.passing.unary[slot].min()) for slot in self.shared_layouts)
 
-    def on_hubs(self) -> Iterator[tuple[Variable, FloatArray]]:
-        """Every hub that segments of the run share, with the sum of their messages about it."""
+    def messages_on_layouts(self) -> Iterator[tuple[Variable, FloatArray]]:
+        """Every layout shared by segments of the run, with the sum of their messages about it."""
         totals: dict[Variable, FloatArray] = {}
         for segment in range(self.run.first, self.run.stop):
             offset = (segment - self.run.first) % self.run.period
             instance = self.chain.instances[segment]
             for i, v in enumerate(self.chain.kind(segment).reduction.variables):
-                if self._slot_of[offset, i] in self.hubs:
+                if self._slot_of[offset, i] in self.shared_layouts:
                     variable = instance.variables[v]
-                    known = totals.get(variable)
+                    previous = totals.get(variable)
                     added = self.messages[offset, i]
-                    totals[variable] = added if known is None else known + added
+                    totals[variable] = added if previous is None else previous + added
         yield from totals.items()

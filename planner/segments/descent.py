@@ -1,12 +1,11 @@
-"""From the best plan on a mesh to a better one on a mesh that refines it, a few axes at a time.
+"""Block coordinate descent: refine the best plan of a mesh on a finer mesh, a few axes at a time.
 
-On three axes a value has hundreds of layouts: too many to search outright for large programs. A plan on two axes is one
-on three as well, though: an axis that is split in two does the same with both parts. From there one axis at a time is
-set free, for every instruction at once, while along the others each does what it does now. Such a neighbourhood is a
-problem like the whole one with a fraction of the states, solved by the same reductions to the best plan in it, so
-no round makes a plan worse. It ends where no round finds a better one (block coordinate descent). What it finds is
-bounded by all strategies on its mesh (`MeshSearch.chain_to_bound`); `effort="best"` searches three axes outright,
-too.
+On three axes a value has hundreds of layouts: too many for an outright search of large programs. But a plan on two axes
+is also one on three: a split axis does the same with both parts. From there one axis at a time is set free, for every
+instruction at once; along the others each keeps its choice. Such a neighbourhood is the whole problem with a fraction
+of the states; the same reductions solve it to its best plan, and no round makes a plan worse. It ends when no round
+improves the plan. Its result is bounded by all strategies on the mesh (`MeshSearch.build_bounding_chain`);
+`effort="best"` also searches three axes outright.
 """
 
 from __future__ import annotations
@@ -15,24 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, cycle, islice
 
-from shardwright.planner.memory.budget import MemoryPrice
-from shardwright.planner.segments.chain import Chain, Key, SolvedChain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.cut import Instance, Run
-from shardwright.planner.segments.layout import Variable
-from shardwright.planner.solver.starts import Start
-from shardwright.planner.strategies.expansion import Near, Strategy
+from shardwright.planner.memory.constraint import Multipliers
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.dominator_cut import Run, SegmentInstance
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key
+from shardwright.planner.segments.variables import Variable
+from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.strategies.expansion import Restriction, Strategy
 from shardwright.shardings import Mesh, TensorSharding
 
-#: Part of the step time that a round must save for the other axes to be tried again, and the gap at which the
-#: problem of a round counts as solved.
-LEAST_GAIN = 1e-3
-CLOSE = 1e-3
+#: Part of the step time saved by a round, at least, to try the other axes again; and the gap of a solved round.
+MIN_GAIN = 1e-3
+GAP_TOLERANCE = 1e-3
 
 
-def lifted(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[dict[Variable, Strategy], list[str]]:
-    """A plan as one on a mesh that refines its own, and the axes of that in the order in which they are best set free:
-    parts of a divided one first."""
+def lift_plan(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[dict[Variable, Strategy], list[str]]:
+    """A plan lifted to a finer mesh, and that mesh's axes in the order of freeing: parts of a split axis first."""
     parts = axis_parts(coarse.graph.prices.mesh, mesh)
     lift = _Lift(parts)
     at = {variable: lift(strategy) for variable, strategy in coarse.strategies(states).items()}
@@ -42,66 +39,76 @@ def lifted(coarse: Chain, states: Mapping[Variable, int], mesh: Mesh) -> tuple[d
 def descend(
     chain: Chain,
     at: Mapping[Variable, Strategy],
-    fine: Graph,
+    fine: CostGraph,
     axes: Sequence[str],
     *,
     time_limit_s: float,
     most_rounds: int | None = None,
-    price: MemoryPrice | None = None,
+    price: Multipliers | None = None,
     together: int = 1,
-    close: float = CLOSE,
-) -> tuple[Chain, SolvedChain]:
-    """The best plan found on the mesh of `fine` from one that is `at` there, and the neighbourhood it is in.
+    close: float = GAP_TOLERANCE,
+) -> tuple[Chain, ChainSolution]:
+    """The best plan found on the mesh of `fine` from the plan `at`, and its neighbourhood.
 
-    chain: segments of the same program on any mesh. fine: the same program on its mesh. axes: set free in turn.
-    time_limit_s: for the integer programs of one round. most_rounds: None goes on until no axis gains. price: of
-    memory, at which the plan is the best; what it costs then includes that. together: how many axes are free at a
-    time. close: the relative gap at which a round counts as solved.
-    Raises PlanError where not even the plan itself can be had there.
+    chain: segments of the same program on any mesh.
+    fine: the same program on its mesh.
+    axes: set free in turn.
+    time_limit_s: for the integer programs of one round.
+    most_rounds: None goes on until no axis gains.
+    price: on memory, included in the plan's cost.
+    together: number of axes free at a time.
+    close: relative gap of a solved round.
+
+    Raises PlanError when the plan itself is impossible there.
     """
     instances, runs = chain.instances, chain.runs
-    best: tuple[Chain, SolvedChain] | None = None
+    best: tuple[Chain, ChainSolution] | None = None
     idle = 0  # rounds since one that gained
     frees = [frozenset(names) for names in combinations(axes, together)]
     for free in islice(cycle(frees), most_rounds):
-        near = _around(instances, runs, fine, at, free)
-        priced = near.with_price(price)
-        priced.start = _begun(priced, free)
+        near = _build_neighborhood(instances, runs, fine, at, free)
+        priced = near.with_multipliers(price)
+        priced.warm_start = _find_warm_start(priced, free)
         solved = priced.solve(time_limit_s, close=close, known=at)
-        fine.neighbourhoods.ends[free] = priced.graph.near, priced.start
-        gains = best is None or solved.value < best[1].value * (1 - LEAST_GAIN)
+        fine.neighborhood_cache.saved_messages[free] = priced.graph.restrictions, priced.warm_start
+        gains = best is None or solved.value < best[1].value * (1 - MIN_GAIN)
         idle = 0 if gains else idle + 1
         if gains:
             best = near, solved
             at = near.strategies(solved.states)
-        if idle >= len(frees) - 1 or fine.clock.is_late:
+        if idle >= len(frees) - 1 or fine.clock.is_expired:
             break
     assert best is not None, "a mesh that refines another one has axes"
     return best
 
 
-def placed(
-    chain: Chain, at: Mapping[Variable, Strategy], fine: Graph, *, time_limit_s: float
-) -> tuple[Chain, SolvedChain]:
-    """A plan of another search, with the prices of the mesh of `fine`: as `descend`, where no axis is free."""
-    near = _around(chain.instances, chain.runs, fine, at, frozenset())
-    return near, near.solve(time_limit_s, close=CLOSE, known=at)
+def reprice_plan(
+    chain: Chain, at: Mapping[Variable, Strategy], fine: CostGraph, *, time_limit_s: float
+) -> tuple[Chain, ChainSolution]:
+    """A plan of another search, with the prices of the mesh of `fine`: `descend` with no free axis."""
+    near = _build_neighborhood(chain.instances, chain.runs, fine, at, frozenset())
+    return near, near.solve(time_limit_s, close=GAP_TOLERANCE, known=at)
 
 
-def _begun(chain: Chain, free: frozenset[str]) -> Start[Key]:
-    """Where message passing over a neighbourhood begins: where that over the last one with the same free axes ended,
-    between variables to which the same is left."""
+def _find_warm_start(chain: Chain, free: frozenset[str]) -> WarmStart[Key]:
+    """The warm start of a neighbourhood: the last messages with the same free axes, between variables with unchanged
+    restrictions."""
     graph = chain.graph
-    if free not in graph.neighbourhoods.ends:
-        return Start()
-    left, end = graph.neighbourhoods.ends[free]
-    is_same = {key: left.get(v) is graph.near[v] for pair in end.moved for key in pair for v in [chain.variable(key)]}
-    return Start(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
+    if free not in graph.neighborhood_cache.saved_messages:
+        return WarmStart()
+    restrictions, end = graph.neighborhood_cache.saved_messages[free]
+    is_same = {
+        key: restrictions.get(v) is graph.restrictions[v]
+        for pair in end.moved
+        for key in pair
+        for v in [chain.variable(key)]
+    }
+    return WarmStart(moved={pair: moved for pair, moved in end.moved.items() if all(is_same[key] for key in pair)})
 
 
 def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
-    """Which neighbouring axes of `fine` an axis of `coarse` is split into."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Axis of `coarse` → the neighbouring axes of `fine` it is split into."""
+    parts_by_axis: dict[str, tuple[str, ...]] = {}
     names = iter(fine.axes)
     for axis in coarse.axes:
         size, parts = 1, []
@@ -109,12 +116,12 @@ def axis_parts(coarse: Mesh, fine: Mesh) -> dict[str, tuple[str, ...]]:
             part = next(names)
             size *= part.size
             parts.append(part.name)
-        found[axis.name] = tuple(parts)
-    return found
+        parts_by_axis[axis.name] = tuple(parts)
+    return parts_by_axis
 
 
 class _Lift:
-    """Says strategies of the coarse mesh on the finer one; equal objects once."""
+    """Translates strategies from the coarse mesh to the finer one; equal objects once."""
 
     def __init__(self, parts: Mapping[str, tuple[str, ...]]) -> None:
         self._parts = parts
@@ -122,13 +129,13 @@ class _Lift:
         self._shardings: dict[TensorSharding, TensorSharding] = {}
 
     def __call__(self, strategy: Strategy) -> Strategy:
-        found = self._strategies.get(id(strategy))
-        if found is None:
-            found = self._strategies[id(strategy)] = self._lifted(strategy)
-        return found
+        lifted = self._strategies.get(id(strategy))
+        if lifted is None:
+            lifted = self._strategies[id(strategy)] = self._lift_strategy(strategy)
+        return lifted
 
-    def _lifted(self, strategy: Strategy) -> Strategy:
-        pairs = zip(strategy.choices, self._parts.values(), strict=False)  # what follows no rule has no choices
+    def _lift_strategy(self, strategy: Strategy) -> Strategy:
+        pairs = zip(strategy.choices, self._parts.values(), strict=False)  # no rule, no choices
         return Strategy(
             operands=tuple(map(self._sharding, strategy.operands)),
             results=tuple(map(self._sharding, strategy.results)),
@@ -139,34 +146,34 @@ class _Lift:
         )
 
     def _sharding(self, lies: TensorSharding) -> TensorSharding:
-        found = self._shardings.get(lies)
-        if found is None:
-            found = TensorSharding(tuple(map(self._axes, lies.dims)), self._axes(lies.unreduced))
-            self._shardings[lies] = found
-        return found
+        lifted = self._shardings.get(lies)
+        if lifted is None:
+            lifted = TensorSharding(tuple(map(self._axes, lies.dims)), self._axes(lies.unreduced))
+            self._shardings[lies] = lifted
+        return lifted
 
     def _axes(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(part for axis in names for part in self._parts[axis])
 
 
-def _around(
-    instances: Sequence[Instance],
+def _build_neighborhood(
+    instances: Sequence[SegmentInstance],
     runs: Sequence[Run],
-    fine: Graph,
+    fine: CostGraph,
     at: Mapping[Variable, Strategy],
     free: frozenset[str],
 ) -> Chain:
-    """The chain of the plans near `at`. Segments are of one kind where the same is left to them."""
-    known = fine.neighbourhoods
-    left: dict[int, Near] = {}  # by the strategy's identity: those of one set are few
+    """The chain of the plans near `at`. Segments with equal restrictions are of one kind."""
+    mesh_cache = fine.neighborhood_cache
+    narrowed: dict[int, Restriction] = {}  # by the strategy's identity: one set has few
     for strategy in at.values():
-        if id(strategy) not in left:
-            left[id(strategy)] = known.near(strategy, free)
-    near = {variable: left[id(strategy)] for variable, strategy in at.items()}
+        if id(strategy) not in narrowed:
+            narrowed[id(strategy)] = mesh_cache.restriction(strategy, free)
+    near = {variable: narrowed[id(strategy)] for variable, strategy in at.items()}
 
-    def kind(instance: Instance) -> int:
-        return known.kind(instances, instance, [near[variable] for variable in instance.variables])
+    def kind(instance: SegmentInstance) -> int:
+        return mesh_cache.kind(instances, instance, [near[variable] for variable in instance.variables])
 
     alike = tuple(replace(instance, kind=kind(instance)) for instance in instances)
-    graph = replace(fine, near=near, _sets={}, _least_s={})
-    return Chain(graph=graph, instances=alike, runs=runs, _problems=known.problems)
+    graph = replace(fine, restrictions=near, _sets={}, _min_seconds={})
+    return Chain(graph=graph, instances=alike, runs=runs, _problems=mesh_cache.problems)

@@ -1,1 +1,1 @@
-"""The choice problem: exact reductions, message passing, and an integer program for what they leave."""
+"""The choice problem: exact reductions, message passing, integer program."""

@@ -1,4 +1,4 @@
-"""HiGHS as every integer program of the planner has it: one thread, and an end by the CPU time that it takes."""
+"""HiGHS with the planner's settings: one thread, stopped by CPU time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def highs(
     below: float = math.inf,
     most_rounds: float = math.inf,
 ) -> pulp.HiGHS:
-    """A solver for one program, solved by the thread that asks for it.
+    """A solver of one program, run by the calling thread.
 
-    gap: relative distance from the bound at which to stop. most_cpu_s: CPU seconds, which do not hang on how busy the
-    machine is, as a plan must not. time_limit_s: seconds on the wall, for those who have a deadline. below: solutions
-    of this objective value and more are no use, and what cannot be below it is left out. most_rounds: of solving a
-    linear relaxation and looking further, at most: the same on every machine.
+    gap: relative gap at which to stop.
+    most_cpu_s: CPU seconds: independent of the machine's load, and so are plans.
+    time_limit_s: wall-clock seconds, given a deadline.
+    below: cutoff: solutions of at least this objective value are useless; branches without a lower one are pruned.
+    most_rounds: maximum of linear relaxations and branching rounds: equal on every machine.
     """
     cutoff = {"objective_bound": below} if math.isfinite(below) else {}
     return pulp.HiGHS(
@@ -40,12 +41,12 @@ def highs(
 
 @dataclass(slots=True)
 class _Limit:
-    """Ends HiGHS once this thread, the one that HiGHS runs in, has taken so much CPU time, or so many rounds."""
+    """Stops HiGHS after this thread (the one running HiGHS) has spent its CPU time or its rounds."""
 
     end_s: float
     rounds_left: float
 
     def __call__(self, kind: Any, message: str, out: Any, said: Any, data: Any) -> None:
-        """What HiGHS calls as it goes on: `said` tells it whether to."""
+        """HiGHS' callback: `said` carries the interrupt request."""
         self.rounds_left -= 1
         said.user_interrupt = self.rounds_left < 0 or thread_time() > self.end_s

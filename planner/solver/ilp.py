@@ -1,25 +1,25 @@
-"""The integer program for what the exact reductions leave, in PuLP, solved by HiGHS.
+"""The integer program over the core that exact reductions leave, in PuLP, solved by HiGHS.
 
 Variables
     x[v,i] ∈ {0,1}   variable v takes its state i
-    y[v,w,s,t] ≥ 0   the edge (v,w) is used by a state of v in class s and one of w in class t, where states
+    y[v,w,s,t] ≥ 0   the edge (v,w) is used by a state of v in class s and one of w in class t; states
                      with equal rows (columns) of the edge's matrix E form a class
 
 Objective
-    minimise  Σ_v Σ_i cost[v][i] · x[v,i]  +  Σ_(v,w) Σ_s,t E[s,t] · y[v,w,s,t]
+    minimize  Σ_v Σ_i cost[v][i] · x[v,i]  +  Σ_(v,w) Σ_s,t E[s,t] · y[v,w,s,t]
 
 Constraints
-    (1) Σ_i x[v,i] = 1                            for every variable v                      `_one_state`
-    (2) Σ_t y[v,w,s,t] = Σ_(i in class s) x[v,i]  for every edge and class s of v           `_edge`
-    (3) Σ_s y[v,w,s,t] = Σ_(j in class t) x[w,j]  for every edge and class t of w           `_edge`
-    (4) no y exists where E[s,t] is infinite      (that pair is no choice)                  `_edge`
+    (1) Σ_i x[v,i] = 1                            per variable v                            `_one_state`
+    (2) Σ_t y[v,w,s,t] = Σ_(i in class s) x[v,i]  per edge and class s of v                 `_edge`
+    (3) Σ_s y[v,w,s,t] = Σ_(j in class t) x[w,j]  per edge and class t of w                 `_edge`
+    (4) no y when E[s,t] is infinite              (a forbidden pair)                        `_edge`
     (5) Σ_v Σ_i a[v][i] · x[v,i] + Σ_(v,w) Σ_s,t A[s,t] · y[v,w,s,t] ≤ limit
-                                                  for every row given, such as bytes        `_row`
-    (6) Σ_v x[v, s_v] ≤ n - 1                     for every assignment s that is forbidden  `_forbid`
+                                                  per given row, such as bytes              `_row`
+    (6) Σ_v x[v, s_v] ≤ n - 1                     per forbidden assignment s                `_forbid`
 
-(2) and (3) are the local marginal polytope (Wainwright and Jordan, 2008): with x integral, y is the product of
-the ends, and near trees the linear relaxation is already integral. Costs are scaled to the incumbent's value, so
-that HiGHS' absolute tolerances mean parts of a step, not seconds.
+(2) and (3) are the local marginal polytope (Wainwright and Jordan, 2008): with x integral, y is the product of the
+ends; near trees the linear relaxation is already integral. Costs are scaled to the incumbent's value: HiGHS' absolute
+tolerances then mean parts of a step, not seconds.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ import pulp
 
 from shardwright.errors import PlanError
 from shardwright.planner.solver.highs import highs
-from shardwright.planner.solver.local_search import incumbent
+from shardwright.planner.solver.local_search import find_incumbent
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
-#: Relative gap of what counts as optimal.
+#: Relative gap that counts as optimal.
 EXACT = 1e-9
 
-#: CPU seconds that one integer program may take: a plan must not hang on how busy the machine is. What keeps programs
-#: short is their size (`solve.MOST_ENTRIES`, `mixing.MOST_ENTRIES`): they take up to ten.
-MOST_CPU_S = 60.0
+#: CPU seconds of one integer program: a plan must not depend on the machine's load. What keeps programs
+#: short is their size (`solve.MAX_ENTRIES`, `restricted_master.MAX_ENTRIES`): they take up to ten.
+MAX_CPU_S = 60.0
 
 #: Objective value that the incumbent is scaled to.
 _SCALE = 1e4
@@ -49,7 +49,7 @@ _SCALE = 1e4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """States per variable, their value, and a bound that no assignment can be under."""
+    """States per variable, their value, and a lower bound on every assignment's value."""
 
     states: IntArray
     value: float
@@ -58,24 +58,27 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A sum over the chosen states that may not exceed `limit`; coefficients per variable, by state, and per pair of
-    variables, by the states of both."""
+    """A linear constraint: a sum over the chosen states of at most `limit`.
+
+    coefficients: per variable, by state.
+    pairs: per pair of variables, by the states of both.
+    """
 
     coefficients: Mapping[int, FloatArray]
     limit: float
     pairs: Mapping[tuple[int, int], FloatArray] = field(default_factory=dict)
 
-    def taken(self, states: IntArray) -> float:
+    def evaluate(self, states: IntArray) -> float:
         """The sum over these states."""
         alone = sum(float(a[states[v]]) for v, a in self.coefficients.items())
         return alone + sum(float(a[states[v], states[w]]) for (v, w), a in self.pairs.items())
 
     def allows(self, states: IntArray) -> bool:
-        return self.taken(states) <= self.limit
+        return self.evaluate(states) <= self.limit
 
     @property
-    def least(self) -> float:
-        """What no sum is below."""
+    def minimum(self) -> float:
+        """A lower bound on the sum."""
         return sum(float(a.min()) for a in (*self.coefficients.values(), *self.pairs.values()))
 
 
@@ -86,23 +89,25 @@ def solve(
     gap: float = EXACT,
     rows: Sequence[Row] = (),
     forbidden: Sequence[IntArray] = (),
-    most_cpu_s: float = MOST_CPU_S,
+    most_cpu_s: float = MAX_CPU_S,
     below: float = np.inf,
     most_work: float = np.inf,
 ) -> Solution:
-    """Best assignment found within the limit, with a certified bound. PlanError where none is finite.
+    """Best assignment within the limits, with a certified bound. Raises PlanError when none is finite.
 
-    time_limit_s: seconds on the wall, for those who have a deadline; CPU seconds are limited for all (`most_cpu_s`).
-    gap: relative distance from the bound at which to stop. rows: sums that are limited. forbidden: assignments that
-    may not be chosen. below: a known value; where nothing is found below it, so much is the bound, and what is returned
-    is some assignment. most_work: constraints times linear relaxations that may be solved.
+    time_limit_s: wall-clock seconds, given a deadline; CPU seconds are always limited (`most_cpu_s`).
+    gap: relative gap at which to stop.
+    rows: linear constraints.
+    forbidden: assignments excluded from the search.
+    below: a known value. Without a solution below it, it becomes the bound, and an arbitrary assignment is returned.
+    most_work: limit on constraints × linear relaxations solved.
     """
     if not problem.costs:
         return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-    start = incumbent(problem)
+    start = find_incumbent(problem)
     value = problem.value(start)
     scale = _SCALE / value if np.isfinite(value) and value > 0 else 1.0
-    if not all(row.allows(start) for row in rows) or any(np.array_equal(start, each) for each in forbidden):
+    if not all(row.allows(start) for row in rows) or any(np.array_equal(start, assignment) for assignment in forbidden):
         value = np.inf
     program, x, edges = _program(problem, scale, rows)
     for row in rows:
@@ -122,9 +127,9 @@ def solve(
             remedy="leave out pins until a plan is found: the last one left out contradicts others",
         )
     bound = float(program.solverModel.getInfo().mip_dual_bound) / scale
-    found = _states(x)
-    if found is not None and problem.value(found) <= value:
-        start, value = found, problem.value(found)
+    solved = _states(x)
+    if solved is not None and problem.value(solved) <= value:
+        start, value = solved, problem.value(solved)
     if not np.isfinite(value):
         raise PlanError("the search found no legal plan within its time limit", remedy="pin or force less")
     return Solution(states=start, value=value, lower_bound=min(bound, value, below) if np.isfinite(bound) else 0.0)
@@ -159,14 +164,14 @@ def _one_state(program: pulp.LpProblem, v: int, cost: FloatArray) -> list[pulp.L
 
 
 class _Edge(NamedTuple):
-    """y of one edge, by classes of states; first, second: a state of each class of either end."""
+    """y of one edge, by classes of states; first, second: one state of each class of either end."""
 
     y: Mapping[tuple[int, int], pulp.LpVariable]
     first: IntArray
     second: IntArray
 
     def terms(self, matrix: FloatArray) -> list[tuple[pulp.LpVariable, float]]:
-        """What a matrix of the edge adds up to."""
+        """The edge's matrix in terms of y: variables with coefficients."""
         small = matrix[np.ix_(self.first, self.second)]
         return [(variable, float(small[key])) for key, variable in self.y.items() if small[key]]
 
@@ -179,7 +184,7 @@ def _edge(
     left: list[pulp.LpVariable | None],
     right: list[pulp.LpVariable | None],
 ) -> _Edge:
-    """(2), (3) and (4) of one edge. limited: other matrices by whose rows and columns states are alike, too."""
+    """(2), (3) and (4) of one edge. limited: further matrices; classes must agree on their rows and columns, too."""
     _, first, row_of = np.unique(np.hstack([matrix, *limited]), axis=0, return_index=True, return_inverse=True)
     _, second, column_of = np.unique(np.vstack([matrix, *limited]), axis=1, return_index=True, return_inverse=True)
     small = matrix[np.ix_(first, second)]
@@ -224,7 +229,7 @@ def _forbid(program: pulp.LpProblem, states: IntArray, x: list[list[pulp.LpVaria
 
 
 def _states(x: list[list[pulp.LpVariable | None]]) -> IntArray | None:
-    """The chosen state per variable; None where the solver has no solution."""
+    """The chosen state per variable; None without a solution."""
     values = [[-1.0 if var is None or var.value() is None else var.value() for var in row] for row in x]
     if any(max(row) < 0.5 for row in values):
         return None

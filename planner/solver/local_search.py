@@ -1,4 +1,4 @@
-"""A good assignment fast: what the integer program starts from, and what stands when it runs out of time."""
+"""A good assignment quickly: the integer program's starting point, and its fallback when time runs out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 _SWEEPS = 50
 
 
-def incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
-    """States by greedy elimination, then improved one variable at a time until no change helps.
+def find_incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
+    """States by greedy elimination, improved one variable at a time until no change helps.
 
-    known: states of some variables, which are taken before any other.
+    known: fixed states of some variables, assigned first.
     """
     near = _neighbours(problem)
     return _descend(problem, near, _greedy(problem, near, known or {}))
@@ -33,8 +33,8 @@ def _neighbours(problem: Problem) -> list[dict[int, FloatArray]]:
 
 
 def _greedy(problem: Problem, near: list[dict[int, FloatArray]], known: Mapping[int, int]) -> IntArray:
-    """Fix variables in order of their degree, each to what is best with the fixed neighbours' states and the
-    others' most favourable ones."""
+    """Assign variables by decreasing degree. Each takes its best state, given assigned neighbours' states and the most
+    favourable states of the others."""
     states = np.full(len(problem.costs), -1, np.int64)
     for v, state in known.items():
         states[v] = state
@@ -47,7 +47,7 @@ def _greedy(problem: Problem, near: list[dict[int, FloatArray]], known: Mapping[
 
 
 def _descend(problem: Problem, near: list[dict[int, FloatArray]], states: IntArray) -> IntArray:
-    is_settled = [False] * len(states)  # whether no neighbour has changed since it was looked at
+    is_settled = [False] * len(states)  # whether no neighbour has changed since its last visit
     for _ in range(_SWEEPS):
         changed = False
         for v, cost in enumerate(problem.costs):

@@ -1,17 +1,15 @@
 """Exact reductions of a choice problem with pairwise costs (PBQP).
 
-Each variable takes one of its states; a state costs `costs[v][i]`, a pair of
-neighbours `edges[(v, w)][i, j]` more, and the sum is to be minimal. An entry of
-infinity is no choice at all. Three reductions lose nothing (Scholz and Eckstein,
+Each variable takes one of its states. State i of v costs `costs[v][i]`; a pair of neighbours adds `edges[(v, w)][i,
+j]`. The sum is minimized. An infinite entry forbids the choice. Three reductions are lossless (Scholz and Eckstein,
 "Register allocation for irregular architectures", 2002):
 
 - a variable with no neighbour takes its cheapest state (R0);
 - one with one neighbour is folded into that neighbour's costs (R1);
 - one with two neighbours becomes an edge between them (R2).
 
-A fourth one drops states: i goes where some j is no dearer whatever the neighbours
-choose (Goldstein's dead-end elimination, 1994). What is left is the core,
-which `ilp` solves; `Reduction.complete` then puts the folded variables back.
+A fourth drops dominated states: i goes when some j costs no more under every choice of the neighbours (Goldstein's
+dead-end elimination, 1994). `ilp` solves the remaining core; `Reduction.complete` restores the folded variables.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 #: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
-LEAST = np.minimum.reduce
+MINIMUM = np.minimum.reduce
 
 #: Numbers that are added at a time where two edges become one.
 _BLOCK = 1 << 14
@@ -48,27 +46,28 @@ class Problem:
             return
         if v > w:
             v, w, matrix = w, v, matrix.T
-        known = self.edges.get((v, w))
-        self.edges[v, w] = matrix if known is None else known + matrix
+        previous = self.edges.get((v, w))
+        self.edges[v, w] = matrix if previous is None else previous + matrix
 
-    def restricted(self, kept: Sequence[IntArray]) -> Problem:
+    def restrict(self, kept: Sequence[IntArray]) -> Problem:
         """The same problem with only the states `kept` of each variable."""
         return Problem(
             costs=[cost[states] for cost, states in zip(self.costs, kept, strict=True)],
-            edges={(v, w): picked(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
+            edges={(v, w): submatrix(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
         )
 
     def value(self, states: IntArray) -> float:
-        """What an assignment of a state to each variable costs."""
+        """Cost of an assignment (one state per variable)."""
         own = sum(float(cost[i]) for cost, i in zip(self.costs, states, strict=True))
         return own + sum(float(matrix[states[v], states[w]]) for (v, w), matrix in self.edges.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fold:
-    """A variable folded away, with what its states cost and its edges to its neighbours, its own states as rows.
+    """A folded variable: its states' costs and the edges to its neighbours, its own states in the rows.
 
-    These count in what was left at that time: `states` and `neighbour_states` are the original numbers.
+    Rows and columns follow the states remaining at that time: `states` and `neighbour_states` give their original
+    numbers.
     """
 
     variable: int
@@ -79,8 +78,8 @@ class _Fold:
     edges: tuple[FloatArray, ...]
 
     def best(self, chosen: IntArray) -> int:
-        """The original number of its best state, once its neighbours have theirs. Asked for once, where a table for
-        all of their states would take as long as folding."""
+        """Original number of its best state, given the neighbours' states. Computed once: a table over all their states
+        would cost a second folding."""
         if len(self.states) == 1:
             return int(self.states[0])
         total = self.cost
@@ -93,9 +92,11 @@ class _Fold:
 class Reduction:
     """A problem's core and the way back.
 
-    core: the reduced problem; variables[k] is the original number of its variable k, states[k] the
-        original states that are left to it.
+    core: the reduced problem.
+    variables: original number of each core variable.
+    states: original numbers of each core variable's remaining states.
     constant: cost already decided; core value + constant is the original value.
+    folds: the folded variables, in order.
     """
 
     core: Problem
@@ -105,7 +106,7 @@ class Reduction:
     folds: list[_Fold]
 
     def complete(self, core_states: IntArray) -> IntArray:
-        """The original variables' states that go with `core_states`, of least cost."""
+        """Optimal states of the original variables, given the core's states `core_states`."""
         chosen = np.zeros(len(self.variables) + len(self.folds), np.int64)
         for variable, states, i in zip(self.variables, self.states, core_states, strict=True):
             chosen[variable] = states[i]
@@ -114,45 +115,45 @@ class Reduction:
         return chosen
 
 
-class Joins:
-    """The edges that pairs of edges became, once for equal ones: equal layers have some.
+class EdgeJoinCache:
+    """Joined edges by the pair of edges behind them: equal layers share the result.
 
-    What is kept of a pair are the arrays that its fold keeps anyway, no copies of what they hold.
+    An entry references the arrays of its fold; it copies no data.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, list[tuple[tuple[FloatArray, FloatArray, FloatArray], FloatArray]]] = {}
 
     def of(self, left: FloatArray, cost: FloatArray, right: FloatArray) -> FloatArray:
-        """[a, b] ↦ the least of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
+        """[a, b] ↦ the minimum of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
         pair = left, cost, right
-        alike = self._known.setdefault(hash(tuple(each.tobytes() for each in pair)), [])
-        for known, joined in alike:
-            if all(map(np.array_equal, known, pair)):
+        candidates = self._known.setdefault(hash(tuple(array.tobytes() for array in pair)), [])
+        for inputs, joined in candidates:
+            if all(map(np.array_equal, inputs, pair)):
                 return joined
         joined = _join(left, cost[:, None] + right)
-        alike.append((pair, joined))
+        candidates.append((pair, joined))
         return joined
 
 
 def reduce(
-    problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True, joins: Joins | None = None
+    problem: Problem, protected: Iterable[int] = (), *, drops_dear: bool = True, joins: EdgeJoinCache | None = None
 ) -> Reduction:
-    """Fold away all that can be without loss. Raises ValueError where no assignment is finite.
+    """Fold away all variables without loss. Raises ValueError when no assignment is finite.
 
-    protected: variables that other costs than these depend on: they stay, with every state that is possible.
-    drops_dear: whether possible states go that another one makes needless. With hundreds of states a variable that
-        takes most of the time, and where only a bound is wanted it saves little later.
-    joins: those made of problems like this one, to which it adds its own.
+    protected: variables with further costs elsewhere: they stay, with every possible state.
+    drops_dear: whether dominated states are dropped. With hundreds of states a variable this takes most of the time;
+        when only a bound is wanted it saves little later.
+    joins: cache shared with similar problems; new joins are added.
     """
-    with np.errstate(invalid="ignore"):  # differences of what is both impossible
-        return _Reducer(problem, frozenset(protected), drops_dear, Joins() if joins is None else joins).run()
+    with np.errstate(invalid="ignore"):  # inf - inf
+        return _Reducer(problem, frozenset(protected), drops_dear, EdgeJoinCache() if joins is None else joins).run()
 
 
 class _Reducer:
-    """Works on copies: `near[v][w]` is the edge with v's states as rows, kept in both directions."""
+    """Works on copies: `near[v][w]` is the edge with v's states in the rows, stored in both directions."""
 
-    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool, joins: Joins) -> None:
+    def __init__(self, problem: Problem, protected: frozenset[int], drops_dear: bool, joins: EdgeJoinCache) -> None:
         self.protected = protected
         self.drops_dear = drops_dear
         self.costs = [cost.copy() for cost in problem.costs]
@@ -198,7 +199,7 @@ class _Reducer:
         return (0 if len(self.costs[v]) == 1 else len(self.near[v]), len(self.costs[v]))
 
     def _fold(self, v: int) -> list[int]:
-        """Fold one variable with a single state or at most two neighbours; the neighbours it had."""
+        """Fold one variable with a single state or at most two neighbours; returns its former neighbours."""
         neighbours = sorted(self.near[v])
         cost = self.costs[v]
         self.alive[v] = False
@@ -222,8 +223,8 @@ class _Reducer:
 
     def _fold_pair(self, v: int, a: int, b: int) -> None:
         folded = self._joined.of(self.near[v][a], self.costs[v], self.near[v][b])
-        known = self.near[a].get(b)
-        matrix = folded if known is None else known + folded
+        previous = self.near[a].get(b)
+        matrix = folded if previous is None else previous + folded
         self.near[a][b], self.near[b][a] = matrix, matrix.T
 
     def _record(self, v: int, neighbours: tuple[int, ...], constant: float) -> None:
@@ -243,7 +244,7 @@ class _Reducer:
 
     # ---- dead ends ----------------------------------------------------------
     def _drop_states(self, v: int) -> bool:
-        """Drop states that cannot be, or that another one makes needless; whether any went."""
+        """Drop impossible and dominated states; returns whether any were dropped."""
         before = len(self.costs[v])
         possible = np.isfinite(self.costs[v])
         for matrix in self.near[v].values():
@@ -255,7 +256,7 @@ class _Reducer:
         if v in self.protected or not self.drops_dear:
             return len(self.costs[v]) < before
         cost = self.costs[v]
-        slack = np.subtract.outer(cost, cost)  # [i, j]: what i costs more than j, at least
+        slack = np.subtract.outer(cost, cost)  # [i, j]: least extra cost of i over j
         for matrix in self.near[v].values():
             slack += self._least_difference(matrix)
         dominated = slack >= 0
@@ -266,12 +267,12 @@ class _Reducer:
         return len(self.costs[v]) < before
 
     def _least_difference(self, matrix: FloatArray) -> FloatArray:
-        """`_least_difference`, once for all equal matrices: equal layers have equal ones."""
+        """Cached `_least_difference`: equal layers have equal matrices."""
         key = (matrix.shape, matrix.tobytes())
-        found = self._differences.get(key)
-        if found is None:
-            found = self._differences[key] = _least_difference(matrix)
-        return found
+        difference = self._differences.get(key)
+        if difference is None:
+            difference = self._differences[key] = _least_difference(matrix)
+        return difference
 
     def _restrict(self, v: int, keep: IntArray) -> None:
         self.costs[v] = self.costs[v][keep]
@@ -298,29 +299,29 @@ class _Reducer:
         )
 
 
-def picked(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
-    """Some rows and columns of a matrix, in order; the matrix itself, which many edges may share, where that is all."""
+def submatrix(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:
+    """Some rows and columns of a matrix, in order; the matrix itself (shared by many edges) when they are all of it."""
     return matrix if matrix.shape == (len(rows), len(columns)) else matrix[np.ix_(rows, columns)]
 
 
 def _join(left: FloatArray, right: FloatArray) -> FloatArray:
-    """[a, b] ↦ the least of `left[i, a] + right[i, b]`, in blocks of rows that stay in the cache."""
+    """[a, b] ↦ the minimum of `left[i, a] + right[i, b]`, in cache-sized blocks of rows."""
     rows, right = np.ascontiguousarray(left.T), np.ascontiguousarray(right)
-    found = np.empty((len(rows), right.shape[1]))
+    joined = np.empty((len(rows), right.shape[1]))
     room = np.empty((max(1, _BLOCK // max(right.size, 1)), *right.shape))
     for start in range(0, len(rows), len(room)):
         some = rows[start : start + len(room), :, None]
         sums = np.add(some, right, out=room[: len(some)])
-        LEAST(sums, 1, out=found[start : start + len(room)])
-    return found
+        MINIMUM(sums, 1, out=joined[start : start + len(room)])
+    return joined
 
 
 def _least_difference(matrix: FloatArray) -> FloatArray:
-    """[i, j] ↦ the least of `matrix[i, k] - matrix[j, k]` over those k that are possible for i or j."""
+    """[i, j] ↦ the minimum of `matrix[i, k] - matrix[j, k]` over all k possible with i or j."""
     different = {column.tobytes(): column for column in np.ascontiguousarray(matrix.T)}
     columns = np.array(list(different.values())).T
     difference = columns[:, None, :] - columns[None, :, :]
     if not np.isfinite(columns).all():
         difference[np.isnan(difference)] = np.inf
-    least: FloatArray = LEAST(difference, 2)
+    least: FloatArray = MINIMUM(difference, 2)
     return least

@@ -1,12 +1,12 @@
-"""The joint search: how many stages, which mesh for each, how many micro-batches, which schedule.
+"""The joint search over numbers of stages, meshes, micro-batches and schedules.
 
-For every kind of device group, mesh and number of micro-batches the whole step, accumulated over its micro-batches, is
-planned once as an SPMD program on that group (`measure`); what its instructions take there makes the stage graph, which
-is cut (`cut`), and the cut is priced by simulating its schedule (`priced`). Memory is a constraint of the cut.
+Per kind of device group, mesh and number of micro-batches the whole step, accumulated over its micro-batches, is
+planned once: an SPMD program on this group (`measure_step`). The costs of its instructions make the stage graph. The
+graph is cut (`cut`); the cut is priced by simulation of its schedule (`step_pace`). Memory constrains the cut.
 
-What is tried, in order: every number of stages, on a middle mesh at a middle number of micro-batches; every mesh for
-the best of these; other numbers of micro-batches for the best of those; every schedule for the best of all. The order
-of candidates comes from a closed form (`roughly_s`), the figures that are compared at the end from simulation.
+Order: (1) every number of stages, on a middle mesh at a middle number of micro-batches; (2) the best of these on every
+mesh; (3) the best of those at other numbers of micro-batches; (4) the best of all under every schedule. A closed form
+(`estimate_step_s`) ranks candidates; simulation gives the figures compared at the end.
 """
 
 from __future__ import annotations
@@ -21,43 +21,42 @@ from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.pipelines import PipelineCandidate
-from shardwright.planner.clock import Clock, too_short
-from shardwright.planner.collector import collector_paused
+from shardwright.planner.clock import Clock, too_short_error
+from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.microbatch import StepSplit, Term, split_step
-from shardwright.planner.search.found import Found
 from shardwright.planner.search.mesh_search import Listener
 from shardwright.planner.search.meshes import candidate_meshes, refines
 from shardwright.planner.search.program import Program
-from shardwright.planner.stages.choice import PipelineChoice, Wanted
-from shardwright.planner.stages.coarse import Coarse, coarse_parts
-from shardwright.planner.stages.contract import contracted
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.stages.clustering import Clustering, cluster_step
+from shardwright.planner.stages.coarsen import coarsen_graph
 from shardwright.planner.stages.cut import cut
-from shardwright.planner.stages.graph import stage_graph
-from shardwright.planner.stages.groups import DeviceGroups, device_groups, groupings
-from shardwright.planner.stages.measure import Measured
-from shardwright.planner.stages.plans import MOST_PLANS, StepPlans
-from shardwright.planner.stages.priced import held_in, roughly_s, step_pace
-from shardwright.planner.stages.result import chosen
-from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+from shardwright.planner.stages.device_groups import DeviceGroups, device_groups, enumerate_groupings
+from shardwright.planner.stages.graph_builder import build_stage_graph
+from shardwright.planner.stages.node_costs import StepCosts
+from shardwright.planner.stages.realize import realize_choice
+from shardwright.planner.stages.schedule_cost import estimate_step_s, micro_batches_in_flight, step_pace
+from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
+from shardwright.planner.stages.step_plans import MAX_PLANS, StepPlans
+from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
 from shardwright.progress import PlanProgress
 from shardwright.shardings import Mesh
-from shardwright.tasks import Pace, Schedule
+from shardwright.tasks import Schedule, StepEstimate
 
-#: Schedules that are tried; of equals the first is taken. Others (3f3b, …) are on request.
+#: Schedules to try; the first wins ties. Others (3f3b, …) are on request.
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe")
 
 #: Parts of the model that each stage gets under the interleaved schedule.
 INTERLEAVED_CHUNKS = 2
 
-#: Micro-batches that are looked at, per stage: a middle number first.
+#: Micro-batches to try, per stage: a middle number first.
 MICRO_BATCHES_PER_STAGE = (4, 8, 2, 16)
 
-#: How many of the best candidates are tried on other meshes and with other numbers of micro-batches, and how many with
-#: other schedules.
-MOST_REFINED, MOST_SIMULATED = 2, 3
+#: Numbers of best candidates to try on other meshes and with other numbers of micro-batches, and with other schedules.
+MAX_REFINED, MAX_SIMULATED = 2, 3
 
-#: Part of a device's memory that a cut may fill: programs take up to a sixth more than was counted for them.
+#: Fraction of a device's memory that a cut may fill: programs use up to a sixth more than predicted.
 FILLED = 0.85
 
 #: Axes of a stage's mesh.
@@ -67,7 +66,7 @@ STAGE_MESH_AXES = 2
 def search_pipeline(
     program: Program,
     cluster: Cluster,
-    wanted: Wanted,
+    wanted: PipelineRequest,
     *,
     whole_s: float | None = None,
     why_not: str = "",
@@ -76,46 +75,48 @@ def search_pipeline(
 ) -> PipelineChoice:
     """The fastest pipeline of a step over a cluster.
 
-    program: the step as it is planned. whole_s: seconds of its best plan without a pipeline; None: there is none, for
-    the reason in `why_not`, or it is of no interest. progress: called before each candidate. clock: that the deadline
-    runs by; None begins one now.
+    program: the step to plan.
+    whole_s: seconds of its best plan without a pipeline; None: there is none, for the reason in `why_not`, or it is
+        irrelevant.
+    progress: called before each candidate.
+    clock: clock of the deadline; None starts one now.
 
-    Raises MicroBatchError where the step cannot be split into micro-batches, OptionError where what is wanted does not
-    fit the program or the cluster, PlanError where no pipeline fits the devices, OutOfTimeError where the deadline
-    comes before any is found.
+    Raises MicroBatchError: the step cannot be split into micro-batches. OptionError: the request does not fit the
+    program or the cluster. PlanError: no pipeline fits the devices. OutOfTimeError: the deadline passed before the
+    first plan.
     """
     clock = clock or Clock(program.options.deadline_s)
-    with collector_paused():
-        program = program if program.micro_batches == 1 else program.computing(None, 1)
+    with gc_paused():
+        program = program if program.micro_batches == 1 else program.rewrite_variant(None, 1)
         return _Search(program, cluster, wanted, progress, clock).run(whole_s, why_not)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """One candidate: cut and, once simulated, paced."""
+    """One candidate: a cut, with its pace once simulated."""
 
     groups: DeviceGroups
     meshes: tuple[Mesh, ...]  # by kind of group
     problem: CutProblem
     cut: StageCut
     schedule: Schedule
-    plans: tuple[Found, ...]  # of the accumulated step, by kind of group
+    plans: tuple[CandidatePlan, ...]  # of the accumulated step, by kind of group
     whole: Module  # that step
-    roughly_s: float
-    pace: Pace | None = None
+    estimate_s: float
+    pace: StepEstimate | None = None
 
     @property
     def micro_batches(self) -> int:
         return self.problem.micro_batches
 
     @property
-    def place(self) -> Hashable:
-        """Equal for candidates that only their schedules tell apart."""
+    def placement_key(self) -> Hashable:
+        """Equal between candidates differing only in their schedules."""
         return self.groups.first_devices, self.meshes, self.micro_batches
 
     @property
     def step_s(self) -> float:
-        return self.roughly_s if self.pace is None else self.pace.step_s
+        return self.estimate_s if self.pace is None else self.pace.step_s
 
     def candidate(self) -> PipelineCandidate:
         return PipelineCandidate(
@@ -137,15 +138,15 @@ def _best(found: Sequence[Pipeline], count: int) -> list[Pipeline]:
 class _Search:
     program: Program
     cluster: Cluster
-    wanted: Wanted
+    wanted: PipelineRequest
     progress: Listener | None
     clock: Clock
     split: StepSplit = field(init=False)
-    coarse: Coarse = field(init=False)
+    clustering: Clustering = field(init=False)
     accumulators: tuple[Leaf, ...] = field(init=False)
     sums: frozenset[Leaf] = field(init=False)
     _plans: StepPlans = field(init=False)
-    _graphs: dict[tuple[Measured, ...], StageGraph] = field(default_factory=dict)
+    _graphs: dict[tuple[StepCosts, ...], StageGraph] = field(default_factory=dict)
     _left_out: list[PipelineCandidate] = field(default_factory=list)
     _seen: set[Hashable] = field(default_factory=set)
     _lacks_memory: bool = False
@@ -158,11 +159,11 @@ class _Search:
             self.split.check(self.wanted.micro_batches)
         state = set(range(len(self.program.flow.parameters))).difference(self.split.batch)
         once = {name for name, parts in self.split.parts.items() if "once" in parts and "micro" not in parts}
-        self.coarse = coarse_parts(self.split.module, state, once)
+        self.clustering = cluster_step(self.split.module, state, once)
         self._plans = StepPlans(
-            program=self.program, split=self.split, coarse=self.coarse, mesh=self.wanted.mesh, clock=self.clock
+            program=self.program, split=self.split, clustering=self.clustering, mesh=self.wanted.mesh, clock=self.clock
         )
-        nodes = {n.instruction.name: n.index for n in self.coarse.flow.nodes if not n.is_value}
+        nodes = {n.instruction.name: n.index for n in self.clustering.flow.nodes if not n.is_value}
         self.accumulators = tuple((nodes[s.name], s.leaf) for s in self.split.accumulators if s.name in nodes)
         self.sums = frozenset(
             (nodes[name], leaf)
@@ -172,82 +173,88 @@ class _Search:
         )
 
     def run(self, whole_s: float | None, why_not: str) -> PipelineChoice:
-        found = self._first()
-        self._with_meshes(found)
-        self._with_micro_batches(found)
-        if not found:
-            raise self._nothing()
-        simulated = self._simulated(found)
+        pipelines = self._try_stage_counts()
+        self._try_meshes(pipelines)
+        self._try_micro_batches(pipelines)
+        if not pipelines:
+            raise self._no_pipeline_error()
+        simulated = self._simulate_schedules(pipelines)
         best = min(simulated, key=lambda each: each.step_s)
-        candidates = [each.candidate() for each in sorted([*simulated, *found], key=lambda each: each.step_s)]
-        alike = [each for each in simulated if each.place == best.place]
-        return chosen(self.coarse, self.split, best, alike, (*candidates, *self._left_out), whole_s, why_not)
+        candidates = [
+            pipeline.candidate() for pipeline in sorted([*simulated, *pipelines], key=lambda each: each.step_s)
+        ]
+        same_placement = [pipeline for pipeline in simulated if pipeline.placement_key == best.placement_key]
+        return realize_choice(
+            self.clustering, self.split, best, same_placement, (*candidates, *self._left_out), whole_s, why_not
+        )
 
-    # ---- what is tried -----------------------------------------------------------
-    def _first(self) -> list[Pipeline]:
-        """Every number of stages, on a middle mesh (the next where it does not fit), at one number of micro-batches."""
-        found: list[Pipeline] = []
+    # ---- candidates --------------------------------------------------------------
+    def _try_stage_counts(self) -> list[Pipeline]:
+        """Every number of stages at one number of micro-batches, on the first mesh to fit, a middle one first."""
+        pipelines: list[Pipeline] = []
         for groups in self._groups():
             for meshes in self._meshes(groups):
-                tried = self._tried(groups, meshes, self._micro_batches(groups.stages, meshes)[0])
-                if tried is not None:
-                    found.append(tried)
+                pipeline = self._try(groups, meshes, self._micro_batches(groups.stages, meshes)[0])
+                if pipeline is not None:
+                    pipelines.append(pipeline)
                     break
-        return found
+        return pipelines
 
-    def _with_meshes(self, found: list[Pipeline]) -> None:
-        """The best of them on every mesh (added in place)."""
-        for best in _best(found, MOST_REFINED):
+    def _try_meshes(self, found: list[Pipeline]) -> None:
+        """The best pipelines on every mesh (added in place)."""
+        for best in _best(found, MAX_REFINED):
             for meshes in self._meshes(best.groups):
                 self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes)[0])
 
-    def _with_micro_batches(self, found: list[Pipeline]) -> None:
-        """The best of them with other numbers of micro-batches (added in place)."""
-        for best in _best(found, MOST_REFINED):
+    def _try_micro_batches(self, found: list[Pipeline]) -> None:
+        """The best pipelines with other numbers of micro-batches (added in place)."""
+        for best in _best(found, MAX_REFINED):
             for micro_batches in self._micro_batches(best.groups.stages, best.meshes)[1:]:
                 self._add(found, best.groups, best.meshes, micro_batches)
 
     def _add(self, found: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int) -> None:
         is_new = (groups, meshes, micro_batches) not in self._seen
-        tried = self._tried(groups, meshes, micro_batches) if is_new else None
-        if tried is not None:
-            found.append(tried)
+        pipeline = self._try(groups, meshes, micro_batches) if is_new else None
+        if pipeline is not None:
+            found.append(pipeline)
 
-    def _simulated(self, found: list[Pipeline]) -> list[Pipeline]:
-        """The best of all under every schedule."""
+    def _simulate_schedules(self, found: list[Pipeline]) -> list[Pipeline]:
+        """The best pipelines under every schedule."""
         simulated = []
-        for best in _best(found, MOST_SIMULATED):
-            simulated.append(self._paced(best))
+        for best in _best(found, MAX_SIMULATED):
+            simulated.append(self._with_pace(best))
             for schedule in self._schedules()[1:]:
-                tried = self._tried(best.groups, best.meshes, best.micro_batches, schedule)
-                if tried is not None:
-                    simulated.append(self._paced(tried))
+                pipeline = self._try(best.groups, best.meshes, best.micro_batches, schedule)
+                if pipeline is not None:
+                    simulated.append(self._with_pace(pipeline))
         return simulated
 
     def _groups(self) -> Sequence[DeviceGroups]:
         if self.wanted.stages is None:
-            return groupings(self.cluster, len(self.coarse.parts), self.split.divisor)
-        found = device_groups(self.cluster, self.wanted.stages)
-        if found is None:
+            return enumerate_groupings(self.cluster, len(self.clustering.parts), self.split.divisor)
+        groups = device_groups(self.cluster, self.wanted.stages)
+        if groups is None:
             raise OptionError(
                 f"{self.cluster.device_count} devices on {len(self.cluster.workers)} nodes make no "
                 f"{self.wanted.stages} groups of whole nodes of one kind, or of equal parts of nodes",
                 where="stages",
                 remedy="choose a number that divides the nodes, or a multiple of theirs that divides their devices",
             )
-        return (found,)
+        return (groups,)
 
     def _micro_batches(self, stages: int, meshes: Sequence[Mesh]) -> tuple[int, ...]:
-        """Numbers of micro-batches to try, the most promising first: each large enough for the meshes' first axes."""
+        """Numbers of micro-batches to try, most promising first; each large enough for the meshes' first axes."""
         if self.wanted.micro_batches is not None:
             return (self.wanted.micro_batches,)
         room = max(1, self.split.divisor // max(mesh.axes[0].size for mesh in meshes))
         possible = [count for count in range(1, room + 1) if self.split.divisor % count == 0]
-        near = [min(possible, key=lambda c: (abs(c - stages * each), c)) for each in MICRO_BATCHES_PER_STAGE]
-        return tuple(dict.fromkeys(near))
+        nearest = [
+            min(possible, key=lambda c: (abs(c - stages * per_stage), c)) for per_stage in MICRO_BATCHES_PER_STAGE
+        ]
+        return tuple(dict.fromkeys(nearest))
 
     def _meshes(self, groups: DeviceGroups) -> Iterator[tuple[Mesh, ...]]:
-        """Meshes of each kind of group; where there are several kinds, the first mesh of each, the second, …"""
+        """Meshes of each kind of group; with several kinds: the first mesh of each, the second, …"""
         if self.wanted.mesh is not None:
             mesh = Mesh.of(self.wanted.mesh)
             other = next((kind for kind in groups.kinds if kind.devices != mesh.device_count), None)
@@ -259,18 +266,20 @@ class _Search:
                 )
             yield (mesh,) * len(groups.kinds)
             return
-        found = [self._candidates(groups.part(kind)) for kind in range(len(groups.kinds))]
-        for number in range(max(map(len, found))):
-            yield tuple(meshes[min(number, len(meshes) - 1)] for meshes in found)
+        candidates = [self._candidates(groups.part(kind)) for kind in range(len(groups.kinds))]
+        for number in range(max(map(len, candidates))):
+            yield tuple(meshes[min(number, len(meshes) - 1)] for meshes in candidates)
 
     def _candidates(self, part: Cluster) -> tuple[Mesh, ...]:
-        """Meshes of one group, all axes but the first inside nodes: what crosses nodes is split along the batch. Left
-        out are those that another one refines, as it can do whatever they can."""
+        """Meshes of one group, all axes but the first within nodes: only the batch is split across nodes.
+
+        Meshes with a refinement among the others are left out: the finer mesh can express their plans.
+        """
         if part.device_count == 1:
             return (Mesh.of({"data": 1}),)
         node = part.workers[0].device_count
-        found = candidate_meshes(part, max_axes=STAGE_MESH_AXES)
-        inside = [mesh for mesh in found if node % prod(axis.size for axis in mesh.axes[1:]) == 0]
+        candidates = candidate_meshes(part, max_axes=STAGE_MESH_AXES)
+        inside = [mesh for mesh in candidates if node % prod(axis.size for axis in mesh.axes[1:]) == 0]
         finest = [mesh for mesh in inside if not any(refines(fine, mesh) for fine in inside if fine != mesh)]
         finest.sort(key=lambda mesh: mesh.axes[-1].size)
         middle = len(finest) // 2
@@ -281,11 +290,11 @@ class _Search:
         return tuple(Schedule.parse(name) for name in names)
 
     # ---- one candidate -----------------------------------------------------------
-    def _tried(
+    def _try(
         self, groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int, schedule: Schedule | None = None
     ) -> Pipeline | None:
-        """The cut of one candidate; None, with a note, where it fits no devices or there is no time left."""
-        if self.clock.is_over:
+        """The cut of one candidate; None, with a note, on infeasibility or after the deadline."""
+        if self.clock.must_stop:
             self._leave_out(groups, meshes, micro_batches, "not tried: the deadline has passed")
             return None
         self._seen.add((groups, meshes, micro_batches))
@@ -293,13 +302,13 @@ class _Search:
         self._report(groups, meshes, micro_batches, schedule)
         chunks = INTERLEAVED_CHUNKS if schedule.kind == "interleaved" else 1
         problem: PlanError | AnnotationError | None = None
-        for thrift in range(MOST_PLANS):
+        for thrift in range(MAX_PLANS):
             try:
                 plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
-                made = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
-                self._incumbent_s = min(self._incumbent_s or made.roughly_s, made.roughly_s)
-                self.clock.interrupts = True  # there is one to take
-                return made
+                pipeline = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
+                self._incumbent_s = min(self._incumbent_s or pipeline.estimate_s, pipeline.estimate_s)
+                self.clock.may_stop = True  # there is one to take
+                return pipeline
             except MemoryBudgetError as error:
                 problem, self._lacks_memory = error, True
             except (PlanError, AnnotationError) as error:
@@ -325,20 +334,22 @@ class _Search:
         self,
         groups: DeviceGroups,
         meshes: tuple[Mesh, ...],
-        plans: Sequence[Found],
+        plans: Sequence[CandidatePlan],
         schedule: Schedule,
         chunks: int,
         micro_batches: int,
     ) -> Pipeline:
-        kinds = [self._plans.measured(plan, micro_batches) for plan in plans]
+        kinds = [self._plans.step_costs(plan, micro_batches) for plan in plans]
         key = tuple(kinds)
         if key not in self._graphs:
             margin = hardware_profile(self.cluster.hardware).compiler.temporaries_margin
-            self._graphs[key] = stage_graph(self.coarse, kinds, self.accumulators, sums=self.sums, margin=margin)
-        graph, parts = contracted(self._graphs[key], groups.stages * chunks, micro_batches)
-        held = held_in(schedule, groups.stages, chunks, micro_batches)
+            self._graphs[key] = build_stage_graph(
+                self.clustering, kinds, self.accumulators, sums=self.sums, margin=margin
+            )
+        graph, parts = coarsen_graph(self._graphs[key], groups.stages * chunks, micro_batches)
+        held = micro_batches_in_flight(schedule, groups.stages, chunks, micro_batches)
         places = tuple(
-            Place(
+            StageSlot(
                 kind=groups.kind(stage),
                 memory_bytes=FILLED * self._limit_bytes(groups.parts[stage]),
                 in_flight=held[stage],
@@ -346,7 +357,7 @@ class _Search:
             )
             for stage in range(groups.stages)
         )
-        found = cut(
+        coarse_cut = cut(
             graph,
             places,
             chunks=chunks,
@@ -354,8 +365,8 @@ class _Search:
             imbalance=self.wanted.imbalance,
             most_cpu_s=10.0,
         )
-        problem = CutProblem(graph=self._graphs[key], places=places, chunks=chunks, micro_batches=micro_batches)
-        whole = problem.measured([found.chunk_of[part] for part in parts], is_optimal=found.is_optimal)
+        problem = CutProblem(graph=self._graphs[key], stage_slots=places, chunks=chunks, micro_batches=micro_batches)
+        whole = problem.to_cut([coarse_cut.chunk_of[part] for part in parts], is_optimal=coarse_cut.is_optimal)
         return Pipeline(
             groups=groups,
             meshes=meshes,
@@ -364,10 +375,10 @@ class _Search:
             schedule=schedule,
             plans=tuple(plans),
             whole=self._plans.module(micro_batches),
-            roughly_s=roughly_s(problem, whole),
+            estimate_s=estimate_step_s(problem, whole),
         )
 
-    def _paced(self, found: Pipeline) -> Pipeline:
+    def _with_pace(self, found: Pipeline) -> Pipeline:
         return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups))
 
     # ---- limits ------------------------------------------------------------------
@@ -388,26 +399,26 @@ class _Search:
             )
         )
 
-    def _nothing(self) -> PlanError:
-        if self.clock.is_over and not self._lacks_memory:
-            return too_short(self.clock)
+    def _no_pipeline_error(self) -> PlanError:
+        if self.clock.must_stop and not self._lacks_memory:
+            return too_short_error(self.clock)
         if not self._left_out:
             return PlanError(
-                f"no pipeline can be planned: {len(self.coarse.parts)} parts of the model, "
+                f"no pipeline can be planned: {len(self.clustering.parts)} parts of the model, "
                 f"{self.cluster.device_count} devices",
                 where="stages",
                 remedy="ask for fewer stages, or plan with stages=1",
             )
         last = self._left_out[-1]
-        tried = f"{last.stages} stages on {last.mesh}, {last.micro_batches} micro-batches"
+        candidate = f"{last.stages} stages on {last.mesh}, {last.micro_batches} micro-batches"
         if self._lacks_memory:
             return MemoryBudgetError(
-                f"no pipeline fits the memory: with {tried}, {last.note}",
+                f"no pipeline fits the memory: with {candidate}, {last.note}",
                 where="stages",
                 remedy="use more devices, or more and smaller micro-batches",
             )
         return PlanError(
-            f"no pipeline can be planned: with {tried}, {last.note}",
+            f"no pipeline can be planned: with {candidate}, {last.note}",
             where="stages",
             remedy="ask for other stages or micro-batches, or plan with stages=1",
         )

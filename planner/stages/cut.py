@@ -1,7 +1,7 @@
-"""Cutting a stage graph into stages: the least bytes between them, among cuts that are balanced and fit the memory.
+"""Cuts a stage graph into stages: minimal bytes between them, subject to balance and memory.
 
-Balance comes first: the time of the slowest chunk decides the time of every micro-batch, bytes mostly run beside it.
-Where the nodes have but one order, intervals of it (`intervals`) are all there is to choose from, and quick; elsewhere
+Balance comes first: the slowest chunk decides the time of every micro-batch; most transfers overlap with compute.
+Given a single order of the nodes, its intervals (`intervals`) are all possible cuts, and quick to search; otherwise
 the integer program (`cut_ilp`) decides.
 """
 
@@ -12,34 +12,34 @@ from collections.abc import Sequence
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.intervals import Intervals, has_one_order, is_exact
-from shardwright.planner.stages.work import CutProblem, Place, StageCut, StageGraph
+from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
 
-#: How much slower than the best balance allows the slowest chunk may be, where nothing else is asked for.
+#: Allowed excess of the slowest chunk over the best balance, by default.
 SLACK = 0.02
 
-#: Nodes times chunks up to which the integer program decides where intervals only miss that chunks of one stage need
-#: send each other nothing.
-MOST_PLACES = 200
+#: Nodes times chunks up to which the integer program decides, if the intervals' only error is to count transfers
+#: between chunks of one stage.
+MAX_STAGE_SLOTS = 200
 
 
 def cut(
     graph: StageGraph,
-    places: Sequence[Place],
+    places: Sequence[StageSlot],
     *,
     chunks: int = 1,
     micro_batches: int = 1,
     imbalance: float | None = None,
     most_cpu_s: float = 20.0,
 ) -> StageCut:
-    """Cut `graph` into `chunks` parts for each of `places`; chunk c lies on stage c % len(places).
+    """Cut `graph` into `chunks` parts for each of `places`; chunk c runs on stage c % len(places).
 
-    imbalance: how much longer than the average chunk the slowest one may take, as a part of that; None: 2 % longer
-    than in the best balanced cut. most_cpu_s: CPU seconds of the integer programs; the best cut found by then is taken.
+    imbalance: allowed excess of the slowest chunk over the average one, relative to the average; None: 2 % over the
+    best balanced cut. most_cpu_s: CPU seconds of the integer programs; the best cut by then is used.
 
-    Raises PlanError where there are fewer nodes than chunks or no cut is as balanced as asked for, MemoryBudgetError
-    where none fits.
+    Raises PlanError: fewer nodes than chunks, or no cut with the requested balance. MemoryBudgetError: no cut fits the
+    memory.
     """
-    problem = CutProblem(graph=graph, places=tuple(places), chunks=chunks, micro_batches=micro_batches)
+    problem = CutProblem(graph=graph, stage_slots=tuple(places), chunks=chunks, micro_batches=micro_batches)
     if len(graph.nodes) < problem.chunk_count:
         raise PlanError(
             f"{problem.chunk_count} stage parts were asked for, the model can be cut into {len(graph.nodes)} at most",
@@ -48,11 +48,11 @@ def cut(
         )
     intervals = Intervals(problem)
     straight_s = intervals.fastest_s()
-    straight = None if straight_s is None else intervals.least_crossing(straight_s)
-    is_large = len(graph.nodes) * problem.chunk_count > MOST_PLACES
+    straight = None if straight_s is None else intervals.min_crossing(straight_s)
+    is_large = len(graph.nodes) * problem.chunk_count > MAX_STAGE_SLOTS
     if straight is not None and (is_exact(problem) or (is_large and has_one_order(problem))):
         limit_s = _limit_s(problem, imbalance, max(straight.chunk_s))
-        return intervals.least_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
+        return intervals.min_crossing(limit_s) or _refuse(problem, imbalance, max(straight.chunk_s))
     is_hopeless = straight is None and chunks == 1 and is_exact(problem)
     best_s = None if is_hopeless else _faster(straight, cut_ilp.fastest(problem, most_cpu_s=most_cpu_s / 2))
     if best_s is None:
@@ -62,12 +62,12 @@ def cut(
             remedy="use more devices a stage, smaller micro-batches, or a schedule that keeps fewer of them",
         )
     limit_s = _limit_s(problem, imbalance, best_s)
-    found = cut_ilp.least_crossing(problem, limit_s, most_cpu_s=most_cpu_s / 2)
-    if found is None or not found.is_optimal:
-        straight = intervals.least_crossing(limit_s)
-        if straight is not None and (found is None or straight.crossing_bytes < found.crossing_bytes):
-            found = straight
-    return found or _refuse(problem, imbalance, best_s)
+    best = cut_ilp.min_crossing(problem, limit_s, most_cpu_s=most_cpu_s / 2)
+    if best is None or not best.is_optimal:
+        straight = intervals.min_crossing(limit_s)
+        if straight is not None and (best is None or straight.crossing_bytes < best.crossing_bytes):
+            best = straight
+    return best or _refuse(problem, imbalance, best_s)
 
 
 def _faster(*cuts: StageCut | None) -> float | None:

@@ -1,11 +1,11 @@
-"""Cutting along the nodes' own order: each chunk is an interval of it, the best ones found by dynamic programming.
+"""Cuts along the nodes' own order by dynamic programming: each chunk is an interval of it.
 
-Where every node hands something to the next one there is no other order, and this is the best of all cuts; elsewhere
-it is a good one to start from. The table over (chunks, nodes so far) holds the least bytes crossing, among cuts whose
-chunks take at most a given time and fit the memory.
+If every node hands something to the next one, no other order exists, and the result is optimal; elsewhere it is a good
+start. The table over (chunks, nodes so far) holds the least bytes crossing, among cuts with chunks within a time limit
+and within memory.
 
-What a chunk receives, keeps and takes depends on its own interval alone as long as a stage has one chunk. With several,
-memory is checked afterwards and a value between two chunks of one stage counts as sent.
+Bytes received, kept and stored by a chunk depend on its own interval alone, given one chunk per stage. With several,
+memory is checked afterwards, and a value between two chunks of one stage counts in the bytes sent.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planner.solver.pbqp import FloatArray
-from shardwright.planner.stages.work import CutProblem, StageCut, Work, of_kind, shared_bytes
+from shardwright.planner.stages.stage_graph import CutProblem, NodeCost, StageCut, of_kind, state_transfer_bytes
 
 BoolArray = NDArray[np.bool_]
 
 
 class Intervals:
-    """Costs of every interval [i, j) of the nodes of a problem, as matrices over i and j; infinite where j <= i."""
+    """Costs of every interval [i, j) of the nodes of a problem, in matrices over i and j; infinite at j <= i."""
 
     def __init__(self, problem: CutProblem) -> None:
         self._problem = problem
         self._size = len(problem.graph.nodes)
         self._crossing = self._crossing_bytes()
-        kinds = sorted({place.kind for place in problem.places})
+        kinds = sorted({place.kind for place in problem.stage_slots})
         self._seconds = {kind: self._sums(kind, lambda w: w.seconds(problem.micro_batches)) for kind in kinds}
-        self._feasible = [self._fitting(stage) for stage in range(len(problem.places))]
+        self._feasible = [self._fitting(stage) for stage in range(len(problem.stage_slots))]
 
     def fastest_s(self) -> float | None:
-        """The least time that the slowest chunk can take; None where nothing fits."""
-        found = self._table(self._chunk_s, np.maximum)
-        value = found[-1][self._size]
+        """The least possible time of the slowest chunk; None: nothing fits."""
+        table = self._table(self._chunk_s, np.maximum)
+        value = table[-1][self._size]
         return float(value) if np.isfinite(value) else None
 
-    def least_crossing(self, most_s: float) -> StageCut | None:
-        """The cut that sends least among those whose chunks take at most `most_s`; None where none does."""
+    def min_crossing(self, most_s: float) -> StageCut | None:
+        """The cut that sends least among those with chunks of at most `most_s` seconds; None: there is none."""
         limit = most_s * (1 + 1e-9)
 
         def cost(chunk: int) -> FloatArray:
@@ -55,28 +55,28 @@ class Intervals:
             begin = int(np.argmin(before + cost(chunk)[:, end]))
             chunk_of[begin:end] = [chunk] * (end - begin)
             end = begin
-        cut = self._problem.measured(chunk_of, is_optimal=is_exact(self._problem))
+        cut = self._problem.to_cut(chunk_of, is_optimal=is_exact(self._problem))
         return cut if self._problem.fits(cut) else None
 
     def _start(self) -> FloatArray:
         return np.array([0.0] + [np.inf] * self._size)
 
     def _table(self, cost: Callable[[int], FloatArray], join: np.ufunc) -> list[FloatArray]:
-        """Per chunk, the best value over its beginning, by where it ends."""
-        best, found = self._start(), []
+        """Per chunk, the best value over its beginning, by its end."""
+        best, rows = self._start(), []
         for chunk in range(self._problem.chunk_count):
             best = join(best[:, None], cost(chunk)).min(axis=0)
-            found.append(best)
-        return found
+            rows.append(best)
+        return rows
 
     def _chunk_s(self, chunk: int) -> FloatArray:
-        place = self._problem.place(chunk)
-        return np.where(self._feasible[chunk % len(self._problem.places)], self._seconds[place.kind], np.inf)
+        place = self._problem.stage_slot(chunk)
+        return np.where(self._feasible[chunk % len(self._problem.stage_slots)], self._seconds[place.kind], np.inf)
 
     # ---- matrices ------------------------------------------------------------
-    def _sums(self, kind: int, amount: Callable[[Work], float]) -> FloatArray:
-        each = [amount(node.works[kind]) for node in self._problem.graph.nodes]
-        total = np.concatenate([[0.0], np.cumsum(each)])
+    def _sums(self, kind: int, amount: Callable[[NodeCost], float]) -> FloatArray:
+        amounts = [amount(node.costs[kind]) for node in self._problem.graph.nodes]
+        total = np.concatenate([[0.0], np.cumsum(amounts)])
         return np.where(self._is_interval(), total[None, :] - total[:, None], np.inf)
 
     def _is_interval(self) -> BoolArray:
@@ -84,9 +84,9 @@ class Intervals:
         return np.asarray(points[None, :] > points[:, None])
 
     def _spanning(self, groups: Sequence[tuple[float, Sequence[int], int | None]]) -> FloatArray:
-        """Per interval the sum of the amounts whose members it has one of, but not the node that makes them."""
+        """Per interval the sum of amounts with a member inside, without those produced inside."""
         points = np.arange(self._size + 1)
-        found = np.zeros((self._size + 1, self._size + 1))
+        total = np.zeros((self._size + 1, self._size + 1))
         for amount, members, maker in groups:
             if not amount or not members:
                 continue
@@ -96,18 +96,18 @@ class Intervals:
             has_one = next_member[:, None] < points[None, :]
             if maker is not None:
                 has_one &= ~((points[:, None] <= maker) & (maker < points[None, :]))
-            found += amount * has_one
-        return found
+            total += amount * has_one
+        return total
 
     def _crossing_bytes(self) -> FloatArray:
         graph, micro_batches = self._problem.graph, self._problem.micro_batches
         groups = [(v.bytes, (*v.readers, *v.saved_by), v.producer) for v in graph.values]
-        groups += [(shared_bytes(s, micro_batches), s.readers, s.owner) for s in graph.shared]
+        groups += [(state_transfer_bytes(s, micro_batches), s.readers, s.owner) for s in graph.shared]
         return np.where(self._is_interval(), self._spanning(groups), np.inf)
 
     def _fitting(self, stage: int) -> BoolArray:
-        """Whether an interval fits a device of the stage, as its only chunk or one that holds least."""
-        problem, place = self._problem, self._problem.places[stage]
+        """Whether an interval fits a device of the stage: its only chunk, or the one keeping least."""
+        problem, place = self._problem, self._problem.stage_slots[stage]
         graph, kind = problem.graph, place.kind
         if not np.isfinite(place.memory_bytes):
             return self._is_interval()
@@ -116,7 +116,7 @@ class Intervals:
         saved = saved + self._spanning([(of_kind(v.shard_bytes, kind), v.saved_by, None) for v in graph.values])
         workspace = np.zeros_like(saved)
         for i in range(self._size):
-            workspace[i, i + 1 :] = np.maximum.accumulate([n.works[kind].workspace_bytes for n in graph.nodes[i:]])
+            workspace[i, i + 1 :] = np.maximum.accumulate([n.costs[kind].workspace_bytes for n in graph.nodes[i:]])
         least_kept = max(min(moment) for moment in place.in_flight)
         state = self._sums(kind, lambda w: w.state_bytes + place.delayed * w.delayed_bytes)
         with np.errstate(invalid="ignore"):
@@ -125,15 +125,17 @@ class Intervals:
 
 
 def has_one_order(problem: CutProblem) -> bool:
-    """Whether every node hands something to the next one, or gets a gradient back from it: all cuts are intervals."""
+    """Whether every node hands a value to the next, or receives a gradient from it: all cuts are intervals."""
     graph = problem.graph
     pairs = {(min(v.producer, r), max(v.producer, r)) for v in graph.values for r in v.readers}
     return all((i, i + 1) in pairs for i in range(len(graph.nodes) - 1))
 
 
 def is_exact(problem: CutProblem) -> bool:
-    """Whether no cut is better than the best intervals: there is one order and, where stages have several chunks,
-    nothing goes further than to the next node."""
+    """Whether the best intervals are optimal among all cuts.
+
+    There is one order; with several chunks a stage, values only reach neighbouring nodes.
+    """
     if not has_one_order(problem):
         return False
     graph = problem.graph

@@ -1,23 +1,23 @@
-"""What a part of a step needs beside what it stores: values that come and go while it runs."""
+"""Workspace of a part of a step: temporary values during its run, beside stored ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from shardwright.planner.graph.dataflow import Leaf
-from shardwright.planner.segments.forward import CHOOSERS
-from shardwright.planner.stages.coarse import Coarse
-from shardwright.planner.stages.measure import Measured
+from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
+from shardwright.planner.stages.clustering import Clustering
+from shardwright.planner.stages.node_costs import StepCosts
 
 
-def workspaces(coarse: Coarse, measured: Measured, stored: Collection[Leaf]) -> list[float]:
-    """Bytes of one device, per part: the most that is live at once of the values it makes, in the program's order.
+def workspaces(coarse: Clustering, measured: StepCosts, stored: Collection[Leaf]) -> list[float]:
+    """Bytes of one device, per part: the peak of simultaneously live values of its own, in program order.
 
-    Counted are values that products, loops and the like make or read: the compiler computes others inside the kernels
-    of those. stored: values that are counted elsewhere. A loop takes what is live inside it.
+    Only operands and results of products, loops and the like count: the compiler fuses all others into their kernels.
+    stored: values counted elsewhere. A loop adds the bytes live inside it.
     """
     flow = coarse.flow
-    written = {i for i in range(len(flow.nodes)) if flow.nodes[i].instruction.opcode in CHOOSERS}
+    written = {i for i in range(len(flow.nodes)) if flow.nodes[i].instruction.opcode in CHOICE_OPCODES}
     last: dict[Leaf, int] = {}
     for node in flow.nodes:
         for use in node.uses:

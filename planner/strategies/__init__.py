@@ -1,1 +1,1 @@
-"""The ways to compute an instruction on a mesh, from the rules; which of them are legal."""
+"""The strategies of an instruction on a mesh, from the rules, and their legality."""

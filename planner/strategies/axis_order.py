@@ -1,14 +1,14 @@
-"""In which order axes split one dimension together.
+"""The order of several axes that split one dimension.
 
-Everywhere else they stand in mesh order, the first axis major: batches are split so, for what gathers them along the
-last axis, inside a node, leaves them split along the first. State wants it the other way round. A weight that the last
-axis splits for computing is summed over the first, the data-parallel one, and what each device keeps of the sum, of the
-optimizer's state and of the weight itself between steps is a part of its part: split along the last axis first. In mesh
-order every device would have to hand its part to another one before it is gathered.
+The default is mesh order, the first axis major: batches are split so. A gather of a batch along the last axis, inside
+a node, then leaves it split along the first. State needs the reverse order. A weight split along the last axis for
+compute is summed over the first, the data-parallel one. Between steps each device keeps a part of its part: of the
+sum, of the optimizer's state and of the weight itself, split along the last axis first. In mesh order every device
+would have to send its part to another one before the gather.
 
-Mostly the two axes split two dimensions of a weight, and there is no order to choose. A table of embeddings whose
-number of rows no axis divides has one dimension for all of them: such arrays may be *turned*, split along the first
-axis of the mesh last, by whatever computes element by element.
+Mostly the two axes split two dimensions of a weight, and there is no order to choose. An embedding table with a
+number of rows that no axis divides has one dimension for all axes. Such arrays may be *rotated*, split along the
+first axis of the mesh last, by elementwise instructions.
 """
 
 from __future__ import annotations
@@ -18,37 +18,41 @@ from math import prod
 
 from shardwright.hlo import ArrayShape
 from shardwright.planner.rules import Factor
-from shardwright.shardings import Mesh, TensorSharding, turned
+from shardwright.shardings import Mesh, TensorSharding, rotate_axes
 
-#: Elements of the smallest array that may be turned: of less, no order saves what planning it takes.
-LEAST_ELEMENTS = 1 << 20
+#: Elements of the smallest array that may be rotated: below, no order saves the planning time it costs.
+MIN_ELEMENTS = 1 << 20
 
 
-def may_turn(dims: Sequence[int], mesh: Mesh) -> bool:
-    """Whether an array of these dimensions, in elements, may be split in either order: where one dimension alone is
-    divided by axes, and the first two or more divide it together."""
+def may_rotate(dims: Sequence[int], mesh: Mesh) -> bool:
+    """Whether an array of these dimensions, in elements, may be split in either order.
+
+    Condition: axes divide one dimension alone, and the first two or more divide it together.
+    """
     sizes = [axis.size for axis in mesh.axes if axis.size > 1]
-    if len(sizes) < 2 or prod(dims) < LEAST_ELEMENTS:
+    if len(sizes) < 2 or prod(dims) < MIN_ELEMENTS:
         return False
     divided = [dim for dim in dims if any(dim % size == 0 for size in sizes)]
     return len(divided) == 1 and any(divided[0] % (sizes[0] * size) == 0 for size in sizes[1:])
 
 
-def in_every_order(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
-    """A sharding in mesh order, and turned, if the array may be, and that is another one, of even shards."""
-    if lies.unreduced or not may_turn(dims, mesh) or not lies.is_even(tuple(dims), mesh):
+def with_rotation(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
+    """A sharding in mesh order, and rotated, if allowed and different, with even shards."""
+    if lies.unreduced or not may_rotate(dims, mesh) or not lies.is_even(tuple(dims), mesh):
         return (lies,)
-    return tuple(dict.fromkeys((lies, turned(lies, mesh))))
+    return tuple(dict.fromkeys((lies, rotate_axes(lies, mesh))))
 
 
-def may_turn_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:
-    """Whether a strategy may be turned whose operands and results are these arrays, by the factors that axes take: of
-    what computes element by element, on arrays that may."""
+def may_rotate_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:
+    """Whether a strategy may be rotated, given the arrays of its operands and results and the factors of its axes.
+
+    Condition: the instruction is elementwise, and its arrays may be rotated.
+    """
     ranked = {leaf.dimensions for leaf in leaves if leaf.rank}
-    if len(ranked) != 1 or not may_turn(next(iter(ranked)), mesh):
+    if len(ranked) != 1 or not may_rotate(next(iter(ranked)), mesh):
         return False
-    taken = [factor for factor in factors if factor is not None]
+    used = [factor for factor in factors if factor is not None]
     return all(
         factor.reduction is None and not factor.halo and len({*factor.operands, *factor.results} - {None}) == 1
-        for factor in taken
+        for factor in used
     )

@@ -1,10 +1,10 @@
-"""The ways to compute one instruction on a mesh: its rule's factors, one or none per axis.
+"""The strategies of one instruction on a mesh: its rule's factors, one or none per axis.
 
-A strategy gives each mesh axis a factor of the rule, takes a partial sum through (where the instruction is linear),
-or leaves it idle (the axis replicates). A contracted factor leaves a partial sum: it stays one until a reader
-wants the value whole (all-reduce) or split (reduce-scatter), which is how ZeRO-like plans come out of the same
-search. Maxima, products and the like are reduced where they arise; where no all-reduce combines partial results
-(argmax), every device gathers them and reduces once more.
+A strategy gives each mesh axis a factor of the rule, passes a partial sum through (if the instruction is linear), or
+leaves it idle (the axis replicates). A contracted factor gives a partial sum. It stays partial until a reader needs the
+value whole (all-reduce) or split (reduce-scatter): ZeRO-like plans come out of the same search. Maxima, products and
+the like are reduced at once. Without an all-reduce for its partial results (argmax), every device gathers them and
+reduces once more.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from itertools import product
 from math import prod
 
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.planner.rules import Factor, OpRule, denied
-from shardwright.planner.rules.halo import exchanged_bytes
-from shardwright.planner.rules.linear import linear_ways, reduced_at_once
-from shardwright.planner.strategies.axis_order import in_every_order, may_turn_all
-from shardwright.planner.strategies.uneven import MaySplit, divides
-from shardwright.shardings import Mesh, TensorSharding, turned
+from shardwright.planner.rules import Factor, OpRule, find_xla_bug
+from shardwright.planner.rules.halo import exchange_bytes
+from shardwright.planner.rules.linear import linear_ways, why_not_partial
+from shardwright.planner.strategies.axis_order import may_rotate_all, with_rotation
+from shardwright.planner.strategies.padding import MaySplit, divides
+from shardwright.shardings import Mesh, TensorSharding, rotate_axes
 
 #: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
 _NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What one mesh axis does: nothing, split a factor, or take the partial sums of `linear` operand leaves through."""
+class AxisChoice:
+    """The choice of one mesh axis: idle, a factor to split, or partial sums of `linear` operand leaves to pass on."""
 
     factor: Factor | None = None
     linear: frozenset[int] | None = None
@@ -37,10 +37,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A collective that an instruction itself needs to be computed split: neighbours' borders of an operand, by a
-    collective-permute, or the partial results of all devices, by an all-gather.
+    """A collective inside a split instruction.
 
-    axes: those it runs along. payload_bytes: as `cost.wire_bytes` takes it.
+    Neighbours exchange borders of an operand by collective-permutes; all devices exchange partial results by
+    all-gathers.
+
+    kind: of the collective. axes: its mesh axes. payload_bytes: in the sense of `cost.wire_bytes`.
     """
 
     kind: str
@@ -50,14 +52,17 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """One way to compute an instruction: shardings per array leaf of the operands as used, and of the result.
+    """One way to compute an instruction.
 
-    partial: axes that a contracted factor takes whose partial results an all-reduce combines. A sum over them is left
-    unreduced in `results`; anything else is reduced at once. summed_first: those of `partial` over which XLA sums ahead
-    of the others, in a collective of its own (over the image of a convolution). gathered: axes over which partial
-    results are gathered instead. exchanges: what is computed from them, and what borders neighbours exchange before
-    (`rules.halo`).
-    choices: what each mesh axis does, where the strategy comes from a rule; it says nothing more than the rest.
+    operands: sharding per array leaf of the operands, as used.
+    results: sharding per array leaf of the result.
+    partial: axes of contracted factors with an all-reduce for their partial results. A sum over them is left unreduced
+        in `results`; anything else is reduced at once.
+    summed_first: those of `partial` that XLA sums before the others, in a separate collective (over the image of a
+        convolution).
+    gathered: axes over which partial results are gathered instead.
+    exchanges: gathers of these, and exchanges of neighbours' borders before the instruction (`rules.halo`).
+    choices: choice of each mesh axis, for strategies from a rule; redundant with the other fields.
     """
 
     operands: tuple[TensorSharding, ...]
@@ -66,32 +71,33 @@ class Strategy:
     summed_first: tuple[str, ...] = ()
     gathered: tuple[str, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
-    choices: tuple[Choice, ...] = field(default=(), compare=False)
+    choices: tuple[AxisChoice, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Near:
-    """The strategies that do as `strategy` does along every mesh axis that is not `free`.
+class Restriction:
+    """The strategies equal to `strategy` along every mesh axis that is not `free`.
 
-    Known by identity: whoever makes them makes one for all variables of which the same is left.
+    Compared by identity: create one object for all variables with the same restriction.
     """
 
     strategy: Strategy
     free: frozenset[str]
 
-    def choices(self, mesh: Mesh, every: Sequence[Choice]) -> list[Sequence[Choice]]:
-        """Per mesh axis, what of `every` choice is left to it."""
+    def choices(self, mesh: Mesh, every: Sequence[AxisChoice]) -> list[Sequence[AxisChoice]]:
+        """Per mesh axis, its admissible choices out of `every`."""
         fixed = zip(mesh.axes, self.strategy.choices, strict=True)
         return [every if axis.name in self.free else (choice,) for axis, choice in fixed]
 
     def admits(self, other: Strategy) -> bool:
-        """Whether `other` lays everything out as `strategy` does, the free axes aside."""
+        """Whether `other` has the layouts of `strategy`, apart from the free axes."""
         mine = (*self.strategy.operands, *self.strategy.results)
         return all(
-            self._fixed(a) == self._fixed(b) for a, b in zip(mine, (*other.operands, *other.results), strict=True)
+            self._axes_not_free(a) == self._axes_not_free(b)
+            for a, b in zip(mine, (*other.operands, *other.results), strict=True)
         )
 
-    def _fixed(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
+    def _axes_not_free(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(axis for axis in dim if axis not in self.free) for dim in (*lies.dims, lies.unreduced))
 
 
@@ -103,7 +109,7 @@ def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
 
 
 def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
-    """Result shardings before anything is reduced."""
+    """Result shardings before any reduction."""
     if not strategy.partial or all(set(strategy.partial) <= set(s.unreduced) for s in strategy.results):
         return strategy.results
     return tuple(
@@ -113,7 +119,7 @@ def local_results(strategy: Strategy) -> tuple[TensorSharding, ...]:
 
 
 def stages_of_sum(strategy: Strategy) -> list[tuple[TensorSharding, ...]]:
-    """Result shardings before anything is reduced, and behind each collective but the last that reduces them."""
+    """Result shardings before any reduction, and after each reducing collective but the last."""
     local = local_results(strategy)
     if not strategy.summed_first:
         return [local]
@@ -125,20 +131,23 @@ def shardings_of(
     shape: ArrayShape,
     mesh: Mesh,
     partial: bool = False,
-    near: Near | None = None,
+    near: Restriction | None = None,
     may_split: MaySplit = divides,
 ) -> Iterator[TensorSharding]:
-    """Every way to split the dimensions of `shape` over the mesh axes; replicated first. In mesh order, and turned
-    where it may be (`axis_order`).
+    """Every way to split the dimensions of `shape` over the mesh axes; replicated first.
 
-    partial: an axis may also hold partial sums, where shards are even. near: only those. may_split: how many parts a
-    dimension may have.
+    Axes are in mesh order, and rotated if allowed (`axis_order`).
+
+    partial: an axis may also hold partial sums, if shards are even. near: only strategies of this restriction.
+    may_split: test of the number of parts of a dimension.
     """
     every: list[int | None] = [None, *range(shape.rank), *((-1,) if partial else ())]
     options = [every] * len(mesh.axes)
     if near is not None:
-        (lies,) = near.strategy.results
-        places = {axis: dim for dim, axes in enumerate(lies.dims) for axis in axes} | dict.fromkeys(lies.unreduced, -1)
+        (sharding,) = near.strategy.results
+        places = {axis: dim for dim, axes in enumerate(sharding.dims) for axis in axes} | dict.fromkeys(
+            sharding.unreduced, -1
+        )
         options = [every if axis.name in near.free else [places.get(axis.name)] for axis in mesh.axes]
     sizes = mesh.sizes
     for dims in product(*options):
@@ -149,7 +158,7 @@ def shardings_of(
                 split[dim] = (*split[dim], axis.name)
         fits = divides if unreduced else may_split
         if all(fits(size, [sizes[axis] for axis in axes]) for size, axes in zip(shape.dimensions, split, strict=True)):
-            yield from in_every_order(TensorSharding(tuple(split), unreduced), shape.dimensions, mesh)
+            yield from with_rotation(TensorSharding(tuple(split), unreduced), shape.dimensions, mesh)
 
 
 def enumerate_strategies(
@@ -157,60 +166,60 @@ def enumerate_strategies(
     rule: OpRule,
     mesh: Mesh,
     linear: tuple[frozenset[int], ...] = (),
-    near: Near | None = None,
+    near: Restriction | None = None,
     may_split: MaySplit = divides,
 ) -> Iterator[Strategy]:
     """Strategies of `instruction` on `mesh`: each axis takes one factor, partial sums through, or nothing.
 
-    The first is replicated, unless only those `near` one are asked for. Left out: a factor that its axes do not
-    divide, unless `may_split` and the factor allow padding; two factors on one dimension of one tensor; and what XLA is
-    known to compute wrongly.
+    The first is replicated, unless `near` restricts them. Left out: factors not divided by their axes, unless
+    `may_split` and the factor allow padding; two factors on one dimension of one tensor; combinations with known XLA
+    bugs.
     """
     choices = choices_of(rule, linear)
     along = [choices] * len(mesh.axes) if near is None else near.choices(mesh, choices)
     yield from strategies_of(instruction, mesh, along, may_split)
 
 
-def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[Choice]:
-    """What a mesh axis may do for an instruction; nothing comes first. linear: see `enumerate_strategies`."""
-    choices = [Choice()]
+def choices_of(rule: OpRule, linear: tuple[frozenset[int], ...]) -> list[AxisChoice]:
+    """The choices of a mesh axis for an instruction, idle first. linear: see `enumerate_strategies`."""
+    choices = [AxisChoice()]
     if not rule.leafwise:  # tuples and loops: their leaves are values of their own in the graph
-        choices += [Choice(factor=factor) for factor in (*rule.factors, *rule.bordered)]
-        choices += [Choice(linear=way) for way in linear]
+        choices += [AxisChoice(factor=factor) for factor in (*rule.factors, *rule.exchange_factors)]
+        choices += [AxisChoice(linear=way) for way in linear]
     return choices
 
 
 def strategies_of(
-    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[Choice]], may_split: MaySplit
+    instruction: Instruction, mesh: Mesh, choices: Sequence[Sequence[AxisChoice]], may_split: MaySplit
 ) -> Iterator[Strategy]:
-    """Every different strategy that comes of one choice per mesh axis, and turned (`axis_order`) where it may be."""
+    """Every distinct strategy from one choice per mesh axis, and its rotation (`axis_order`) if allowed."""
     inputs = tuple(leaf for operand in instruction.operands for leaf in operand.shape.leaves)
     results = instruction.shape.leaves
-    turns = may_turn_all((*inputs, *results), (), mesh)
+    turns = may_rotate_all((*inputs, *results), (), mesh)
     seen, count = set[Strategy](), 0
     for combination in product(*choices):
         strategy = _strategy(instruction, combination, inputs, results, mesh, may_split)
         if strategy is None:
             continue
         assignment = {axis.name: choice.factor for axis, choice in zip(mesh.axes, combination, strict=True)}
-        if any(assignment.values()) and denied(instruction, assignment, mesh):
+        if any(assignment.values()) and find_xla_bug(instruction, assignment, mesh):
             continue
-        made = [strategy]
-        if turns and may_turn_all((*inputs, *results), list(assignment.values()), mesh):
-            made += _turned(strategy, (*inputs, *results), mesh)
-        for each in made:
-            seen.add(each)
+        variants = [strategy]
+        if turns and may_rotate_all((*inputs, *results), list(assignment.values()), mesh):
+            variants += _rotate(strategy, (*inputs, *results), mesh)
+        for variant in variants:
+            seen.add(variant)
             if len(seen) > count:
                 count = len(seen)
-                yield each
+                yield variant
 
 
-def _turned(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> list[Strategy]:
-    """The strategy with all arrays in the other order, if that is another one: of whole arrays in even shards."""
-    lies = (*strategy.operands, *strategy.results)
-    if not all(s.is_even(leaf.dimensions, mesh) and not s.unreduced for leaf, s in zip(leaves, lies, strict=True)):
+def _rotate(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> list[Strategy]:
+    """The strategy with all arrays in the other order, if different: only whole arrays with even shards."""
+    shardings = (*strategy.operands, *strategy.results)
+    if not all(s.is_even(leaf.dimensions, mesh) and not s.unreduced for leaf, s in zip(leaves, shardings, strict=True)):
         return []
-    operands, results = (tuple(turned(s, mesh) for s in side) for side in (strategy.operands, strategy.results))
+    operands, results = (tuple(rotate_axes(s, mesh) for s in side) for side in (strategy.operands, strategy.results))
     if (operands, results) == (strategy.operands, strategy.results):
         return []
     return [replace(strategy, operands=operands, results=results)]
@@ -218,27 +227,29 @@ def _turned(strategy: Strategy, leaves: Sequence[ArrayShape], mesh: Mesh) -> lis
 
 def _strategy(
     instruction: Instruction,
-    combination: tuple[Choice, ...],
+    combination: tuple[AxisChoice, ...],
     inputs: tuple[ArrayShape, ...],
     results: tuple[ArrayShape, ...],
     mesh: Mesh,
     may_split: MaySplit,
 ) -> Strategy | None:
-    """The strategy that the axes' choices make together; None where they do not go together."""
-    taken = [(axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor]
-    if taken and not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(taken, mesh)):
+    """The strategy of the axes' choices combined; None if they conflict."""
+    assigned = [
+        (axis.name, choice.factor) for axis, choice in zip(mesh.axes, combination, strict=True) if choice.factor
+    ]
+    if assigned and not all(splits(factor, axes, may_split) for factor, axes in _sizes_taken(assigned, mesh)):
         return None
     through = [(axis.name, c.linear) for axis, c in zip(mesh.axes, combination, strict=True) if c.linear is not None]
-    of_operands = [(axis, factor.name, factor.operands) for axis, factor in taken]
+    of_operands = [(axis, factor.name, factor.operands) for axis, factor in assigned]
     operands = [_split(leaf, i, of_operands) for i, leaf in enumerate(inputs)]
-    of_results = [(axis, factor.name, factor.results) for axis, factor in taken]
+    of_results = [(axis, factor.name, factor.results) for axis, factor in assigned]
     outputs = [_split(leaf, i, of_results) for i, leaf in enumerate(results)]
     if None in operands or None in outputs:
         return None
-    gathered = tuple(axis for axis, factor in taken if factor.reduction == "gather")
-    contracted = tuple(axis for axis, factor in taken if factor.contracted and axis not in gathered)
-    kept = [] if reduced_at_once(instruction, [factor for _, factor in taken]) else taken
-    sums = {axis for axis, factor in kept if factor.reduction == "add"} | {axis for axis, _ in through}
+    gathered = tuple(axis for axis, factor in assigned if factor.reduction == "gather")
+    contracted = tuple(axis for axis, factor in assigned if factor.contracted and axis not in gathered)
+    summable = [] if why_not_partial(instruction, [factor for _, factor in assigned]) else assigned
+    sums = {axis for axis, factor in summable if factor.reduction == "add"} | {axis for axis, _ in through}
     if any(axis not in sums for axis in contracted) and through:
         return None  # a maximum over partial sums is none
     unreduced = tuple(axis.name for axis in mesh.axes if axis.name in sums)
@@ -249,15 +260,17 @@ def _strategy(
             if dims is not None
         ]
     )
-    made = tuple([_sharding(tuple(dims), unreduced) for dims in outputs if dims is not None])
-    if through and not all(_is_even(*pair, mesh) for pair in ((inputs, used), (results, made))):
+    result_shardings = tuple([_sharding(tuple(dims), unreduced) for dims in outputs if dims is not None])
+    if through and not all(_is_even(*pair, mesh) for pair in ((inputs, used), (results, result_shardings))):
         return None
     return Strategy(
         operands=used,
-        exchanges=(*_borders(taken, inputs, used, mesh), *_gathers(taken, results, made, mesh)) if taken else (),
-        results=made,
+        exchanges=(*_borders(assigned, inputs, used, mesh), *_gathers(assigned, results, result_shardings, mesh))
+        if assigned
+        else (),
+        results=result_shardings,
         partial=contracted,
-        summed_first=_summed_first(taken),
+        summed_first=_axes_summed_first(assigned),
         gathered=gathered,
         choices=combination,
     )
@@ -265,24 +278,24 @@ def _strategy(
 
 @lru_cache(maxsize=1 << 16)
 def _sharding(dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...]) -> TensorSharding:
-    """One object for equal shardings, of which a program has few: to make and to compare them takes longer."""
+    """One object for equal shardings: programs have few, and creation and comparison are slower."""
     return TensorSharding(dims, unreduced)
 
 
-def _summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
-    """Axes that sum over an image split with borders, beside others that sum over anything else."""
+def _axes_summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
+    """Axes that sum over an image split with borders, beside others with any other sum."""
     sums = [(axis, factor) for axis, factor in taken if factor.reduction == "add"]
     bordered = tuple(axis for axis, factor in sums if factor.halo)
     return bordered if len(bordered) < len(sums) else ()
 
 
 def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:
-    """The sizes of the axes that take each factor."""
+    """The sizes of the axes of each factor."""
     sizes = mesh.sizes
-    found: dict[str, tuple[Factor, list[int]]] = {}
+    sizes_of: dict[str, tuple[Factor, list[int]]] = {}
     for axis, factor in taken:
-        found.setdefault(factor.name, (factor, []))[1].append(sizes[axis])
-    return found.values()
+        sizes_of.setdefault(factor.name, (factor, []))[1].append(sizes[axis])
+    return sizes_of.values()
 
 
 def splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
@@ -293,7 +306,7 @@ def splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
 
 
 def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh: Mesh) -> bool:
-    """Whether what is partial has even shards: XLA cannot mark another as a partial sum."""
+    """Whether partial sums have even shards: XLA cannot mark others as partial."""
     pairs = zip(leaves, lies, strict=True)
     return all(not sharding.unreduced or sharding.is_even(leaf.dimensions, mesh) for leaf, sharding in pairs)
 
@@ -301,7 +314,7 @@ def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh:
 def _borders(
     taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
 ) -> Iterator[Exchange]:
-    """The permutes of every operand's borders, each dimension's carrying the borders of those before it along."""
+    """The permutes of every operand's borders; each dimension's carry along the borders of earlier dimensions."""
     factors = {factor.name: factor for _, factor in taken if factor.halo}
     if not factors:
         return
@@ -315,9 +328,9 @@ def _borders(
                 axes = axes_of[name]
                 parts = mesh.size(axes)
                 if halo.operand == i and parts > 1:
-                    for payload_bytes in exchanged_bytes([(halo, parts)], shard):
+                    for payload_bytes in exchange_bytes([(halo, parts)], shard):
                         yield Exchange(kind="collective-permute", axes=axes, payload_bytes=payload_bytes)
-                    shard = shard * halo.held(parts) // (halo.size // parts)
+                    shard = shard * halo.size_with_halo(parts) // (halo.size // parts)
 
 
 def _gathers(
@@ -325,7 +338,7 @@ def _gathers(
 ) -> Iterator[Exchange]:
     """The all-gathers of each result's partial results: along one reduced dimension after the other, the last first.
 
-    Nothing is reduced between, so that each gathers what the one before has.
+    Nothing is reduced in between: each gathers the result of the one before.
     """
     axes_of: dict[int, tuple[str, ...]] = {}
     for axis, factor in taken:
@@ -345,9 +358,9 @@ def _gathers(
 def _split(
     leaf: ArrayShape, position: int, taken: list[tuple[str, str, tuple[int | None, ...]]]
 ) -> list[tuple[str, ...]] | None:
-    """Axes per dimension of one array leaf; None where two factors meet on one dimension.
+    """Axes per dimension of one array leaf; None if two factors meet on one dimension.
 
-    taken: axes with their factor's name and the dimension that it splits of each leaf.
+    taken: axes with their factor's name and the dimension it splits of each leaf.
     """
     dims: list[tuple[str, ...]] = [()] * len(leaf.dimensions)
     owner: dict[int, str] = {}

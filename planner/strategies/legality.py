@@ -1,18 +1,17 @@
-"""Whether one instruction may be computed as a plan says, from the rules alone.
+"""Legality of a planned instruction, from the rules alone.
 
-What must hold, per instruction:
+Conditions, per instruction:
 
-1. every value has as many shardings as arrays, of their rank, over known axes in mesh order, or turned where it may be
+1. every value has one sharding per array, of its rank, over known axes in mesh order, or rotated if allowed
    (`axis_order`); partial sums have even shards (`form_problems`);
-2. each mesh axis is idle, takes one factor of the instruction's rule, or hands a partial sum on by one of the
-   instruction's linear ways (`_explanations`). A contracted factor's and a way's result is reduced where it is
-   made (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
-3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_uneven`); all arrays
-   that one factor splits are split in one order (`_out_of_order`);
-4. XLA is not known to compute the combination wrongly (`denied`, `reduced_at_once`).
+2. each mesh axis is idle, takes one factor of the instruction's rule, or passes a partial sum on by one of the
+   instruction's linear ways (`_explanations`). The result of a contracted factor or a way is reduced at once
+   (`InstructionPlan.partial`) or stays partial; a maximum or a product is reduced at once and whole;
+3. the factors divide among their axes, or may be padded, and no border reaches past a neighbour (`_padding_problem`);
+   all arrays that one factor splits are split in one order (`_order_problem`);
+4. XLA has no known bug for the combination (`find_xla_bug`, `why_not_partial`).
 
-Nothing here looks beyond the instruction, so that equal instructions with equal shardings are judged once
-(`verify`).
+Only the instruction is examined: equal instructions with equal shardings are checked once (`verify`).
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.hlo import Instruction, Shape
-from shardwright.planner.rules import Factor, OpRule, denied, rule_of
-from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
-from shardwright.planner.strategies.axis_order import may_turn, may_turn_all
+from shardwright.planner.rules import Factor, OpRule, find_xla_bug, rule_of
+from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
+from shardwright.planner.strategies.axis_order import may_rotate, may_rotate_all
 from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding, is_turned, turned
+from shardwright.shardings import Mesh, TensorSharding, ValueSharding, has_rotated_axes, rotate_axes
 
 #: How an axis is used: a factor split over it, a partial sum handed on, or not at all.
 Explanation = Factor | LinearWay | None
@@ -36,7 +35,7 @@ Explanation = Factor | LinearWay | None
 
 
 def form_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> tuple[str, ...]:
-    """Opcode, numbers of operands and leaves, ranks, axes: what the other checks take for granted."""
+    """Checks opcode, numbers of operands and leaves, ranks, axes: the premises of the other checks."""
     if entry.opcode != instruction.opcode:
         return (f"planned as {entry.opcode}",)
     if len(entry.operands) != len(instruction.operands):
@@ -52,14 +51,14 @@ def form_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
     problems += [f"the result {problem}" for problem in _value_problems(instruction.shape, entry.result, mesh)]
     if entry.shared:
         problems += [f"for readers it {problem}" for problem in _value_problems(instruction.shape, entry.shared, mesh)]
-        for lies, shared in zip(entry.result, entry.shared, strict=False):
-            if shared.unreduced and shared != lies:
+        for sharding, shared in zip(entry.result, entry.shared, strict=False):
+            if shared.unreduced and shared != sharding:
                 problems.append(f"for readers it is brought to a partial sum, {shared}")
     return tuple(problems)
 
 
 def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[str]:
-    """Number of leaves, rank and axes of one value's shardings."""
+    """Checks number of leaves, rank and axes of one value's shardings."""
     if len(value) != len(shape.leaves):
         yield f"has {len(shape.leaves)} arrays, planned with {len(value)} shardings"
         return
@@ -74,7 +73,11 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
             continue
         if sharding.unreduced and not sharding.is_even(leaf.dimensions, mesh):
             yield f"is partial and split unevenly, {sharding}: XLA has no such sums"
-        if is_turned(sharding, mesh) and may_turn(leaf.dimensions, mesh) and sharding.is_even(leaf.dimensions, mesh):
+        if (
+            has_rotated_axes(sharding, mesh)
+            and may_rotate(leaf.dimensions, mesh)
+            and sharding.is_even(leaf.dimensions, mesh)
+        ):
             continue
         for dim, axes in enumerate((*sharding.dims, sharding.unreduced)):
             if list(axes) != sorted(axes, key=order.__getitem__):
@@ -87,7 +90,7 @@ def _value_problems(shape: Shape, value: ValueSharding, mesh: Mesh) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Where one mesh axis shows in an instruction: dimension per operand leaf and per result leaf.
+    """The use of one mesh axis in an instruction: dimension per operand leaf and per result leaf.
 
     A leaf is split over the axis, partial over it, or neither: `TensorSharding` allows no axis twice.
     """
@@ -127,7 +130,7 @@ def _use_of(axis: str, operands: Sequence[TensorSharding], entry: InstructionPla
 
 
 def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) -> tuple[str, ...]:
-    """Each axis takes at most one factor or way; together they are even and not denied."""
+    """Checks the axes: each takes at most one factor or way; together they are even and free of XLA bugs."""
     operands = flat(entry.operands)
     rule: OpRule | None = None
     ways: tuple[LinearWay, ...] | None = None
@@ -140,13 +143,13 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
             continue
         rule = rule or rule_of(instruction)
         ways = linear_ways(instruction) if ways is None else ways
-        found = _explanations(rule, ways, use)
-        if not found:
+        candidates = _explanations(rule, ways, use)
+        if not candidates:
             return (f"axis {axis.name}: {_why_not(instruction, rule, use, entry)}",)
-        explanations[axis.name] = found
+        explanations[axis.name] = candidates
     reasons = []
     for combination in product(*explanations.values()):
-        reason = _combined(instruction, dict(zip(explanations, combination, strict=True)), entry, mesh)
+        reason = _combination_problem(instruction, dict(zip(explanations, combination, strict=True)), entry, mesh)
         if reason is None:
             return ()
         reasons.append(reason)
@@ -154,9 +157,9 @@ def rule_problems(instruction: Instruction, entry: InstructionPlan, mesh: Mesh) 
 
 
 def _explanations(rule: OpRule, ways: Sequence[LinearWay], use: _Use) -> list[Explanation]:
-    """The factors and the ways that give exactly this use of an axis."""
-    found: list[Explanation] = [f for f in (*rule.factors, *rule.bordered) if _is_split_by(f, use)]
-    return [*found, *(way for way in ways if _is_handed_on(way, use))]
+    """The factors and ways with exactly this use of an axis."""
+    explanations: list[Explanation] = [f for f in (*rule.factors, *rule.exchange_factors) if _is_split_by(f, use)]
+    return [*explanations, *(way for way in ways if _is_handed_on(way, use))]
 
 
 def _is_split_by(factor: Factor, use: _Use) -> bool:
@@ -180,43 +183,43 @@ def _why_not(instruction: Instruction, rule: OpRule, use: _Use, entry: Instructi
         if not use.is_reduced and not use.partial_results:
             return f"an operand is partial, the result is not, nor is it reduced: {_describe(entry)}"
         return f"{instruction.opcode} is not linear in its partial operand: {_describe(entry)}"
-    names = ", ".join(factor.name for factor in (*rule.factors, *rule.bordered)) or f"none ({rule.reason})"
+    names = ", ".join(factor.name for factor in (*rule.factors, *rule.exchange_factors)) or f"none ({rule.reason})"
     return f"no factor of its rule splits {_describe(entry)}; factors: {names}"
 
 
-def _combined(
+def _combination_problem(
     instruction: Instruction, taken: Mapping[str, Explanation], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
-    """Why these explanations, one per axis in use, do not go together; None where they do."""
+    """The conflict between these explanations, one per axis in use; None if they fit together."""
     factors = {axis: factor for axis, factor in taken.items() if isinstance(factor, Factor)}
     if not factors:
         return None
     sums = any(factor.contracted for factor in factors.values())
     is_partial = any(sharding.unreduced for sharding in (*flat(entry.operands), *entry.result))
-    if sums and is_partial and (why := reduced_at_once(instruction, factors.values())):
+    if sums and is_partial and (why := why_not_partial(instruction, factors.values())):
         return why
-    why_not = _uneven(factors, mesh) or _out_of_order(instruction, factors, entry, mesh)
-    return why_not or denied(instruction, factors, mesh)
+    why_not = _padding_problem(factors, mesh) or _order_problem(instruction, factors, entry, mesh)
+    return why_not or find_xla_bug(instruction, factors, mesh)
 
 
-def _out_of_order(
+def _order_problem(
     instruction: Instruction, factors: Mapping[str, Factor], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
-    """Why arrays may not be turned: others are not, or the instruction does not compute element by element."""
+    """The reason against rotated arrays: others are not rotated, or the instruction is not elementwise."""
     scattered = frozenset(entry.partial)  # over these a sum is split as its readers want it
-    made = (
+    unscattered = (
         TensorSharding(tuple(tuple(a for a in axes if a not in scattered) for axes in s.dims)) for s in entry.result
     )
-    lies = (*flat(entry.operands), *made)
-    if not any(is_turned(sharding, mesh) for sharding in lies):
+    shardings = (*flat(entry.operands), *unscattered)
+    if not any(has_rotated_axes(sharding, mesh) for sharding in shardings):
         return None
-    leaves = [leaf for each in (*instruction.operands, instruction) for leaf in each.shape.leaves]
-    if may_turn_all(leaves, tuple(factors.values()), mesh) and all(s == turned(s, mesh) for s in lies):
+    leaves = [leaf for value in (*instruction.operands, instruction) for leaf in value.shape.leaves]
+    if may_rotate_all(leaves, tuple(factors.values()), mesh) and all(s == rotate_axes(s, mesh) for s in shardings):
         return None
     return "arrays are split along the mesh's first axis last, and others that it computes with are not, or may not be"
 
 
-def _uneven(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:
+def _padding_problem(factors: Mapping[str, Factor], mesh: Mesh) -> str | None:
     parts: dict[str, int] = {}
     for axis, factor in factors.items():
         parts[factor.name] = parts.get(factor.name, 1) * mesh.sizes[axis]

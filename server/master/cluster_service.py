@@ -1,4 +1,4 @@
-"""The master's gRPC service for its workers: what daemons and executors say becomes events."""
+"""The master's gRPC service for its workers: messages of daemons and executors become events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardwright import wire
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
 from shardwright.server.master import events as ev
-from shardwright.server.master.shell import Master, Outlet
+from shardwright.server.master.shell import Master, OutgoingStream
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
@@ -25,13 +25,13 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         self._master = master
 
     async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
-        await self._stream(requests, context, self._daemon_says, _refused, ev.DaemonLeft)
+        await self._stream(requests, context, self._handle_daemon_event, _to_refusal, ev.DaemonLeft)
 
-    def _daemon_says(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
+    def _handle_daemon_event(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
         match event.WhichOneof("kind"):
             case "hello":
                 hello = event.hello
-                self._master.happened(
+                self._master.handle_event(
                     ev.DaemonJoined(
                         connection=number,
                         node=hello.node_index,
@@ -43,7 +43,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
             case "exited":
                 exited = event.exited
-                self._master.happened(
+                self._master.handle_event(
                     ev.ExecutorExited(
                         connection=number,
                         generation=exited.generation,
@@ -54,16 +54,16 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
 
     async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
-        await self._stream(requests, context, self._executor_says, _shut_down, ev.ExecutorLeft)
+        await self._stream(requests, context, self._handle_executor_event, _to_shutdown, ev.ExecutorLeft)
 
-    def _executor_says(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
+    def _handle_executor_event(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
         match event.WhichOneof("kind"):
             case "done":
                 done = event.done
                 error = wire.error_from_proto(done.error) if done.HasField("error") else None
                 for trace in done.traces:
                     trace.node = self._master.state.formation.connections.get(number, 0)
-                self._master.happened(
+                self._master.handle_event(
                     ev.CommandDone(
                         connection=number,
                         sequence=done.sequence,
@@ -78,17 +78,19 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             case "arrived":
                 arrived = event.arrived
                 arrays = tuple(
-                    ev.ArrivedArray(
+                    ev.UploadedArray(
                         array_id=array.array_id,
                         size_bytes=array.logical_bytes,
                         devices=range(array.first_device, array.first_device + array.device_count),
                     )
                     for array in arrived.arrays
                 )
-                self._master.happened(ev.ArraysArrived(connection=number, session_id=arrived.session_id, arrays=arrays))
+                self._master.handle_event(
+                    ev.ArraysUploaded(connection=number, session_id=arrived.session_id, arrays=arrays)
+                )
             case "hello":
                 hello = event.hello
-                self._master.happened(
+                self._master.handle_event(
                     ev.ExecutorJoined(
                         connection=number,
                         node=hello.node_index,
@@ -107,11 +109,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         ended: Callable[[ShardwrightError], Any],
         left: type[ev.DaemonLeft | ev.ExecutorLeft],
     ) -> None:
-        """Send commands until there are no more; what the other side says is handed on meanwhile.
+        """Send commands to the end; meanwhile messages of the other side are handed on.
 
-        ended: the last command, where an error ends the stream. left: what happened then, either way.
+        ended: the last command, if an error ends the stream. left: the event at its end, either way.
         """
-        number, outlet = self._master.open_outlet()
+        number, outlet = self._master.open_outgoing()
         reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(say, number)))
         try:
             while (command := await outlet.get()) is not None:
@@ -120,11 +122,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             await context.write(ended(error))
         finally:
             reader.cancel()
-            self._master.close_outlet(number)
-            self._master.happened(left(connection=number))
+            self._master.close_outgoing(number)
+            self._master.handle_event(left(connection=number))
 
     @staticmethod
-    async def _read(requests: AsyncIterator[Any], outlet: Outlet, say: Callable[[Any], None]) -> None:
+    async def _read(requests: AsyncIterator[Any], outlet: OutgoingStream, say: Callable[[Any], None]) -> None:
         """Hand each message on; the end of them ends the stream."""
         try:
             async for request in requests:
@@ -132,15 +134,15 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         except grpc.RpcError:
             outlet.end()  # the worker is gone
         except Exception as caught:
-            outlet.end(wire.as_our_error(caught))
+            outlet.end(wire.to_shardwright_error(caught))
             raise
         else:
             outlet.end()
 
 
-def _refused(error: ShardwrightError) -> worker_pb2.SupervisorCommand:
+def _to_refusal(error: ShardwrightError) -> worker_pb2.SupervisorCommand:
     return worker_pb2.SupervisorCommand(refused=worker_pb2.Refused(error=wire.error_to_proto(error)))
 
 
-def _shut_down(error: ShardwrightError) -> worker_pb2.ExecutorCommand:
+def _to_shutdown(error: ShardwrightError) -> worker_pb2.ExecutorCommand:
     return worker_pb2.ExecutorCommand(shutdown=worker_pb2.Shutdown(reason=error.message))

@@ -1,7 +1,7 @@
-"""What may happen to the master, and what it may decide: events in, commands out.
+"""Events and commands of the master's state machine: events in, commands out.
 
-Frozen values. `connection`, `call` and `stream` are numbers the shell gives to
-its gRPC streams and calls; what they stand for is the shell's business.
+Frozen values. `connection`, `call` and `stream` are numbers given by the shell to its gRPC streams and calls; their
+meaning is the shell's business.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ class ExecutorLeft:
 class CommandDone:
     """An executor finished the command `sequence`; of a step `values` by array id, and `traces` of its stages.
 
-    not_finite: outputs with NaNs or infinities, where the step asked for them.
-
-    written_bytes: of a WriteOnWorkers.
+    not_finite: outputs with NaNs or infinities, if the step asked for the check. written_bytes: of a WriteOnWorkers.
     """
 
     connection: int
@@ -83,8 +81,8 @@ class CommandDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivedArray:
-    """An array of which all shards that belong on one node are there; it lies on `devices` of the cluster."""
+class UploadedArray:
+    """An array with all shards of one node present; its layout is over `devices` of the cluster."""
 
     array_id: int
     size_bytes: int
@@ -92,12 +90,12 @@ class ArrivedArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArraysArrived:
+class ArraysUploaded:
     """A client put such arrays on the node of this connection."""
 
     connection: int
     session_id: str
-    arrays: tuple[ArrivedArray, ...]
+    arrays: tuple[UploadedArray, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +125,8 @@ class LoadRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFacts:
-    """What the state machine knows of a compiled plan; `payload` is for the shell only.
+class ProgramInfo:
+    """The state machine's view of a compiled plan; `payload` is for the shell only.
 
     donated: argument numbers whose buffers the program reuses.
     output_bytes: logical bytes of each output.
@@ -148,7 +146,7 @@ class CompileFinished:
     """The compile child is done with a plan; exactly one of `program` and `error` is set."""
 
     plan_id: str
-    program: ProgramFacts | None = None
+    program: ProgramInfo | None = None
     error: ShardwrightError | None = None
 
 
@@ -173,7 +171,7 @@ class StepsClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileFacts:
+class FileStepInfo:
     """Of a step that saves its arguments, or makes its outputs (of so many logical bytes) from a checkpoint."""
 
     is_save: bool
@@ -195,13 +193,13 @@ class StepRequested:
     outputs: tuple[int, ...]
     inline: tuple[tuple[int, int], ...] = ()
     released: tuple[int, ...] = ()
-    files: FileFacts | None = None
+    files: FileStepInfo | None = None
     moved_bytes: tuple[int, ...] | None = None
     payload: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveWaited:
+class SaveAwaited:
     """A client waits for the end of the save whose step had this number."""
 
     call: int
@@ -225,9 +223,9 @@ class Tick:
 
 
 Event = (
-    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysArrived
+    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysUploaded
     | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
-    | StepsOpened | StepsClosed | StepRequested | SaveWaited | ReleaseRequested | Tick
+    | StepsOpened | StepsClosed | StepRequested | SaveAwaited | ReleaseRequested | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -277,7 +275,7 @@ class CloseOnWorkers:
 class LoadOnWorkers:
     sequence: int
     session_id: str
-    program: ProgramFacts
+    program: ProgramInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +312,7 @@ class FinishOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortOnWorkers:
-    """The step that runs under this number failed on a node: `nodes`, which go on with it, shall not wait for it."""
+    """The step running under this number failed on a node: `nodes`, still running it, shall not wait for it."""
 
     sequence: int
     nodes: frozenset[int]
@@ -323,7 +321,7 @@ class AbortOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOnWorkers:
-    """Free arrays; with `error`, they will never exist and that is why."""
+    """Frees arrays; with `error`, they will never exist, for this reason."""
 
     sequence: int
     session_id: str
@@ -341,7 +339,7 @@ class Compile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A call goes on: what it waits for now."""
+    """A call goes on, with a new reason of its wait."""
 
     call: int
     phase: str

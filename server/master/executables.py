@@ -1,4 +1,4 @@
-"""From a plan to what executors load: one program, or the programs and tasks of a pipeline."""
+"""From a plan to the executors' load messages: one program, or the programs and tasks of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright import wire
-from shardwright.errors import CompilationError, placed
+from shardwright.errors import CompilationError, add_place
 from shardwright.layouts import Layout
 from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
 from shardwright.plans import Plan, VariablePlan
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
 from shardwright.server.master import events as ev
+from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.formation import Formation
-from shardwright.server.master.library import PlanRecord
 from shardwright.shardings import Mesh
 from shardwright.xla import CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
@@ -25,7 +25,7 @@ NodesOf = Callable[[range], frozenset[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """A compiled program, as executors get it. nodes: those that run it."""
+    """A compiled program in the executors' form. nodes: those that run it."""
 
     compiled: CompiledProgram
     nodes: frozenset[int]
@@ -43,14 +43,14 @@ class Binary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What executors load. binaries: by the program's name; "" of a plan that is one program."""
+    """The executors' load. binaries: by the program's name; "" in a single-program plan."""
 
     record: PlanRecord
     binaries: Mapping[str, Binary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ExecutorMessage:
     """A message to executors. nodes: None means all of them."""
 
     message: worker_pb2.ExecutorCommand
@@ -58,16 +58,16 @@ class Order:
 
 
 # ---- compiling -----------------------------------------------------------------
-def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramFacts:
+def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramInfo:
     """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
 
     plan = record.plan
     if isinstance(plan, PipelinePlan):
         stages = plan.stages
-        return ev.ProgramFacts(
+        return ev.ProgramInfo(
             plan_id=plan_id,
             argument_count=len(plan.arguments),
-            donated=_donated(plan),
+            donated=_find_aliased(plan),
             output_bytes=tuple(_entry_layout(entry, stages).size_bytes for entry in plan.outputs),
             stages=tuple(nodes_of(stage.devices) for stage in stages),
             payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of)),
@@ -76,8 +76,8 @@ def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, no
     try:
         compiled = compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1)
     except CompilationError as error:  # of the compile child, on the master's machine
-        raise placed(error, "worker 0") from error
-    return ev.ProgramFacts(
+        raise add_place(error, "worker 0") from error
+    return ev.ProgramInfo(
         plan_id=plan_id,
         argument_count=len(plan.parameters),
         donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
@@ -87,26 +87,26 @@ def compile_facts(plan_id: str, record: PlanRecord, compiler: CompileService, no
 
 
 def _binaries_of(plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf) -> dict[str, Binary]:
-    nodes = [nodes_of(plan.stages[each.stage].devices) for each in plan.programs]
+    nodes = [nodes_of(plan.stages[program.stage].devices) for program in plan.programs]
     compiled = compiler.compile_all(
         [
             CompileJob(
-                name=f"{each.name} of stage {each.stage}",
-                hlo_text=each.plan.require_hlo(),
-                plan=each.plan,
+                name=f"{program.name} of stage {program.stage}",
+                hlo_text=program.plan.require_hlo(),
+                plan=program.plan,
                 want_executable=len(owners) == 1,
             )
-            for each, owners in zip(plan.programs, nodes, strict=True)
+            for program, owners in zip(plan.programs, nodes, strict=True)
         ]
     )
     return {
-        each.name: Binary(compiled=made, nodes=owners)
-        for each, made, owners in zip(plan.programs, compiled, nodes, strict=True)
+        program.name: Binary(compiled=made, nodes=owners)
+        for program, made, owners in zip(plan.programs, compiled, nodes, strict=True)
     }
 
 
-def _donated(plan: PipelinePlan) -> frozenset[int]:
-    """Positions of the arguments that outputs take the place of."""
+def _find_aliased(plan: PipelinePlan) -> frozenset[int]:
+    """Positions of the arguments replaced by outputs."""
     return frozenset(entry.alias for entry in plan.outputs if entry.alias is not None)
 
 
@@ -116,15 +116,15 @@ def _entry_layout(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStag
 
 
 # ---- loading -------------------------------------------------------------------
-def load_orders(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[Order]:
-    """Every program to the nodes that run it, then to all nodes what to make of them."""
+def load_messages(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[ExecutorMessage]:
+    """Every program to its nodes, then to all nodes the executable made of them."""
     payload: Payload = command.program.payload
     executable_id = command.program.plan_id
     for name, binary in payload.binaries.items():
         chunk_id = f"{executable_id}/{name}" if name else executable_id
         for chunk in wire.chunks(binary.data):
             message = worker_pb2.ProgramChunk(executable_id=chunk_id, chunk=chunk)
-            yield Order(message=worker_pb2.ExecutorCommand(chunk=message), nodes=binary.nodes)
+            yield ExecutorMessage(message=worker_pb2.ExecutorCommand(chunk=message), nodes=binary.nodes)
     plan = payload.record.plan
     order = worker_pb2.ExecutorCommand(sequence=command.sequence)
     if isinstance(plan, PipelinePlan):
@@ -133,7 +133,7 @@ def load_orders(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[Ord
     else:
         order.load.CopyFrom(_program(plan, payload.record.first_device, payload.binaries[""]))
         order.load.session_id, order.load.executable_id = command.session_id, executable_id
-    yield Order(message=order)
+    yield ExecutorMessage(message=order)
 
 
 def _program(plan: Plan, first_device: int, binary: Binary) -> worker_pb2.LoadProgram:
@@ -168,7 +168,7 @@ def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: For
         ],
         arguments=[_stage_entry(entry, stages) for entry in plan.arguments],
         outputs=[_stage_entry(entry, stages) for entry in plan.outputs],
-        donated=sorted(_donated(plan)),
+        donated=sorted(_find_aliased(plan)),
         tasks=gzip.compress(plan.tasks.to_json().encode(), compresslevel=1),
         peers=peers_of(formation),
         stages=[
@@ -179,7 +179,7 @@ def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: For
 
 
 def peers_of(formation: Formation) -> list[worker_pb2.Peer]:
-    """Which node owns which devices, and where its transfer server is."""
+    """Owner and transfer server of every device."""
     return [
         worker_pb2.Peer(
             node=node,
@@ -209,8 +209,8 @@ def _stage_program(program: PipelineProgram, stage: PipelineStage, binary: Binar
 
 
 # ---- telling -------------------------------------------------------------------
-def load_result(program: ev.ProgramFacts) -> master_pb2.LoadResult:
-    """What a client is told of a loaded plan."""
+def load_result(program: ev.ProgramInfo) -> master_pb2.LoadResult:
+    """The client's view of a loaded plan."""
     payload: Payload = program.payload
     plan = payload.record.plan
     if not isinstance(plan, PipelinePlan):
@@ -223,8 +223,8 @@ def load_result(program: ev.ProgramFacts) -> master_pb2.LoadResult:
     return result
 
 
-def dumped_texts(program: ev.ProgramFacts) -> Iterator[tuple[str, str, bytes]]:
-    """(program, form, gzip-compressed text), as a `DumpPlanReply` says it."""
+def dump_texts(program: ev.ProgramInfo) -> Iterator[tuple[str, str, bytes]]:
+    """(program, form, gzip-compressed text), in a `DumpPlanReply`'s terms."""
     payload: Payload = program.payload
     for name, binary in payload.binaries.items():
         yield name, "mlir", wire.compress_text(binary.compiled.stablehlo)

@@ -133,7 +133,7 @@ class Formation:
         return "ready" if self.phase == "ready" else "starting"
 
     def detail_of(self, index: int) -> str:
-        """What is known of a node beyond its state, for people: why it is not there."""
+        """A node's known details beyond its state, for people: the reason of its absence."""
         record = self.nodes[index]
         if record.daemon is not None:
             return record.detail
@@ -222,7 +222,7 @@ class Formation:
         if self.phase == "starting" and never_joined:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
-        how = f"it ended with {_exit_text(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
+        how = f"it ended with {_describe_exit(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
         if self.phase == "starting" and event.exit_code == CANNOT_START:
             self._failed_starts = self._limits.start_attempts
         commands = self._stop(record, how, now_s)
@@ -262,7 +262,7 @@ class Formation:
         """End all executors that still run; a new generation follows when the last is gone."""
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
-            who = _lost_part(culprit)
+            who = _describe_culprit(culprit)
             self.last_lost = None if culprit is None else culprit.member.index
             self.last_loss = WorkerLostError(f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
@@ -331,7 +331,7 @@ class Formation:
         assert len(set(daemons)) == len(daemons)
 
 
-def _lost_part(culprit: NodeRecord | None) -> str:
+def _describe_culprit(culprit: NodeRecord | None) -> str:
     if culprit is None:
         return "the cluster"
     member = culprit.member
@@ -349,16 +349,16 @@ def _remedy(culprit: NodeRecord | None) -> str:
     return "the server starts it again; run init again, or restore a checkpoint"
 
 
-def _exit_text(exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
         return "SIGKILL: somebody killed it, or the kernel did for want of memory"
     return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _positions(members: tuple[Member, ...]) -> dict[int, range]:
-    found: dict[int, range] = {}
+    devices_of_node: dict[int, range] = {}
     first = 0
     for member in members:
-        found[member.index] = range(first, first + member.device_count)
+        devices_of_node[member.index] = range(first, first + member.device_count)
         first += member.device_count
-    return found
+    return devices_of_node

@@ -19,7 +19,7 @@ from shardwright.cluster import Cluster
 from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.processes import die_with_parent
-from shardwright.progress import Paced, PlanProgress
+from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
 from shardwright.xla.messages import read_message, write_message
 
@@ -28,16 +28,16 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
-    from shardwright.planner.cache import cached_plan  # loaded ahead of the first request
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache  # loaded ahead of the first request
+    from shardwright.planner.cache.store import default_store
 
-    plan = partial(cached_plan, store=default_store("plans"))
+    plan = partial(plan_with_cache, store=default_store("plans"))
 
     while (message := read_message(requests.read)) is not None:
         try:
             _plan(plan, message[1], replies)
         except Exception as caught:
-            error = wire.error_to_proto(wire.as_our_error(caught))
+            error = wire.error_to_proto(wire.to_shardwright_error(caught))
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
 
 
@@ -49,9 +49,9 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
         cluster = cluster.part(request.first_device, request.device_count)
 
     def tell(report: PlanProgress) -> None:
-        write_message(replies, {"kind": "progress"}, [wire.plan_progress(report).SerializeToString()])
+        write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
 
-    progress = Paced(tell)
+    progress = ProgressThrottle(tell)
     made = plan(blobs[2].decode(), cluster, options, progress=progress)
     progress.flush()
     write_message(replies, {"kind": "plan"}, [made.to_json().encode()])

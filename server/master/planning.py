@@ -21,14 +21,14 @@ from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")
 
-Listener = Callable[[master_pb2.PlanProgress], None]
+ProgressListener = Callable[[master_pb2.PlanProgress], None]
 
 
 class PlannerKilledError(PlanError):
     """Somebody killed the planner's process: the program need not be at fault."""
 
 
-class _PlannerChild:
+class PlannerChild:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.server.master.planner_child", str(os.getpid())],
@@ -42,8 +42,8 @@ class _PlannerChild:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def plan(self, blobs: list[bytes], listener: Listener) -> bytes:
-        """Blocking. JSON of the plan; raises what the planner raised, InternalError where it died."""
+    def plan(self, blobs: list[bytes], listener: ProgressListener) -> bytes:
+        """Blocking. JSON of the plan; raises the planner's errors, InternalError if it died."""
         stdin, stdout = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         try:
             write_message(stdin, {}, blobs)
@@ -84,28 +84,30 @@ class PlannerPool:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = pickle.dumps(cluster)
-        self._idle: _PlannerChild | None = None
-        self._busy: set[_PlannerChild] = set()
+        self._idle: PlannerChild | None = None
+        self._busy: set[PlannerChild] = set()
 
     def warm(self) -> None:
         """Start a planner ahead of the first request."""
         if self._idle is None:
-            self._idle = _PlannerChild()
+            self._idle = PlannerChild()
 
-    async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: Listener) -> bytes:
+    async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener) -> bytes:
         """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner.
 
         A planner that was killed is asked once more, in a new process.
         """
         try:
-            return await self._ask(request, hlo_text, listener)
+            return await self._request_plan(request, hlo_text, listener)
         except PlannerKilledError as error:
             _log.warning("%s; planning begins anew", error.message)
-        return await self._ask(request, hlo_text, listener)
+        return await self._request_plan(request, hlo_text, listener)
 
-    async def _ask(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: Listener) -> bytes:
+    async def _request_plan(
+        self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener
+    ) -> bytes:
         loop = asyncio.get_running_loop()
-        child = self._take()
+        child = self._take_child()
         blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]
         is_finished = False
 
@@ -123,10 +125,10 @@ class PlannerPool:
             else:
                 child.kill()
 
-    def _take(self) -> _PlannerChild:
+    def _take_child(self) -> PlannerChild:
         child, self._idle = self._idle, None
         if child is None or not child.is_alive:
-            child = _PlannerChild()
+            child = PlannerChild()
         self._busy.add(child)
         return child
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardwright.server.master.state import Commands, MasterState, Pending
 
 #: Outcomes of saves that a session remembers.
-REMEMBERED = 64
+MAX_REMEMBERED = 64
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class Save:
         return ev.Answer(call=call, value=(self.written_bytes, self.save_s))
 
 
-def current(session: Session) -> Save | None:
+def current_save(session: Session) -> Save | None:
     """The save that is under way; a session has one at a time."""
     last = next(reversed(session.saves.values()), None)
     return None if last is None or last.is_done else last
 
 
 def is_file_work(command: ev.ToWorkers) -> bool:
-    """Whether no worker waits for another in it: where one fails, the others end by themselves."""
+    """Whether it has no waits between workers: after one fails, the others end by themselves."""
     if isinstance(command, ev.RunOnWorkers):
         return command.step.files is not None
     return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers)
@@ -72,7 +72,7 @@ def is_file_work(command: ev.ToWorkers) -> bool:
 
 def refusal(session: Session) -> ShardwrightError | None:
     """Why no save may begin now, or None."""
-    save = current(session)
+    save = current_save(session)
     if save is None:
         return None
     return CheckpointError(f"the save of step {save.number} is still under way", remedy="wait for it first")
@@ -82,11 +82,11 @@ def start(session: Session, step: ev.StepRequested, now_s: float) -> None:
     """Book a save whose step was dispatched."""
     expected_bytes = sum(session.arrays[array_id] for array_id in step.arguments)
     session.saves[step.number] = Save(number=step.number, expected_bytes=expected_bytes, started_s=now_s)
-    for old in list(session.saves)[:-REMEMBERED]:
+    for old in list(session.saves)[:-MAX_REMEMBERED]:
         del session.saves[old]
 
 
-def wait_requested(state: MasterState, event: ev.SaveWaited) -> Commands:
+def wait_requested(state: MasterState, event: ev.SaveAwaited) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
         gone = SessionError("the session is closed, and its saves with it", remedy="open a new session")
@@ -102,7 +102,7 @@ def wait_requested(state: MasterState, event: ev.SaveWaited) -> Commands:
     return []
 
 
-def copied(state: MasterState, session: Session, item: Pending) -> Commands:
+def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands:
     """All nodes have answered the step of a save."""
     assert isinstance(item.command, ev.RunOnWorkers)
     save = session.saves[item.command.step.number]
@@ -117,7 +117,7 @@ def copied(state: MasterState, session: Session, item: Pending) -> Commands:
     )
 
 
-def written(state: MasterState, item: Pending) -> Commands:
+def finish_write(state: MasterState, item: Pending) -> Commands:
     """All nodes have written, or said why not."""
     assert isinstance(item.command, ev.WriteOnWorkers)
     session = state.sessions.get(item.command.session_id)
@@ -130,7 +130,7 @@ def written(state: MasterState, item: Pending) -> Commands:
     return _finish(state, session, save)
 
 
-def finished(state: MasterState, item: Pending) -> Commands:
+def finish_commit(state: MasterState, item: Pending) -> Commands:
     """The checkpoint is there, or what there was of it is gone."""
     assert isinstance(item.command, ev.FinishOnWorkers)
     session = state.sessions.get(item.command.session_id)
@@ -141,14 +141,14 @@ def finished(state: MasterState, item: Pending) -> Commands:
 
 def lose(session: Session, error: ShardwrightError, now_s: float) -> Commands:
     """The generation or the session ended."""
-    save = current(session)
+    save = current_save(session)
     return save.end(now_s, error) if save is not None else []
 
 
 def tick(state: MasterState) -> Commands:
     commands: Commands = []
     for session in state.sessions.values():
-        save = current(session)
+        save = current_save(session)
         if save is not None and state._now_s - save.started_s > state.limits.save_s:
             waited = f"the save of step {save.number} was not complete within {state.limits.save_s:g} s ({save.phase})"
             commands += _abandon(state, session, save)
@@ -160,7 +160,7 @@ def check_invariants(state: MasterState, session: Session) -> None:
     """A save under way is carried out right now, by the step or the order of its phase."""
     assert all(save.is_done for save in list(session.saves.values())[:-1]), "one at a time"
     assert all(not save.calls for save in session.saves.values() if save.is_done), "nobody waits for what is over"
-    save = current(session)
+    save = current_save(session)
     if save is None:
         return
     if save.phase == "copying":

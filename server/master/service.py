@@ -1,4 +1,4 @@
-"""The master's gRPC service for clients: each method turns messages into events and waits for what comes of them."""
+"""The master's gRPC service for clients: each method turns messages into events and waits for their outcome."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardwright.errors import ArrayError, CheckpointError
 from shardwright.pipelines import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.server.master import events as ev
-from shardwright.server.master.executables import dumped_texts, load_result
-from shardwright.server.master.library import PlanRecord
-from shardwright.server.master.shell import Master, Outlet
+from shardwright.server.master.content_store import PlanRecord
+from shardwright.server.master.executables import dump_texts, load_result
+from shardwright.server.master.shell import Master, OutgoingStream
 from shardwright.server.master.state import unknown_session
 from shardwright.server.security import abort_aio
 from shardwright.server.versions import jax_version, shardwright_version
@@ -26,19 +26,19 @@ Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not
 _PROGRESS_S = 1.0
 
 
-def _typed(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """End a call that raises with our error in its trailing metadata."""
 
     @functools.wraps(method)
-    async def wrapped(self: Any, request: Any, context: Context) -> Any:
+    async def wrapper(self: Any, request: Any, context: Context) -> Any:
         try:
             return await method(self, request, context)
         except (asyncio.CancelledError, grpc.RpcError):
             raise
         except Exception as caught:
-            await abort_aio(context, wire.as_our_error(caught))
+            await abort_aio(context, wire.to_shardwright_error(caught))
 
-    return wrapped
+    return wrapper
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
@@ -46,7 +46,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._master = master
 
     # ---- sessions ----------------------------------------------------------
-    @_typed
+    @_with_typed_errors
     async def OpenSession(
         self, request: master_pb2.OpenSessionRequest, context: Context
     ) -> master_pb2.OpenSessionReply:
@@ -84,7 +84,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             for index, devices in formation.devices.items()
         ]
 
-    @_typed
+    @_with_typed_errors
     async def CloseSession(
         self, request: master_pb2.CloseSessionRequest, context: Context
     ) -> master_pb2.CloseSessionReply:
@@ -95,10 +95,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _require_session(self, session_id: str) -> None:
         if session_id not in self._master.state.sessions:
             raise unknown_session(session_id)
-        self._master.happened(ev.SessionTouched(session_id=session_id))
+        self._master.handle_event(ev.SessionTouched(session_id=session_id))
 
     # ---- programs and plans ------------------------------------------------
-    @_typed
+    @_with_typed_errors
     async def UploadProgram(
         self, requests: AsyncIterator[master_pb2.UploadProgramRequest], context: Context
     ) -> master_pb2.UploadProgramReply:
@@ -109,7 +109,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 session_id = request.session_id
                 self._require_session(session_id)
             else:
-                self._master.happened(ev.SessionTouched(session_id=session_id))
+                self._master.handle_event(ev.SessionTouched(session_id=session_id))
             unpacker.feed(request.chunk)
         if session_id is None:
             raise unknown_session("")
@@ -119,7 +119,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._master.programs.put(session_id, program_id, text)
         return master_pb2.UploadProgramReply(program_id=program_id)
 
-    @_typed
+    @_with_typed_errors
     async def PlanProgram(self, request: master_pb2.PlanProgramRequest, context: Context) -> None:
         self._require_session(request.session_id)
         text = self._master.programs.get(request.session_id, request.program_id)
@@ -135,7 +135,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
 
     async def _plan(self, request: master_pb2.PlanProgramRequest, text: str, context: Context) -> PlanRecord:
-        outlet = Outlet()
+        outlet = OutgoingStream()
         task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
         task.add_done_callback(lambda _: outlet.end())
         keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
@@ -151,10 +151,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""
         while True:
-            self._master.happened(ev.SessionTouched(session_id=session_id))
+            self._master.handle_event(ev.SessionTouched(session_id=session_id))
             await asyncio.sleep(self._master.limits.grace_s / 3)
 
-    @_typed
+    @_with_typed_errors
     async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:
         self._require_session(request.session_id)
         self._master.plans.get(request.session_id, request.plan_id)
@@ -179,7 +179,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         result = load_result(command.value)
         await context.write(master_pb2.LoadPlanReply(result=result))
 
-    @_typed
+    @_with_typed_errors
     async def UnloadPlan(self, request: master_pb2.UnloadPlanRequest, context: Context) -> master_pb2.UnloadPlanReply:
         call = self._master.call(
             lambda number: ev.UnloadRequested(
@@ -189,56 +189,56 @@ class MasterService(master_pb2_grpc.MasterServicer):
         await call.answer()
         return master_pb2.UnloadPlanReply()
 
-    @_typed
+    @_with_typed_errors
     async def DumpPlan(self, request: master_pb2.DumpPlanRequest, context: Context) -> None:
         self._require_session(request.session_id)
-        for program, form, text in dumped_texts(self._master.compiled(request.session_id, request.plan_id)):
+        for program, form, text in dump_texts(self._master.require_compiled(request.session_id, request.plan_id)):
             for chunk in wire.chunks(text):
                 await context.write(master_pb2.DumpPlanReply(program=program, form=form, chunk=chunk))
 
     # ---- steps -------------------------------------------------------------
-    @_typed
+    @_with_typed_errors
     async def RunSteps(self, requests: AsyncIterator[master_pb2.RunStepsRequest], context: Context) -> None:
         master = self._master
-        number, outlet = master.open_outlet()
+        number, outlet = master.open_outgoing()
         reader = asyncio.ensure_future(self._read_steps(number, outlet, requests))
         try:
             while (reply := await outlet.get()) is not None:
                 await context.write(reply)
         finally:
             reader.cancel()
-            master.close_outlet(number)
-            master.happened(ev.StepsClosed(stream=number))
+            master.close_outgoing(number)
+            master.handle_event(ev.StepsClosed(stream=number))
 
     async def _read_steps(
-        self, stream: int, outlet: Outlet, requests: AsyncIterator[master_pb2.RunStepsRequest]
+        self, stream: int, outlet: OutgoingStream, requests: AsyncIterator[master_pb2.RunStepsRequest]
     ) -> None:
         is_open = False
         try:
             async for request in requests:
                 if not is_open:
-                    self._master.happened(ev.StepsOpened(stream=stream, session_id=request.session_id))
+                    self._master.handle_event(ev.StepsOpened(stream=stream, session_id=request.session_id))
                     is_open = True
                 if request.number:
-                    self._master.happened(_step(stream, request))
+                    self._master.handle_event(_step(stream, request))
         except grpc.RpcError:
             outlet.end()  # the client is gone
         except Exception as caught:
-            outlet.end(wire.as_our_error(caught))
+            outlet.end(wire.to_shardwright_error(caught))
         else:
             outlet.end()
 
-    @_typed
+    @_with_typed_errors
     async def WaitForSave(
         self, request: master_pb2.WaitForSaveRequest, context: Context
     ) -> master_pb2.WaitForSaveReply:
         call = self._master.call(
-            lambda number: ev.SaveWaited(call=number, session_id=request.session_id, number=request.number)
+            lambda number: ev.SaveAwaited(call=number, session_id=request.session_id, number=request.number)
         )
         written_bytes, save_s = await call.answer()
         return master_pb2.WaitForSaveReply(written_bytes=written_bytes, save_s=save_s)
 
-    @_typed
+    @_with_typed_errors
     async def ReleaseArrays(
         self, request: master_pb2.ReleaseArraysRequest, context: Context
     ) -> master_pb2.ReleaseArraysReply:
@@ -254,7 +254,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         return master_pb2.ReleaseArraysReply()
 
     # ---- status ------------------------------------------------------------
-    @_typed
+    @_with_typed_errors
     async def Status(self, request: master_pb2.StatusRequest, context: Context) -> master_pb2.StatusReply:
         state, cluster = self._master.state, self._master.cluster
         formation = state.formation
@@ -312,12 +312,12 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         inline=tuple((array.array_id, len(array.data)) for array in request.inline_arguments),
         released=tuple(request.released),
         files=_files(request),
-        moved_bytes=_moved_bytes(request),
+        moved_bytes=_output_bytes_of_move(request),
         payload=request,
     )
 
 
-def _moved_bytes(request: master_pb2.RunStepsRequest) -> tuple[int, ...] | None:
+def _output_bytes_of_move(request: master_pb2.RunStepsRequest) -> tuple[int, ...] | None:
     """Of each output of a move. Raises ArrayError where its lists do not fit together."""
     if not request.HasField("move"):
         return None
@@ -328,16 +328,16 @@ def _moved_bytes(request: master_pb2.RunStepsRequest) -> tuple[int, ...] | None:
     return tuple(wire.layout_from_proto(part.layout).size_bytes for part in targets)
 
 
-def _files(request: master_pb2.RunStepsRequest) -> ev.FileFacts | None:
+def _files(request: master_pb2.RunStepsRequest) -> ev.FileStepInfo | None:
     """Of a save or a restore. Raises CheckpointError where its lists do not fit together."""
     if request.HasField("save"):
         if len(request.save.parts) != len(request.arguments) or request.outputs:
             raise CheckpointError("a save names each of its arrays, and makes none", where=request.save.directory)
-        return ev.FileFacts(is_save=True)
+        return ev.FileStepInfo(is_save=True)
     if request.HasField("restore"):
         restore = request.restore
         if len(restore.parts) != len(request.outputs) or request.arguments:
             raise CheckpointError("a restore names and lays out each of its arrays", where=restore.directory)
         layouts = [wire.layout_from_proto(part.layout) for part in restore.parts]
-        return ev.FileFacts(is_save=False, output_bytes=tuple(layout.size_bytes for layout in layouts))
+        return ev.FileStepInfo(is_save=False, output_bytes=tuple(layout.size_bytes for layout in layouts))
     return None

@@ -1,15 +1,14 @@
-"""What the master knows of one session: arrays, executables, numbered steps.
+"""The master's state of one session: arrays, executables, numbered steps.
 
-Steps and releases of a session form one queue; its head is dispatched as soon
-as everything that it reads is there, so dispatch order is number order on
-every executor. Life of an array id:
+Steps and releases of a session form one queue; its head is dispatched once all its arguments are there: dispatch order
+is number order on every executor. Life of an array id:
 
 | state     | meaning                                        | a step that reads it       |
 |-----------|------------------------------------------------|----------------------------|
 | (unknown) | not written yet, or never                      | waits, then ArrayError     |
 | arriving  | put on some of its nodes, not on all           | waits, then ArrayError     |
 | there     | put on all, or output of a dispatched step     | may run                    |
-| gone      | released, donated, lost, or its step failed    | fails with `gone`'s reason |
+| gone      | released, donated, lost, or its step failed    | fails with `drop_reasons`'s reason |
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, Se
 from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
-from shardwright.server.master.events import ProgramFacts, ReleaseRequested, StepRequested
+from shardwright.server.master.events import ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.saves import Save
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
-GONE_REMEMBERED = 65_536
+MAX_REMEMBERED_DROPS = 65_536
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class Executable:
 
     plan_id: str
     state: str = "compiling"
-    program: ProgramFacts | None = None
+    program: ProgramInfo | None = None
     waiting_calls: list[int] = field(default_factory=list)
 
 
@@ -51,7 +50,7 @@ class StepOutcome:
 
 
 @dataclass(slots=True)
-class Queued:
+class QueuedRequest:
     """A step or a release in the session's queue, and since when it waits."""
 
     request: StepRequested | ReleaseRequested
@@ -60,7 +59,7 @@ class Queued:
 
 #: Why an array is gone: the step it was donated to, 0 for "released", or an error. A step donates
 #: hundreds of arrays, and hardly ever is one of them asked for: words are made when it is.
-Gone = int | ShardwrightError
+DropReasons = int | ShardwrightError
 
 
 @dataclass(slots=True)
@@ -75,12 +74,12 @@ class Session:
     stream: int | None = None
     last_number: int = 0
     reply_cursor: int = 1
-    queue: deque[Queued] = field(default_factory=deque)
+    queue: deque[QueuedRequest] = field(default_factory=deque)
     running: dict[int, int] = field(default_factory=dict)  # step number → sequence
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)  # id → logical bytes, of those there or arriving
     arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are not yet
-    gone: dict[int, Gone] = field(default_factory=dict)
+    drop_reasons: dict[int, DropReasons] = field(default_factory=dict)
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
     saves: dict[int, Save] = field(default_factory=dict)  # by step number; the last one may be under way
@@ -89,9 +88,9 @@ class Session:
     def add_array(self, array_id: int, size_bytes: int) -> None:
         self.arrays[array_id] = size_bytes
         self.array_bytes += size_bytes
-        self.gone.pop(array_id, None)
+        self.drop_reasons.pop(array_id, None)
 
-    def arrived(self, array_id: int, size_bytes: int, node: int, holders: frozenset[int]) -> None:
+    def record_arrival(self, array_id: int, size_bytes: int, node: int, holders: frozenset[int]) -> None:
         """Shards of `array_id` were put on `node`, one of its `holders`."""
         if array_id not in self.arrays:
             self.add_array(array_id, size_bytes)
@@ -102,19 +101,19 @@ class Session:
             if not missing:
                 del self.arriving[array_id]
 
-    def drop_array(self, array_id: int, why: Gone = 0) -> bool:
+    def drop_array(self, array_id: int, why: DropReasons = 0) -> bool:
         """Whether it was there; afterwards it is gone either way."""
         size_bytes = self.arrays.pop(array_id, None)
         self.array_bytes -= size_bytes or 0
         self.arriving.pop(array_id, None)
-        self.gone[array_id] = why
-        if len(self.gone) > 2 * GONE_REMEMBERED:  # seldom, and then all at once
-            for old in list(islice(self.gone, GONE_REMEMBERED)):
-                del self.gone[old]
+        self.drop_reasons[array_id] = why
+        if len(self.drop_reasons) > 2 * MAX_REMEMBERED_DROPS:  # seldom, and then all at once
+            for old in list(islice(self.drop_reasons, MAX_REMEMBERED_DROPS)):
+                del self.drop_reasons[old]
         return size_bytes is not None
 
     def why_gone(self, array_id: int) -> ShardwrightError:
-        why = self.gone[array_id]
+        why = self.drop_reasons[array_id]
         if isinstance(why, ShardwrightError):
             return why
         if why == 0:
@@ -132,18 +131,18 @@ class Session:
         executable = self.executable_of(step)
         if executable is None:
             return ArrayError(f"no executable {step.executable_id!r} is loaded", remedy="load the plan first")
-        if not self.gone.keys().isdisjoint(step.arguments):
-            return self.why_gone(next(array_id for array_id in step.arguments if array_id in self.gone))
+        if not self.drop_reasons.keys().isdisjoint(step.arguments):
+            return self.why_gone(next(array_id for array_id in step.arguments if array_id in self.drop_reasons))
         if executable.program is None:
             return None
-        return self._misfit(step, executable.program) or self._over_limit(step, executable.program)
+        return self._find_mismatch(step, executable.program) or self._find_excess(step, executable.program)
 
     def executable_of(self, step: StepRequested) -> Executable | None:
         """What the step runs; a save, a restore or a move is an executable of its own, loaded everywhere."""
         output_bytes = step.files.output_bytes if step.files is not None else step.moved_bytes
         if output_bytes is None:
             return self.executables.get(step.executable_id)
-        program = ProgramFacts(
+        program = ProgramInfo(
             plan_id="",
             argument_count=len(step.arguments),
             donated=frozenset(),
@@ -151,7 +150,7 @@ class Session:
         )
         return Executable(plan_id="", state="loaded", program=program)
 
-    def _misfit(self, step: StepRequested, program: ProgramFacts) -> ShardwrightError | None:
+    def _find_mismatch(self, step: StepRequested, program: ProgramInfo) -> ShardwrightError | None:
         if len(step.arguments) != program.argument_count or len(step.outputs) != len(program.output_bytes):
             return ArrayError(
                 f"{len(step.arguments)} arguments and {len(step.outputs)} outputs for a program of "
@@ -174,7 +173,7 @@ class Session:
             return ArrayError("an array id is given to two new arrays", remedy="give each new array a new id")
         return None
 
-    def _over_limit(self, step: StepRequested, program: ProgramFacts) -> ShardwrightError | None:
+    def _find_excess(self, step: StepRequested, program: ProgramInfo) -> ShardwrightError | None:
         added = sum(program.output_bytes) + sum(size for _, size in step.inline)
         if self.excess(added, len(step.outputs) + len(step.inline)) is None:
             return None  # whatever it frees
@@ -225,12 +224,12 @@ class Session:
         at = len(queue)
         while at and _order(queue[at - 1].request) > order:
             at -= 1
-        queue.insert(at, Queued(request=request, since_s=now_s))
+        queue.insert(at, QueuedRequest(request=request, since_s=now_s))
 
-    def is_late(self, item: Queued, now_s: float) -> bool:
+    def is_late(self, item: QueuedRequest, now_s: float) -> bool:
         return now_s - item.since_s > self.limits.argument_wait_s
 
-    def lateness(self, item: Queued, now_s: float) -> ShardwrightError | None:
+    def lateness(self, item: QueuedRequest, now_s: float) -> ShardwrightError | None:
         """Why the step has waited too long, or None."""
         if not self.is_late(item, now_s) or not isinstance(item.request, StepRequested):
             return None
@@ -272,21 +271,21 @@ class Session:
             saves.start(self, step, now_s)
 
     def finish(self, number: int, outcome: StepOutcome) -> None:
-        """Keep what step `number` ended with, and forget what no client may ask for again."""
+        """Keep the outcome of step `number`, and forget outcomes no client may ask for again."""
         self.running.pop(number, None)
         self.outcomes[number] = outcome
         self.outcomes.pop(number - 2 * self.limits.pending_steps, None)
 
     def check_invariants(self) -> None:
         queued = [item.request.number for item in self.queue if isinstance(item.request, StepRequested)]
-        known = [*self.outcomes, *self.running, *queued]
-        assert len(set(known)) == len(known), "a step number is in one place only"
-        assert all(0 < number <= self.last_number for number in known)
+        numbers = [*self.outcomes, *self.running, *queued]
+        assert len(set(numbers)) == len(numbers), "a step number is in one place only"
+        assert all(0 < number <= self.last_number for number in numbers)
         assert queued == sorted(queued), "steps wait in the order of their numbers"
         oldest = self.last_number - self.limits.pending_steps
-        assert all(number in known for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
+        assert all(number in numbers for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
         assert self.array_bytes == sum(self.arrays.values())
-        assert not self.arrays.keys() & self.gone.keys(), "an array is there or gone"
+        assert not self.arrays.keys() & self.drop_reasons.keys(), "an array is there or gone"
         assert self.arriving.keys() <= self.arrays.keys()
         assert bool(self.running) <= self.is_open
 

@@ -1,7 +1,7 @@
 """The master's shell: brings events to `MasterState` and carries out its commands.
 
 Everything here runs on one asyncio loop. gRPC handlers (`service.py`) hold
-`Call`s and `Outlet`s; commands reach them by number.
+`Call`s and `OutgoingStream`s; commands reach them by number.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shardwright.errors import PlanError, ServerUnavailableError, ShardwrightErr
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master.executables import compile_facts, load_orders, peers_of
+from shardwright.server.master.content_store import ContentStore, PlanRecord
+from shardwright.server.master.executables import compile_program, load_messages, peers_of
 from shardwright.server.master.formation import Identity, Member
-from shardwright.server.master.library import PlanRecord, Shelf
 from shardwright.server.master.planning import PlannerPool
 from shardwright.server.master.state import MasterState
 from shardwright.server.versions import jax_version, shardwright_version
@@ -32,7 +32,7 @@ TICK_S = 0.5
 _log = logging.getLogger("shardwright.server")
 
 
-class Outlet:
+class OutgoingStream:
     """Messages on their way to one peer, written in order by its gRPC handler."""
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Outlet:
 
     def end(self, error: ShardwrightError | None = None) -> None:
         """No more messages; the handler ends the stream with `error`, where given."""
-        self._queue.put_nowait(_End(error))
+        self._queue.put_nowait(_EndOfStream(error))
 
     async def get(self) -> Any:
         """The next message, or None at the end; raises the error the stream is to end with."""
         message = await self._queue.get()
-        if isinstance(message, _End):
+        if isinstance(message, _EndOfStream):
             if message.error is not None:
                 raise message.error
             return None
@@ -56,7 +56,7 @@ class Outlet:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _EndOfStream:
     error: ShardwrightError | None
 
 
@@ -89,8 +89,8 @@ class Master:
         loop = asyncio.get_running_loop()
         self.cluster = cluster
         self.limits = limits
-        self.programs: Shelf[str] = Shelf("program", limits.programs_per_session)
-        self.plans: Shelf[PlanRecord] = Shelf("plan", limits.programs_per_session)
+        self.programs: ContentStore[str] = ContentStore("program", limits.programs_per_session)
+        self.plans: ContentStore[PlanRecord] = ContentStore("plan", limits.programs_per_session)
         self.planners = PlannerPool(cluster)
         self.halted: asyncio.Future[ShardwrightError] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
@@ -105,9 +105,9 @@ class Master:
         )
         self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
         self._compiler = CompileService(cluster.device_count, cluster.platform)
-        self._compiled: dict[str, ev.ProgramFacts] = {}
+        self._compiled: dict[str, ev.ProgramInfo] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outlets: dict[int, Outlet] = {}
+        self._outlets: dict[int, OutgoingStream] = {}
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
@@ -118,7 +118,7 @@ class Master:
         """Let time pass for the state machine; never returns."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.happened(ev.Tick())
+            self.handle_event(ev.Tick())
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
@@ -139,12 +139,12 @@ class Master:
         await asyncio.to_thread(self._compiler.close)
 
     # ---- numbers for the shell's streams and calls --------------------------
-    def open_outlet(self) -> tuple[int, Outlet]:
+    def open_outgoing(self) -> tuple[int, OutgoingStream]:
         self._last_number += 1
-        outlet = self._outlets[self._last_number] = Outlet()
+        outlet = self._outlets[self._last_number] = OutgoingStream()
         return self._last_number, outlet
 
-    def close_outlet(self, number: int) -> None:
+    def close_outgoing(self, number: int) -> None:
         self._outlets.pop(number, None)
 
     def call(self, make: Callable[[int], ev.Event]) -> Call:
@@ -152,7 +152,7 @@ class Master:
         self._last_number += 1
         number = self._last_number
         call = self._calls[number] = Call()
-        self.happened(make(number))
+        self.handle_event(make(number))
         return call
 
     @staticmethod
@@ -160,9 +160,9 @@ class Master:
         return secrets.token_hex(16)
 
     # ---- events in, commands out -------------------------------------------
-    def happened(self, event: ev.Event) -> None:
+    def handle_event(self, event: ev.Event) -> None:
         for command in self.state.handle(event, self._loop.time()):
-            _CARRY_OUT[type(command)](self, command)
+            _COMMAND_HANDLERS[type(command)](self, command)
         is_ready = self.state.formation.phase == "ready"
         if is_ready != self._was_ready:
             self._was_ready = is_ready
@@ -216,7 +216,7 @@ class Master:
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, release=order))
 
     def _load_on_workers(self, command: ev.LoadOnWorkers) -> None:
-        for order in load_orders(command, self.state.formation):
+        for order in load_messages(command, self.state.formation):
             self._to_workers(order.message, nodes=order.nodes)
 
     def _start_executor(self, command: ev.StartExecutor) -> None:
@@ -237,7 +237,7 @@ class Master:
         if number in self._outlets:
             self._outlets[number].put(message)
 
-    def _end_outlet(self, command: ev.Refuse | ev.EndStream) -> None:
+    def _end_outgoing(self, command: ev.Refuse | ev.EndStream) -> None:
         number = command.connection if isinstance(command, ev.Refuse) else command.stream
         if number in self._outlets:
             self._outlets[number].end(command.error)
@@ -274,7 +274,7 @@ class Master:
             self.halted.set_result(command.error)
 
     # ---- compiling ---------------------------------------------------------
-    def compiled(self, session_id: str, plan_id: str) -> ev.ProgramFacts:
+    def require_compiled(self, session_id: str, plan_id: str) -> ev.ProgramInfo:
         """Of a plan that the session has loaded. Raises PlanError."""
         self.plans.get(session_id, plan_id)
         if plan_id not in self._compiled:
@@ -293,15 +293,15 @@ class Master:
             if program is None:
                 record = self.plans.get(command.session_id, plan_id)
                 program = self._compiled[plan_id] = await asyncio.to_thread(
-                    compile_facts, plan_id, record, self._compiler, self.state.formation.nodes_of
+                    compile_program, plan_id, record, self._compiler, self.state.formation.nodes_of
                 )
         except Exception as caught:
-            self.happened(ev.CompileFinished(plan_id=plan_id, error=wire.as_our_error(caught)))
+            self.handle_event(ev.CompileFinished(plan_id=plan_id, error=wire.to_shardwright_error(caught)))
         else:
-            self.happened(ev.CompileFinished(plan_id=plan_id, program=program))
+            self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program))
 
 
-_CARRY_OUT: dict[type[ev.Command], Callable[[Master, Any], None]] = {
+_COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.RunOnWorkers: Master._run_on_workers,
     ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
@@ -314,8 +314,8 @@ _CARRY_OUT: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.ReleaseOnWorkers: Master._release_on_workers,
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,
-    ev.Refuse: Master._end_outlet,
-    ev.EndStream: Master._end_outlet,
+    ev.Refuse: Master._end_outgoing,
+    ev.EndStream: Master._end_outgoing,
     ev.Progress: Master._to_call,
     ev.Answer: Master._to_call,
     ev.Fail: Master._to_call,

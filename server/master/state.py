@@ -25,7 +25,7 @@ from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master import saves
 from shardwright.server.master.formation import Formation, Identity, Member
-from shardwright.server.master.sessions import Executable, Queued, Session, StepOutcome
+from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
 
 Commands = list[ev.Command]
 
@@ -79,14 +79,14 @@ class MasterState:
         phase = self.formation.phase
         opened = any(session.is_open for session in self.sessions.values())
         if phase != "ready" and (self.pending or opened):
-            commands = commands + self._lose_everything()
+            commands = commands + self._fail_pending()
         elif phase == "ready":
             for session in self.sessions.values():
                 if not session.is_open and not self._is_pending(ev.OpenOnWorkers, session.session_id):
                     commands = commands + self._open(session.session_id)
         return commands
 
-    def _lose_everything(self) -> Commands:
+    def _fail_pending(self) -> Commands:
         loss = self.formation.last_loss
         assert loss is not None
         pending = dict(self.pending)
@@ -153,12 +153,12 @@ class MasterState:
         return finish(self, item) if finish is not None else []
 
     def _abort(self, item: Pending) -> Commands:
-        """A step failed on one node: those that go on may be waiting for what it was to send."""
+        """A step failed on one node: the others may be waiting on its transfers."""
         if not isinstance(item.command, ev.RunOnWorkers) or item.error is None:
             return []
         return [ev.AbortOnWorkers(sequence=item.command.sequence, nodes=frozenset(item.waiting), error=item.error)]
 
-    def _opened(self, item: Pending) -> Commands:
+    def _finish_open(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.OpenOnWorkers)
         session = self.sessions.get(item.command.session_id)
         if session is None:
@@ -173,7 +173,7 @@ class MasterState:
                 commands += self._load(session, executable)
         return commands + self._advance(session)
 
-    def _loaded(self, item: Pending) -> Commands:
+    def _finish_load(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.LoadOnWorkers)
         session = self.sessions.get(item.command.session_id)
         executable = session.executables.get(item.command.program.plan_id) if session is not None else None
@@ -187,7 +187,7 @@ class MasterState:
         executable.state = "loaded"
         return [*(ev.Answer(call=call, value=executable.program) for call in calls), *self._advance(session)]
 
-    def _ran(self, item: Pending) -> Commands:
+    def _finish_run(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.RunOnWorkers)
         step = item.command.step
         session = self.sessions.get(step.session_id)
@@ -203,7 +203,7 @@ class MasterState:
         session.finish(step.number, outcome)
         replies = self._reply_steps(session)
         is_save = step.files is not None and step.files.is_save
-        return replies + (saves.copied(self, session, item) if is_save else [])
+        return replies + (saves.finish_copy(self, session, item) if is_save else [])
 
     # ---- sessions ----------------------------------------------------------
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
@@ -242,7 +242,7 @@ class MasterState:
             self.sessions[event.session_id].last_seen_s = self._now_s
         return []
 
-    def _arrays_arrived(self, event: ev.ArraysArrived) -> Commands:
+    def _arrays_arrived(self, event: ev.ArraysUploaded) -> Commands:
         node = self.formation.connections.get(event.connection)
         session = self.sessions.get(event.session_id)
         if node is None or session is None:
@@ -250,13 +250,13 @@ class MasterState:
         session.last_seen_s = self._now_s
         commands: Commands = []
         for array in event.arrays:
-            session.arrived(array.array_id, array.size_bytes, node, self.formation.nodes_of(array.devices))
+            session.record_arrival(array.array_id, array.size_bytes, node, self.formation.nodes_of(array.devices))
             excess = session.excess(0, 0)
             commands += self._reject_array(session, array.array_id, excess) if excess else []
         return [*commands, *self._advance(session)]
 
     def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
-        """Free an array that was put although the session is full; whoever asks for it is told."""
+        """Free an array uploaded to a full session; its readers are told."""
         session.drop_array(array_id, error)
         return self._broadcast(
             lambda sequence: ev.ReleaseOnWorkers(
@@ -384,9 +384,9 @@ class MasterState:
         return self._advance(session)
 
     def _advance(self, session: Session) -> Commands:
-        """Dispatch from the head of the queue as long as it can go."""
+        """Dispatch from the head of the queue, until it has to wait."""
         commands: Commands = []
-        queue: deque[Queued] = session.queue
+        queue: deque[QueuedRequest] = session.queue
         while queue:
             item = queue[0]
             request = item.request
@@ -416,7 +416,7 @@ class MasterState:
         return session.is_open and session.is_loaded(step) and not session.missing_arguments(step)
 
     def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
-        """A step that never reaches the workers; whoever waits for its outputs there is told."""
+        """A step that never reaches the workers; clients waiting on its outputs are told."""
         outputs = tuple(array_id for array_id in step.outputs if array_id and array_id not in session.arrays)
         for array_id in outputs:
             session.drop_array(array_id, error)
@@ -447,7 +447,7 @@ class MasterState:
             commands += self._advance(session)
             idle_s = self._now_s - session.last_seen_s
             waits = any(executable.waiting_calls for executable in session.executables.values())
-            waits = waits or saves.current(session) is not None
+            waits = waits or saves.current_save(session) is not None
             is_used = session.stream is not None or session.open_call is not None or session.running or waits
             if not is_used and idle_s > self.limits.grace_s:
                 reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
@@ -467,7 +467,7 @@ class MasterState:
 
     # ---- invariants --------------------------------------------------------
     def check_invariants(self) -> None:
-        """What holds between any two events; AssertionError where it does not."""
+        """Invariants between any two events; AssertionError on violation."""
         self.formation.check_invariants()
         is_ready = self.formation.phase == "ready"
         assert bool(self.pending) <= is_ready, "nothing is pending without a cluster"
@@ -507,7 +507,7 @@ _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Comm
 }
 _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.CommandDone: MasterState._command_done,
-    ev.ArraysArrived: MasterState._arrays_arrived,
+    ev.ArraysUploaded: MasterState._arrays_arrived,
     ev.SessionRequested: MasterState._session_requested,
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,
@@ -517,14 +517,14 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsOpened: MasterState._steps_opened,
     ev.StepsClosed: MasterState._steps_closed,
     ev.StepRequested: MasterState._step_requested,
-    ev.SaveWaited: saves.wait_requested,
+    ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
     ev.Tick: MasterState._tick,
 }
 _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {
-    ev.OpenOnWorkers: MasterState._opened,
-    ev.LoadOnWorkers: MasterState._loaded,
-    ev.RunOnWorkers: MasterState._ran,
-    ev.WriteOnWorkers: saves.written,
-    ev.FinishOnWorkers: saves.finished,
+    ev.OpenOnWorkers: MasterState._finish_open,
+    ev.LoadOnWorkers: MasterState._finish_load,
+    ev.RunOnWorkers: MasterState._finish_run,
+    ev.WriteOnWorkers: saves.finish_write,
+    ev.FinishOnWorkers: saves.finish_commit,
 }

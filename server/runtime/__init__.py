@@ -1,1 +1,1 @@
-"""What an executor child does with its devices: arrays, programs, steps, array transfer."""
+"""An executor child's work on its devices: arrays, programs, steps, array transfer."""

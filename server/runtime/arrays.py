@@ -12,10 +12,10 @@ import numpy as np
 
 from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
 from shardwright.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
-from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding
+from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding
 
 #: How many ids that are gone are remembered, to say why.
-GONE_REMEMBERED = 65_536
+MAX_REMEMBERED_DROPS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ArrayStore:
             self._changed.notify_all()
 
     def add(self, session_id: str, arrays: Iterable[tuple[int, StoredArray]]) -> None:
-        """Raises ArrayError for an id in use, SessionError for a session that is not open."""
+        """Raises ArrayError on an id in use, SessionError on a session that is not open."""
         with self._changed:
             session = self._session(session_id)
             for array_id, stored in arrays:
@@ -69,7 +69,7 @@ class ArrayStore:
             self._session(session_id)
 
     def get_all(self, session_id: str, array_ids: Iterable[int]) -> list[StoredArray]:
-        """Raises ArrayError that names the first that is not there, and says why."""
+        """Raises ArrayError naming the first missing one, and the reason."""
         with self._changed:
             session = self._session(session_id)
             return [self._find(session, array_id) or _raise_missing(array_id) for array_id in array_ids]
@@ -91,7 +91,7 @@ class ArrayStore:
         return found
 
     def find(self, session_id: str, array_id: int) -> StoredArray | None:
-        """The array, or None where this node holds nothing of it; raises why it is gone, where it was here."""
+        """The array, or None if this node holds nothing of it; raises the reason of a deleted one."""
         with self._changed:
             return self._find(self._session(session_id), array_id)
 
@@ -104,7 +104,7 @@ class ArrayStore:
             for array_id in array_ids:
                 session.there.pop(array_id, None)
                 session.gone[array_id] = why or ArrayError(f"array {array_id} was released")
-            while len(session.gone) > GONE_REMEMBERED:
+            while len(session.gone) > MAX_REMEMBERED_DROPS:
                 del session.gone[next(iter(session.gone))]
             self._changed.notify_all()
 
@@ -130,7 +130,7 @@ def _raise_missing(array_id: int) -> StoredArray:
 @lru_cache(maxsize=1024)
 def sharding_of(layout: Layout) -> jax.sharding.NamedSharding:
     """jax's sharding of a layout over its devices of the job."""
-    return named_sharding(jax_mesh(layout.mesh, mesh_devices()[layout.first_device :]), layout.sharding)
+    return to_named_sharding(jax_mesh(layout.mesh, mesh_devices()[layout.first_device :]), layout.sharding)
 
 
 @lru_cache(maxsize=1)

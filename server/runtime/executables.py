@@ -1,4 +1,4 @@
-"""What a step runs on this node: one program, or its stages of a pipeline (`pipeline.PipelineExecutable`)."""
+"""Executables of this node: one program, or its stages of a pipeline (`pipeline.PipelineExecutable`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import jax
 from shardwright.layouts import Layout
 from shardwright.server.runtime.arrays import StoredArray
 from shardwright.server.runtime.tasks import StageRecord
-from shardwright.server.runtime.transport import Stop
+from shardwright.server.runtime.transport import StopSignal
 from shardwright.xla.runtime import LoadedProgram
 
 
 class Executable(Protocol):
-    """What a step runs: one program, or the stages of a pipeline."""
+    """An executable of a step: one program, or the stages of a pipeline."""
 
     @property
     def donated(self) -> frozenset[int]:
@@ -29,13 +29,13 @@ class Executable(Protocol):
         ...
 
     def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+        self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
     ) -> list[StoredArray | None]:
-        """Dispatch a step on the arguments that are here; per output its array, or None where it is elsewhere."""
+        """Dispatch a step on the arguments present here; per output its array, or None if it is elsewhere."""
         ...
 
     def new_records(self) -> list[StageRecord]:
-        """For what a traced step did, per stage of this node."""
+        """Empty records of a traced step, per stage of this node."""
         ...
 
     def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -57,7 +57,7 @@ class SpmdExecutable:
     arguments_here: tuple[bool, ...]
 
     def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
+        self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord]
     ) -> list[StoredArray | None]:
         del sequence, stop, records
         results = self.loaded.run([stored.value for stored in arrays if stored is not None])

@@ -1,8 +1,7 @@
 """Carries out the master's commands on this process' devices, in order.
 
-The thread that reads commands also dispatches steps: XLA runs them
-asynchronously, so the next step is dispatched while this one computes. A
-second thread waits for results, in the order of dispatch, and reports them.
+The thread that reads commands also dispatches steps: XLA runs them asynchronously: the next step is dispatched while
+this one computes. A second thread waits for results, in the order of dispatch, and reports them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from shardwright import wire
-from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, placed
+from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, add_place
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import (
     ArrayStore,
@@ -28,14 +27,14 @@ from shardwright.server.runtime.arrays import (
     local_positions,
     whole_to_host,
 )
+from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
 from shardwright.server.runtime.executables import Executable, SpmdExecutable
-from shardwright.server.runtime.finite import FiniteCheck, look_into
-from shardwright.server.runtime.handover import Handover
-from shardwright.server.runtime.moves import Section
-from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, places_of
+from shardwright.server.runtime.finite_check import FiniteCheck, dispatch_checks
+from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, locate_devices
+from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.runtime.tasks import StageRecord, execution_error
-from shardwright.server.runtime.transport import Stops, first_number
-from shardwright.xla.layouts import mesh_devices
+from shardwright.server.runtime.transport import StopSignals, first_number
+from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import load_program
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ _DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dispatched:
-    """A step on its way: `markers` are results to wait for, `read_back` and `checks` what the reply tells of."""
+class _DispatchedStep:
+    """A step on its way. markers: results to wait for. read_back, checks: contents of the reply."""
 
     sequence: int
     number: int
@@ -66,7 +65,7 @@ class _Dispatched:
 class Executor:
     """One per executor process. `handle` is called by one thread; `abort` and `report` may be called by any.
 
-    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait for what another stage sends.
+    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Executor:
         self._report = report
         self._read_back_bytes = read_back_bytes
         self._transport_to = transport_to
-        self._stops = Stops(transfer_wait_s)
-        self._handovers: dict[tuple[tuple[Section, ...], Section], Handover] = {}  # of moves
+        self._stops = StopSignals(transfer_wait_s)
+        self._handovers: dict[tuple[tuple[RowSection, ...], RowSection], CrossMeshReshard] = {}  # of moves
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
         self._checkpoints: CheckpointWorker | None = None
-        self._dispatched: queue.SimpleQueue[_Dispatched] = queue.SimpleQueue()
+        self._dispatched: queue.SimpleQueue[_DispatchedStep] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
     def handle(self, command: worker_pb2.ExecutorCommand) -> None:
@@ -104,8 +103,8 @@ class Executor:
             try:
                 self._handle_simple(kind, command)
             except Exception as caught:
-                error = wire.as_our_error(caught)
-            self._done(command.sequence, error)
+                error = wire.to_shardwright_error(caught)
+            self._report_done(command.sequence, error)
 
     def _handle_simple(self, kind: str, command: worker_pb2.ExecutorCommand) -> None:
         if kind == "open":
@@ -156,7 +155,7 @@ class Executor:
                 compile_options=wire.compile_options_from_proto(load.compile_options),
             )
         except CompilationError as error:
-            raise placed(error, f"worker {jax.process_index()}") from error
+            raise add_place(error, f"worker {jax.process_index()}") from error
         self._executables[load.session_id, load.executable_id] = SpmdExecutable(
             loaded=loaded,
             outputs=outputs,
@@ -172,7 +171,7 @@ class Executor:
         self._executables[load.session_id, load.executable_id] = executable if executable.runner.stages else None
 
     def abort(self, sequence: int, error: ShardwrightError) -> None:
-        """A step failed elsewhere: stop waiting for what will not come. Unlike a command, this takes no turn."""
+        """A step failed elsewhere: stop waiting for its transfers. Unlike a command, this takes no turn."""
         self._stops.abort(sequence, error)
 
     # ---- steps -------------------------------------------------------------
@@ -183,42 +182,42 @@ class Executor:
         except Exception as caught:
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, [array_id for array_id in step.outputs if array_id], error)
-            self._done(sequence, error)
+            self._report_done(sequence, error)
         finally:
-            self._stops.ended(sequence)
+            self._stops.end_step(sequence)
 
-    def _dispatch(self, sequence: int, order: worker_pb2.RunStep) -> _Dispatched:
+    def _dispatch(self, sequence: int, order: worker_pb2.RunStep) -> _DispatchedStep:
         started_s = time.perf_counter()
         step = order.step
         session_id, store = step.session_id, self._store
         if step.HasField("move"):
             return self._move_step(sequence, order)
         if step.HasField("save") or step.HasField("restore"):
-            return self._file_step(sequence, step)
+            return self._run_file_step(sequence, step)
         if (session_id, step.executable_id) not in self._executables:
             raise SessionError(f"no executable {step.executable_id[:12]} on this worker", remedy="load the plan again")
         executable = self._executables[session_id, step.executable_id]
         if step.released:
             store.drop(session_id, step.released)
         if executable is None:
-            return _Dispatched(sequence=sequence, number=step.number, session_id=session_id, started_s=started_s)
+            return _DispatchedStep(sequence=sequence, number=step.number, session_id=session_id, started_s=started_s)
         inline = _inline_arrays(step)
         if inline:
             store.add(session_id, inline)
         results, records = self._run_executable(sequence, step, executable)
         outputs = zip(step.outputs, results, strict=True)
-        made = [(array_id, stored) for array_id, stored in outputs if stored and array_id]
-        store.add(session_id, made)
+        made_arrays = [(array_id, stored) for array_id, stored in outputs if stored and array_id]
+        store.add(session_id, made_arrays)
         wanted = set(step.read_back)
-        return _Dispatched(
+        return _DispatchedStep(
             sequence=sequence,
             number=step.number,
             session_id=session_id,
-            outputs=tuple(array_id for array_id, _ in made),
+            outputs=tuple(array_id for array_id, _ in made_arrays),
             markers=executable.markers([stored.value for stored in results if stored]),
-            read_back=tuple(item for item in made if item[0] in wanted),
+            read_back=tuple(item for item in made_arrays if item[0] in wanted),
             records=tuple(records),
-            checks=look_into(made, step),
+            checks=dispatch_checks(made_arrays, step),
             started_s=started_s,
         )
 
@@ -228,8 +227,8 @@ class Executor:
         """Dispatch it on the step's arguments; afterwards those that it donates are gone, whether it ran or not."""
         session_id, ids = step.session_id, tuple(step.arguments)
         here = executable.arguments_here
-        found = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
-        arrays = [next(found) if is_here else None for is_here in here]
+        argument_arrays = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
+        arrays = [next(argument_arrays) if is_here else None for is_here in here]
         records = executable.new_records() if step.trace else []
         try:
             return executable.run(sequence, self._stops.of(sequence), arrays, records), records
@@ -238,40 +237,42 @@ class Executor:
                 why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
                 self._store.drop(session_id, [ids[number] for number in executable.donated], why)
 
-    def _move_step(self, sequence: int, order: worker_pb2.RunStep) -> _Dispatched:
-        """Copies of arrays that lie otherwise: what is here is sent, what is to be here is received."""
+    def _move_step(self, sequence: int, order: worker_pb2.RunStep) -> _DispatchedStep:
+        """Reshard arrays: send the pieces present here, receive those of the targets here."""
         started_s = time.perf_counter()
         step, stop = order.step, self._stops.of(sequence)
         self._store.drop(step.session_id, step.released)
         ids, outputs, arriving = iter(step.arguments), iter(enumerate(step.outputs)), []
         for array in step.move.arrays:
             sources = tuple(_section(part) for part in array.sources)
-            taken = [next(ids) for _ in sources]
-            here = {number: taken[number] for number, each in enumerate(sources) if is_here(each.layout)}
+            used_ids = [next(ids) for _ in sources]
+            here = {number: used_ids[number] for number, source in enumerate(sources) if is_here(source.layout)}
             stored = self._store.get_all(step.session_id, here.values())
             for target in map(_section, array.targets):
                 output, made_id = next(outputs)
-                move, first = self._handover(sources, target, order.peers), first_number(sequence, output)
+                move, first = self._cross_mesh_reshard(sources, target, order.peers), first_number(sequence, output)
                 for number, section in zip(here, stored, strict=True):
                     move.send(first, section.value, number)
                 if is_here(target.layout):
                     arriving.append((made_id, move.receive(first), target.layout))
-        made = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
-        self._store.add(step.session_id, made)
-        return _Dispatched(
+        received = [(i, StoredArray(value=incoming.wait(stop), layout=target)) for i, incoming, target in arriving]
+        self._store.add(step.session_id, received)
+        return _DispatchedStep(
             sequence=sequence,
             number=step.number,
             session_id=step.session_id,
-            outputs=tuple(array_id for array_id, _ in made),
-            markers=tuple(stored.value for _, stored in made),
+            outputs=tuple(array_id for array_id, _ in received),
+            markers=tuple(stored.value for _, stored in received),
             started_s=started_s,
         )
 
-    def _handover(self, sources: tuple[Section, ...], target: Section, peers: Iterable[worker_pb2.Peer]) -> Handover:
-        """The same one whenever arrays move so: peers are those of the generation."""
+    def _cross_mesh_reshard(
+        self, sources: tuple[RowSection, ...], target: RowSection, peers: Iterable[worker_pb2.Peer]
+    ) -> CrossMeshReshard:
+        """One per kind of reshard: its peers are those of the generation."""
         if (sources, target) not in self._handovers:
-            nodes, addresses = places_of(peers)
-            self._handovers[sources, target] = Handover(
+            nodes, addresses = locate_devices(peers)
+            self._handovers[sources, target] = CrossMeshReshard(
                 sources,
                 target,
                 node_of=nodes.__getitem__,
@@ -280,7 +281,7 @@ class Executor:
             )
         return self._handovers[sources, target]
 
-    def _file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _Dispatched:
+    def _run_file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _DispatchedStep:
         """A save or a restore: done when it returns."""
         started_s = time.perf_counter()
         if step.released:
@@ -289,17 +290,17 @@ class Executor:
             self._checkpoint_worker().snapshot(step)
         else:
             self._checkpoint_worker().restore(step)
-        return _Dispatched(sequence=sequence, number=step.number, session_id=step.session_id, started_s=started_s)
+        return _DispatchedStep(sequence=sequence, number=step.number, session_id=step.session_id, started_s=started_s)
 
     def _checkpoint_worker(self) -> CheckpointWorker:
         """Made when it is first needed: many a session has no use for Orbax."""
         from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
 
         if self._checkpoints is None:
-            self._checkpoints = CheckpointWorker(self._store, self._wrote)
+            self._checkpoints = CheckpointWorker(self._store, self._report_written)
         return self._checkpoints
 
-    def _wrote(self, sequence: int, error: ShardwrightError | None, written_bytes: int) -> None:
+    def _report_written(self, sequence: int, error: ShardwrightError | None, written_bytes: int) -> None:
         done = worker_pb2.CommandDone(sequence=sequence, written_bytes=written_bytes)
         if error is not None:
             done.error.CopyFrom(wire.error_to_proto(error))
@@ -309,28 +310,30 @@ class Executor:
         while True:
             self._finish(self._dispatched.get())
 
-    def _finish(self, step: _Dispatched) -> None:
+    def _finish(self, step: _DispatchedStep) -> None:
         """Wait until a step has run and report it."""
         not_finite: list[master_pb2.NotFinite] = []
         try:
             not_finite += [finding for check in step.checks if (finding := check.finding()) is not None]
-            read = [self._read(array_id, stored) for array_id, stored in step.read_back]
+            contents = [self._read(array_id, stored) for array_id, stored in step.read_back]
             for marker in step.markers:
                 if not marker.is_deleted():
                     marker.block_until_ready()
         except Exception as caught:
             if any(phrase in str(caught) for phrase in _DONATED_PHRASES):
-                self._done(step.sequence, None, not_finite=not_finite)  # a later step took it over: then it has run
+                self._report_done(
+                    step.sequence, None, not_finite=not_finite
+                )  # a later step took it over: then it has run
                 return
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, step.outputs, error)
-            self._done(step.sequence, error)
+            self._report_done(step.sequence, error)
             return
-        values = [value for value in read if value is not None]
-        self._done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records, not_finite)
+        values = [value for value in contents if value is not None]
+        self._report_done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records, not_finite)
 
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
-        """A small output for the reply, or None where it is large, elsewhere, or donated meanwhile."""
+        """A small output of the reply, or None if it is large, elsewhere, or donated meanwhile."""
         layout = stored.layout
         if layout.size_bytes > self._read_back_bytes or stored.value.is_deleted():
             return None
@@ -340,7 +343,7 @@ class Executor:
         kind = wire.array_type_to_proto(layout.element_type, layout.user_shape)
         return master_pb2.ReadBack(array_id=array_id, type=kind, data=host.tobytes())
 
-    def _done(
+    def _report_done(
         self,
         sequence: int,
         error: ShardwrightError | None,
@@ -358,8 +361,8 @@ class Executor:
         self._report(worker_pb2.ExecutorEvent(done=done))
 
 
-def _section(part: master_pb2.MovedPart) -> Section:
-    return Section(wire.layout_from_proto(part.layout), part.first_row)
+def _section(part: master_pb2.MovedPart) -> RowSection:
+    return RowSection(wire.layout_from_proto(part.layout), part.first_row)
 
 
 def _trace(record: StageRecord) -> master_pb2.StageTrace:

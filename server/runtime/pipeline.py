@@ -1,4 +1,4 @@
-"""An executable of several stages, as far as this node takes part in it."""
+"""This node's part of an executable of several stages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardwright import wire
 from shardwright.layouts import Layout
 from shardwright.proto.v1 import worker_pb2
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions
-from shardwright.server.runtime.handover import Handover
-from shardwright.server.runtime.moves import Section
+from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
+from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.runtime.tasks import Buffers, StageRecord, StageRunner, TaskRunner
-from shardwright.server.runtime.transport import Stop, Transport
+from shardwright.server.runtime.transport import StopSignal, Transport
 from shardwright.shardings import Mesh
 from shardwright.tasks import MICRO_BATCH, Buffer, Task, TaskGraph
-from shardwright.xla.layouts import mesh_devices
+from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
 
 #: Makes the transport of an executable, given, by device position, the address of its node's transfer server.
@@ -49,19 +49,19 @@ class PipelineExecutable:
         return tuple(entry is not None for entry in self.arguments)
 
     def run(
-        self, sequence: int, stop: Stop, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord] = ()
+        self, sequence: int, stop: StopSignal, arrays: Sequence[StoredArray | None], records: Sequence[StageRecord] = ()
     ) -> list[StoredArray | None]:
-        """Dispatch one step; per output its array, or None where it lies elsewhere. `arrays`: likewise, per argument.
+        """Dispatch one step; per output its array, or None if it is elsewhere. `arrays`: likewise, per argument.
 
         Raises the error of the stage that failed first.
         """
-        taken: dict[int, Buffers] = {}
+        arguments: dict[int, Buffers] = {}
         for entry, array in zip(self.arguments, arrays, strict=True):
             if entry is not None and array is not None:
                 stage, buffer, _ = entry
-                taken.setdefault(stage, {})[buffer] = array.value
+                arguments.setdefault(stage, {})[buffer] = array.value
         try:
-            done = self.runner.run(sequence, stop, taken, {record.stage: record for record in records})
+            done = self.runner.run(sequence, stop, arguments, {record.stage: record for record in records})
         except Exception:
             self.transport.forget(sequence)
             raise
@@ -98,9 +98,9 @@ def load_pipeline(
         for program in message.programs
         if stages[program.stage].is_here
     }
-    nodes, addresses = places_of(message.peers)
+    nodes, addresses = locate_devices(message.peers)
     transport = transport_to(addresses)
-    handovers = _Handovers(layouts, nodes.__getitem__, transport)
+    handovers = _CrossMeshReshards(layouts, nodes.__getitem__, transport)
     runners = [
         StageRunner(number, graph.stages[number], programs, handovers.of(graph.stages[number]), stage.numbers(graph))
         for number, stage in enumerate(stages)
@@ -115,8 +115,8 @@ def load_pipeline(
     )
 
 
-def places_of(peers: Iterable[worker_pb2.Peer]) -> tuple[dict[int, int], dict[int, str]]:
-    """By device position, its node, and where that node's transfer server is."""
+def locate_devices(peers: Iterable[worker_pb2.Peer]) -> tuple[dict[int, int], dict[int, str]]:
+    """By device position, its node, and the address of that node's transfer server."""
     owners = {at: peer for peer in peers for at in _devices(peer.first_device, peer.device_count)}
     nodes = {at: peer.node for at, peer in owners.items()}
     return nodes, {at: peer.transfer_address for at, peer in owners.items()}
@@ -171,7 +171,7 @@ def boundary_of(layout: Layout) -> BoundaryArray:
     )
 
 
-class _Handovers:
+class _CrossMeshReshards:
     """Moves of values between stages; one for all micro-batches of a value."""
 
     def __init__(
@@ -180,25 +180,25 @@ class _Handovers:
         self._layouts = layouts
         self._node_of = node_of
         self._transport = transport
-        self._known: dict[tuple[str, int, int], Handover] = {}
+        self._known: dict[tuple[str, int, int], CrossMeshReshard] = {}
 
-    def of(self, tasks: Iterable[Task]) -> dict[int, Handover]:
+    def of(self, tasks: Iterable[Task]) -> dict[int, CrossMeshReshard]:
         """By transfer number, of the sends and receives among the tasks of a stage."""
-        found = {}
+        reshards = {}
         for task in tasks:
             if task.transfer is not None and task.peer is not None:
                 is_send = task.kind == "send"
                 value = (task.reads if is_send else task.writes)[0].value
                 ends = (task.stage, task.peer) if is_send else (task.peer, task.stage)
-                found[task.transfer] = self._between(value, *ends)
-        return found
+                reshards[task.transfer] = self._between(value, *ends)
+        return reshards
 
-    def _between(self, value: str, source: int, target: int) -> Handover:
+    def _between(self, value: str, source: int, target: int) -> CrossMeshReshard:
         key = (value, source, target)
         if key not in self._known:
-            self._known[key] = Handover(
-                (Section(self._layouts[value, source]),),
-                Section(self._layouts[value, target]),
+            self._known[key] = CrossMeshReshard(
+                (RowSection(self._layouts[value, source]),),
+                RowSection(self._layouts[value, target]),
                 node_of=self._node_of,
                 devices=local_positions(),
                 transport=self._transport,

@@ -1,8 +1,8 @@
 """Runs the task lists of a pipelined step: one thread a stage, each down its list.
 
-Programs run asynchronously: the thread goes on as soon as one is dispatched, so that the next is there when the devices
-are free. Only what it receives is waited for, right before the program that reads it: a program that was dispatched
-waits for nothing but its own stage, and stages that share a process cannot hold each other up on its devices.
+Programs run asynchronously: the thread goes on once one is dispatched, and the next is there when the devices are free.
+Only received values are waited for, right before the program that reads them. A dispatched program waits for nothing
+but its own stage: stages in one process cannot hold each other up on its devices.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Protocol
 import jax
 
 from shardwright.errors import ExecutionError, ShardwrightError
-from shardwright.server.runtime.handover import Handover, Incoming
-from shardwright.server.runtime.transport import Stop, first_number
+from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard, PendingValue
+from shardwright.server.runtime.transport import StopSignal, first_number
 from shardwright.tasks import MICRO_BATCH, Buffer, Task
 
 Buffers = dict[Buffer, jax.Array]
 
 
-class Program(Protocol):
-    """What a task that computes runs: `xla.runtime.LoadedProgram`, or something like it."""
+class TaskProgram(Protocol):
+    """The program of a computing task: `xla.runtime.LoadedProgram`, or something like it."""
 
     def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Start it on its parameters in order; returns its outputs at once. Donated parameters are consumed."""
@@ -32,7 +32,7 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TaskSpan:
     """When a task ran: seconds since the epoch. task: its place in the list. A receive ends when it was seen whole."""
 
     task: int
@@ -42,15 +42,15 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class StageRecord:
-    """What one stage did in a step that was measured. peak_bytes: of one device."""
+    """Measurements of one stage in one step. peak_bytes: of one device."""
 
     stage: int
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TaskSpan] = field(default_factory=list)
     peak_buffers: int = 0
     peak_micro_batches: int = 0
     peak_bytes: int = 0
 
-    def look(self, buffers: Buffers) -> None:
+    def record_live(self, buffers: Buffers) -> None:
         """Take in what is live now."""
         live = {
             buffer: array for buffer, array in buffers.items() if buffer.value != MICRO_BATCH and not array.is_deleted()
@@ -61,22 +61,22 @@ class StageRecord:
         self.peak_bytes = max(self.peak_bytes, sum(_device_bytes(array) for array in live.values()))
 
 
-class _Run:
-    """One step on one stage. `arriving`: what was posted and not waited for yet. `position`: of the task at hand."""
+class _StageRun:
+    """One step on one stage. `arriving`: posted receives not waited for yet. `position`: of the current task."""
 
     __slots__ = ("arguments", "arriving", "buffers", "position", "results", "sequence", "stop")
 
-    def __init__(self, sequence: int, stop: Stop, arguments: Buffers, fixed: Buffers) -> None:
+    def __init__(self, sequence: int, stop: StopSignal, arguments: Buffers, fixed: Buffers) -> None:
         self.sequence = sequence
         self.stop = stop
         self.arguments = arguments
         self.buffers = dict(fixed)
-        self.arriving: dict[Buffer, Incoming] = {}
+        self.arriving: dict[Buffer, PendingValue] = {}
         self.results: Buffers = {}
         self.position = 0
 
     def settle(self, buffers: Sequence[Buffer]) -> None:
-        """Wait for those that are still arriving."""
+        """Wait for the posted receives."""
         for buffer in buffers:
             incoming = self.arriving.pop(buffer, None)
             if incoming is not None:
@@ -84,22 +84,22 @@ class _Run:
 
 
 #: Starts one task. Whatever it reads is there.
-_Start = Callable[[_Run], None]
+_Start = Callable[[_StageRun], None]
 
 
 class StageRunner:
     """The list of one stage, ready to run.
 
-    programs: by the name that tasks call them. handovers: by transfer number, of the stage's sends and receives.
-    fixed: buffers that are there in every step, such as the numbers of the micro-batches.
+    programs: by the tasks' name of them. handovers: by transfer number, of the stage's sends and receives. fixed:
+    buffers present in every step, e.g. the numbers of the micro-batches.
     """
 
     def __init__(
         self,
         stage: int,
         tasks: Sequence[Task],
-        programs: Mapping[str, Program],
-        handovers: Mapping[int, Handover],
+        programs: Mapping[str, TaskProgram],
+        handovers: Mapping[int, CrossMeshReshard],
         fixed: Buffers,
     ) -> None:
         self.stage = stage
@@ -108,13 +108,13 @@ class StageRunner:
         self._posted_at = {task.writes[0]: at for at, task in enumerate(self.tasks) if task.kind == "receive"}
         self._steps = [(task.reads, _start(task, programs, handovers), task.frees) for task in self.tasks]
 
-    def run(self, sequence: int, stop: Stop, arguments: Buffers, record: StageRecord | None = None) -> Buffers:
-        """Do every task; returns what `fetch` took, still being computed perhaps.
+    def run(self, sequence: int, stop: StopSignal, arguments: Buffers, record: StageRecord | None = None) -> Buffers:
+        """Run every task; returns the buffers of `fetch`, possibly still being computed.
 
-        With a record, every task is waited for and measured. Raises what `stop` says where another stage has failed,
-        else an ExecutionError (or an error of our own) that names stage and task; `stop` then says so to the others.
+        With a record, every task is waited for and measured. Raises the error of `stop` if another stage has failed,
+        else an ExecutionError (or an error of our own) that names stage and task; `stop` then passes it to the others.
         """
-        run = _Run(sequence, stop, arguments, self._fixed)
+        run = _StageRun(sequence, stop, arguments, self._fixed)
         try:
             if record is None:
                 for run.position, (reads, start, frees) in enumerate(self._steps):
@@ -127,7 +127,7 @@ class StageRunner:
                         del run.buffers[buffer]
             else:
                 for run.position in range(len(self._steps)):
-                    self._measured(run, record)
+                    self._run_measured(run, record)
         except Exception as caught:
             if caught is not stop.error:
                 stop.set(self._error(run, caught))
@@ -135,7 +135,7 @@ class StageRunner:
             raise stop.error from caught
         return run.results
 
-    def _measured(self, run: _Run, record: StageRecord) -> None:
+    def _run_measured(self, run: _StageRun, record: StageRecord) -> None:
         """The task at `run.position`, to its end."""
         position, stop = run.position, run.stop
         reads, start, frees = self._steps[position]
@@ -145,28 +145,28 @@ class StageRunner:
             run.settle([buffer])
             run.buffers[buffer].block_until_ready()
             posted = record.spans[self._posted_at[buffer]]
-            record.spans[posted.task] = Span(posted.task, posted.start_s, time.time())
+            record.spans[posted.task] = TaskSpan(posted.task, posted.start_s, time.time())
         start_s = time.time()
         start(run)
         task = self.tasks[position]
         for buffer in task.writes:
             if buffer in run.buffers:
                 run.buffers[buffer].block_until_ready()
-        record.spans.append(Span(position, start_s, time.time()))
-        record.look(run.buffers)
+        record.spans.append(TaskSpan(position, start_s, time.time()))
+        record.record_live(run.buffers)
         for buffer in frees:
             del run.buffers[buffer]
 
-    def _error(self, run: _Run, caught: Exception) -> ShardwrightError:
-        position, found = self._first_failed(run) or (run.position, caught)
+    def _error(self, run: _StageRun, caught: Exception) -> ShardwrightError:
+        position, failure = self._find_first_failed(run) or (run.position, caught)
         where = f"stage {self.stage}, task {position} ({self.tasks[position]})"
-        if isinstance(found, ShardwrightError):
-            where = f"{where}: {found.where}" if found.where else where
-            return type(found)(found.message, where=where, remedy=found.remedy)
-        return execution_error(found, where)
+        if isinstance(failure, ShardwrightError):
+            where = f"{where}: {failure.where}" if failure.where else where
+            return type(failure)(failure.message, where=where, remedy=failure.remedy)
+        return execution_error(failure, where)
 
-    def _first_failed(self, run: _Run) -> tuple[int, Exception] | None:
-        """The task whose program failed after it was dispatched, which only a later one noticed; and how."""
+    def _find_first_failed(self, run: _StageRun) -> tuple[int, Exception] | None:
+        """The task whose program failed after dispatch, noticed only by a later one; and its error."""
         for position, task in enumerate(self.tasks[: run.position]):
             if not task.is_compute:
                 continue
@@ -180,7 +180,7 @@ class StageRunner:
 
 
 def execution_error(caught: Exception, where: str, remedy: str = "") -> ExecutionError:
-    """What XLA or JAX raised, in one line. remedy: where there is none for what happened."""
+    """An error of XLA or JAX, in one line. remedy: used when the error has none."""
     lines = str(caught).strip().splitlines()
     message = lines[0] if lines else type(caught).__name__
     if "RESOURCE_EXHAUSTED" in message:
@@ -188,15 +188,15 @@ def execution_error(caught: Exception, where: str, remedy: str = "") -> Executio
     return ExecutionError(message, where=where, remedy=remedy)
 
 
-def _start(task: Task, programs: Mapping[str, Program], handovers: Mapping[int, Handover]) -> _Start:
-    """What a task does, with everything looked up that is the same in every step."""
+def _start(task: Task, programs: Mapping[str, TaskProgram], handovers: Mapping[int, CrossMeshReshard]) -> _Start:
+    """A task's action, with all step-independent lookups done."""
     reads, writes, transfer = task.reads, task.writes, task.transfer
 
-    def take(run: _Run) -> None:
+    def take(run: _StageRun) -> None:
         for buffer in writes:
             run.buffers[buffer] = run.arguments[buffer]
 
-    def fetch(run: _Run) -> None:
+    def fetch(run: _StageRun) -> None:
         for buffer in reads:
             run.results[buffer] = run.buffers[buffer]
 
@@ -207,7 +207,7 @@ def _start(task: Task, programs: Mapping[str, Program], handovers: Mapping[int, 
     if task.is_compute:
         program = programs[task.program]
 
-        def compute(run: _Run) -> None:
+        def compute(run: _StageRun) -> None:
             buffers = run.buffers
             buffers.update(zip(writes, program.run([buffers[buffer] for buffer in reads]), strict=True))
 
@@ -215,10 +215,10 @@ def _start(task: Task, programs: Mapping[str, Program], handovers: Mapping[int, 
     assert transfer is not None
     handover = handovers[transfer]
 
-    def send(run: _Run) -> None:
+    def send(run: _StageRun) -> None:
         handover.send(first_number(run.sequence, transfer), run.buffers[reads[0]])
 
-    def receive(run: _Run) -> None:
+    def receive(run: _StageRun) -> None:
         run.arriving[writes[0]] = handover.receive(first_number(run.sequence, transfer))
 
     return send if task.kind == "send" else receive
@@ -234,7 +234,7 @@ class TaskRunner:
     def run(
         self,
         sequence: int,
-        stop: Stop,
+        stop: StopSignal,
         arguments: Mapping[int, Buffers],
         records: Mapping[int, StageRecord] | None = None,
     ) -> dict[int, Buffers]:

@@ -1,13 +1,13 @@
-"""How a piece of an array gets from one device to another, on this node or elsewhere.
+"""Transport of array pieces between devices, on this node or elsewhere.
 
-Everything that stages hand to each other goes through `Transport`. What a backend has to keep, so that the task
-lists of `shardwright.tasks` run on it:
+All values between stages go through `Transport`. A backend must keep these rules to run the task lists of
+`shardwright.tasks`:
 
 - A piece has a number that the sender and the receiver know and no other piece of the generation has. Either side may
   come first, and a number is used once.
 - `send` returns at once. It keeps the array alive by itself: the caller may drop it, or donate it to a later program.
-- `receive` returns at once; its `Arrival` waits until the piece is whole on the receiver's device, for as long as
-  `Stop` allows. It must not keep a device from computing meanwhile.
+- `receive` returns at once; its `PendingPiece` waits until the piece is whole on the receiver's device, for as long as
+  `StopSignal` allows. It must not keep a device from computing meanwhile.
 - A transfer whose other side never comes costs memory, and nothing else: no wait without an end, no later number
   that is held up by it. `forget` drops what can be dropped.
 - Bytes arrive as they were sent; contents are not checked.
@@ -27,7 +27,7 @@ import jax
 
 from shardwright.cluster import join_address
 from shardwright.errors import DeadlineError, ShardwrightError
-from shardwright.server.runtime.moves import Piece
+from shardwright.server.runtime.resharding import TransferPiece
 
 #: A number has 63 bits: the step's sequence number, the transfer's number in the task graph, the piece's in the move.
 TRANSFER_BITS, PIECE_BITS = 20, 16
@@ -37,18 +37,18 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 #: Sockets of a transfer server that contents go through.
 _TRANSFER_SOCKETS = 2
 #: Seconds after which whoever waits on a condition looks whether the step was stopped.
-_STOP_LOOK_S = 0.05
+_STOP_POLL_S = 0.05
 
 
 def first_number(sequence: int, transfer: int) -> int:
-    """Number of the first piece of a transfer, in the step that the master gave this sequence number."""
+    """Number of the first piece of a transfer, in the step with this sequence number of the master."""
     return (sequence << TRANSFER_BITS | transfer) << PIECE_BITS
 
 
-class Stop:
-    """Ends the waits of one step: an error that somebody met, or too long a wait.
+class StopSignal:
+    """Ends the waits of one step: an error, or too long a wait.
 
-    wait_s: the longest that one transfer may take, its sender's work included.
+    wait_s: the longest time of one transfer, its sender's work included.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -62,7 +62,7 @@ class Stop:
             self.error = self.error or error
 
     def check(self, since_s: float) -> None:
-        """Raises the error, or DeadlineError where the wait that began at `since_s` is too long."""
+        """Raises the error, or DeadlineError if the wait begun at `since_s` is too long."""
         if self.error is not None:
             raise self.error
         if time.monotonic() - since_s > self.wait_s:
@@ -72,35 +72,35 @@ class Stop:
             )
 
 
-class Stops:
+class StopSignals:
     """What ends the waits of each step; an order to stop may come before the step, and after it."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._lock = threading.Lock()
-        self._stops: dict[int, Stop] = {}
+        self._stops: dict[int, StopSignal] = {}
         self._ended = 0  # sequence number of the last step that ended
 
-    def of(self, sequence: int) -> Stop:
+    def of(self, sequence: int) -> StopSignal:
         with self._lock:
-            return self._stops.setdefault(sequence, Stop(self._wait_s))
+            return self._stops.setdefault(sequence, StopSignal(self._wait_s))
 
     def abort(self, sequence: int, error: ShardwrightError) -> None:
         if sequence > self._ended:
             self.of(sequence).set(error)
 
-    def ended(self, sequence: int) -> None:
+    def end_step(self, sequence: int) -> None:
         with self._lock:
             self._ended = sequence
             for old in [number for number in self._stops if number <= sequence]:
                 del self._stops[old]
 
 
-class Arrival(Protocol):
+class PendingPiece(Protocol):
     """A piece on its way."""
 
-    def wait(self, stop: Stop) -> jax.Array:
-        """The piece on the receiver's device. Raises what `stop` says, or what went wrong."""
+    def wait(self, stop: StopSignal) -> jax.Array:
+        """The piece on the receiver's device. Raises the error of `stop`, or of the transfer."""
         ...
 
 
@@ -111,7 +111,7 @@ class Transport(Protocol):
         """Hand `array`, which lies on one device, to the device at position `target`."""
         ...
 
-    def receive(self, number: int, piece: Piece, dtype: Any) -> Arrival:
+    def receive(self, number: int, piece: TransferPiece, dtype: Any) -> PendingPiece:
         """Begin to take in a piece for the device `piece.target`, which is this process' own."""
         ...
 
@@ -121,8 +121,9 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Between devices of this process. The copy begins once both sides are there, so that a receiver has no more on
-    its devices than it asked for, however far the sender is ahead."""
+    """Between devices of this process. The copy begins once both sides are there: a receiver holds no more on its
+    devices than requested, however far the sender is ahead.
+    """
 
     def __init__(self, devices: Mapping[int, jax.Device]) -> None:
         self._devices = devices
@@ -139,7 +140,7 @@ class LocalTransport:
             self._copied[number] = jax.device_put(array, self._devices[target])
             self._changed.notify_all()
 
-    def receive(self, number: int, piece: Piece, dtype: Any) -> Arrival:
+    def receive(self, number: int, piece: TransferPiece, dtype: Any) -> PendingPiece:
         del dtype
         with self._changed:
             array = self._offered.pop(number, None)
@@ -147,30 +148,30 @@ class LocalTransport:
                 self._posted[number] = piece.target
             else:
                 self._copied[number] = jax.device_put(array, self._devices[piece.target])
-        return _LocalArrival(self, number)
+        return _LocalPiece(self, number)
 
-    def take(self, number: int, stop: Stop) -> jax.Array:
+    def take(self, number: int, stop: StopSignal) -> jax.Array:
         since_s = time.monotonic()
         with self._changed:
             while number not in self._copied:
                 stop.check(since_s)
-                self._changed.wait(_STOP_LOOK_S)
+                self._changed.wait(_STOP_POLL_S)
             return self._copied.pop(number)
 
     def forget(self, sequence: int) -> None:
         with self._changed:
-            kept: dict[int, Any]
-            for kept in (self._offered, self._posted, self._copied):
-                for number in [number for number in kept if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
-                    del kept[number]
+            pieces: dict[int, Any]
+            for pieces in (self._offered, self._posted, self._copied):
+                for number in [number for number in pieces if number >> (TRANSFER_BITS + PIECE_BITS) == sequence]:
+                    del pieces[number]
 
 
-class _LocalArrival:
+class _LocalPiece:
     def __init__(self, transport: LocalTransport, number: int) -> None:
         self._transport = transport
         self._number = number
 
-    def wait(self, stop: Stop) -> jax.Array:
+    def wait(self, stop: StopSignal) -> jax.Array:
         return self._transport.take(self._number, stop)
 
 
@@ -191,11 +192,11 @@ class RemoteTransport:
         del target
         self._server.await_pull(number, [array])
 
-    def receive(self, number: int, piece: Piece, dtype: Any) -> Arrival:
+    def receive(self, number: int, piece: TransferPiece, dtype: Any) -> PendingPiece:
         sharding = jax.sharding.SingleDeviceSharding(self._devices[piece.target])
         wanted = jax.ShapeDtypeStruct(piece.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
         (array,) = self._connection(self._address_of(piece.source)).pull(number, [wanted])
-        return _PulledArrival(array)
+        return _PulledPiece(array)
 
     def forget(self, sequence: int) -> None:
         del sequence
@@ -207,11 +208,11 @@ class RemoteTransport:
             return self._connections[address]
 
 
-class _PulledArrival:
+class _PulledPiece:
     def __init__(self, array: jax.Array) -> None:
         self._array = array
 
-    def wait(self, stop: Stop) -> jax.Array:
+    def wait(self, stop: StopSignal) -> jax.Array:
         since_s, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while not self._array.is_ready():  # type: ignore[attr-defined]  # jax's stubs leave it out
             stop.check(since_s)
@@ -231,7 +232,7 @@ class NodeTransport:
     def send(self, number: int, array: jax.Array, target: int) -> None:
         self._between(target).send(number, array, target)
 
-    def receive(self, number: int, piece: Piece, dtype: Any) -> Arrival:
+    def receive(self, number: int, piece: TransferPiece, dtype: Any) -> PendingPiece:
         return self._between(piece.source).receive(number, piece, dtype)
 
     def forget(self, sequence: int) -> None:
@@ -246,10 +247,10 @@ class NodeTransport:
 
 
 class Endpoint:
-    """This process' end of all transfers: its devices, by position, and where others reach it.
+    """This process' end of all transfers: its devices, by position, and its address.
 
-    host: where its transfer server is to listen, in a job of several processes. Like XLA's own collectives, that server
-    asks nobody for a token.
+    host: address of its transfer server, in a job of several processes. Like XLA's own collectives, that server checks
+    no token.
     """
 
     def __init__(self, devices: Mapping[int, jax.Device], host: str | None) -> None:

@@ -1,1 +1,1 @@
-"""A node: a daemon that outlives (`state`, `daemon`) its executor child that owns the devices (`executor`)."""
+"""A node: a daemon (`state`, `daemon`) that outlives its executor child, the owner of the devices (`executor`)."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from shardwright.cluster import Cluster, ClusterNode
-from shardwright.server.worker.state import ChildExited, Start
+from shardwright.server.worker.state import ChildExited, StartRequested
 
 _LAST_LINES = 30
 
@@ -64,7 +64,7 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 class ExecutorChild:
     """One executor process; `exited` is called once, on the event loop."""
 
-    def __init__(self, start: Start, exited: Callable[[ChildExited], None]) -> None:
+    def __init__(self, start: StartRequested, exited: Callable[[ChildExited], None]) -> None:
         self._start = start
         self._exited = exited
         self._process: asyncio.subprocess.Process | None = None

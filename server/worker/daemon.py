@@ -30,8 +30,8 @@ CONNECT_S = 5.0
 _log = logging.getLogger("shardwright.server")
 
 
-async def _connected(channel: grpc.aio.Channel) -> None:
-    """Wait for a connection; TimeoutError as soon as one attempt failed."""
+async def _await_connection(channel: grpc.aio.Channel) -> None:
+    """Wait for a connection; TimeoutError after the first failed attempt."""
     state = channel.get_state(try_to_connect=True)
     while state is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -70,10 +70,10 @@ class Daemon:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def ask_to_stop(self, exit_code: int) -> None:
-        self._happened(st.Asked(exit_code=exit_code))
+        self._handle_event(st.ExitRequested(exit_code=exit_code))
 
     # ---- events in, commands out -------------------------------------------
-    def _happened(self, event: st.Event) -> None:
+    def _handle_event(self, event: st.Event) -> None:
         self._carry_out(self._state.handle(event, asyncio.get_running_loop().time()))
 
     def _carry_out(self, commands: list[st.Command]) -> None:
@@ -101,8 +101,8 @@ class Daemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _spawn(self, start: st.Start) -> None:
-        self._child = ExecutorChild(start, self._happened)
+    def _spawn(self, start: st.StartRequested) -> None:
+        self._child = ExecutorChild(start, self._handle_event)
         config = {
             "node": self._node.index,
             "host": self._node.ip,
@@ -154,19 +154,19 @@ class Daemon:
             error = wire.error_from_rpc(caught)
         except TimeoutError:
             error = ShardwrightError("the master does not answer")
-        self._happened(st.Undialed(error=error))
+        self._handle_event(st.ConnectionLost(error=error))
 
     async def _converse(self, channel: grpc.aio.Channel) -> None:
-        await asyncio.wait_for(_connected(channel), CONNECT_S)
+        await asyncio.wait_for(_await_connection(channel), CONNECT_S)
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         stream = stub.Supervise(metadata=self._protection.metadata)
         while not self._outbox.empty():  # what an older stream left behind
             self._outbox.get_nowait()
-        self._happened(st.Dialed())
+        self._handle_event(st.ConnectionOpened())
         sender = asyncio.ensure_future(self._send(stream))
         try:
             async for command in stream:
-                self._happened_if(command)
+                self._handle_command(command)
         finally:
             sender.cancel()
 
@@ -179,12 +179,12 @@ class Daemon:
                     event = worker_pb2.SupervisorEvent(heartbeat=worker_pb2.Heartbeat())
                 await stream.write(event)
 
-    def _happened_if(self, command: worker_pb2.SupervisorCommand) -> None:
+    def _handle_command(self, command: worker_pb2.SupervisorCommand) -> None:
         match command.WhichOneof("kind"):
             case "start":
                 start = command.start
-                self._happened(
-                    st.Start(
+                self._handle_event(
+                    st.StartRequested(
                         generation=start.generation,
                         coordinator_address=start.coordinator_address,
                         process_count=start.process_count,
@@ -193,8 +193,8 @@ class Daemon:
                     )
                 )
             case "stop":
-                self._happened(st.Stop(generation=command.stop.generation))
+                self._handle_event(st.StopRequested(generation=command.stop.generation))
             case "refused":
-                self._happened(st.Refused(error=wire.error_from_proto(command.refused.error)))
+                self._handle_event(st.NodeRefused(error=wire.error_from_proto(command.refused.error)))
             case "shutdown":
-                self._happened(st.Ended(reason=command.shutdown.reason))
+                self._handle_event(st.MasterEnded(reason=command.shutdown.reason))

@@ -60,7 +60,7 @@ def _serve(config: dict[str, Any]) -> None:
     from shardwright.server.runtime.arrays import ArrayStore, local_positions
     from shardwright.server.runtime.checkpoints.service import CheckpointService
     from shardwright.server.runtime.executor import Executor
-    from shardwright.server.runtime.transfer import ArrayTransfer
+    from shardwright.server.runtime.transfer_service import TransferService
     from shardwright.server.runtime.transport import Endpoint
 
     protection = Protection(
@@ -72,7 +72,7 @@ def _serve(config: dict[str, Any]) -> None:
     events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
     store = ArrayStore()
 
-    def arrived(session_id: str, arrays: list[tuple[int, Layout]]) -> None:
+    def report_arrivals(session_id: str, arrays: list[tuple[int, Layout]]) -> None:
         message = worker_pb2.ArraysArrived(
             session_id=session_id,
             arrays=[
@@ -92,7 +92,7 @@ def _serve(config: dict[str, Any]) -> None:
         interceptors=[TokenInterceptor(protection)],
         options=wire.CHANNEL_OPTIONS,
     )
-    transfer = ArrayTransfer(store, arrived, put_limit_bytes=config["put_limit_bytes"])
+    transfer = TransferService(store, report_arrivals, put_limit_bytes=config["put_limit_bytes"])
     transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]

@@ -27,19 +27,19 @@ LAST_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialed:
+class ConnectionOpened:
     """The Supervise stream is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undialed:
+class ConnectionLost:
     """The stream could not be opened, or ended."""
 
     error: ShardwrightError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartRequested:
     """The master wants the executor of a generation."""
 
     generation: int
@@ -50,26 +50,26 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class StopRequested:
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class NodeRefused:
     """The master does not want this node."""
 
     error: ShardwrightError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class MasterEnded:
     """The master is shutting the cluster down."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ExitRequested:
     """A signal: stop, with this exit code."""
 
     exit_code: int
@@ -82,7 +82,16 @@ class ChildExited:
     last_lines: str
 
 
-Event = Dialed | Undialed | Start | Stop | Refused | Ended | Asked | ChildExited
+Event = (
+    ConnectionOpened
+    | ConnectionLost
+    | StartRequested
+    | StopRequested
+    | NodeRefused
+    | MasterEnded
+    | ExitRequested
+    | ChildExited
+)
 
 # ---- commands --------------------------------------------------------------
 
@@ -99,7 +108,7 @@ class SayHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    start: Start
+    start: StartRequested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +148,7 @@ class DaemonState:
     wait_s: float
     phase: Literal["dialing", "joined", "ended"] = "dialing"
     child: int | None = None
-    wanted: Start | None = None
+    wanted: StartRequested | None = None
     exit_: Exit | None = None
     _deadline_s: float | None = None
     _retry_s: float = FIRST_RETRY_S
@@ -150,23 +159,23 @@ class DaemonState:
         if self.phase == "ended":
             return []
         match event:
-            case Dialed():
+            case ConnectionOpened():
                 self.phase, self._deadline_s, self._retry_s = "joined", None, FIRST_RETRY_S
                 return [SayHello()]
-            case Undialed(error=error):
-                return self._undialed(error, now_s)
-            case Start():
+            case ConnectionLost(error=error):
+                return self._lose_connection(error, now_s)
+            case StartRequested():
                 return self._start(event)
-            case Stop(generation=generation):
+            case StopRequested(generation=generation):
                 return self._kill() if self.child == generation else []
-            case Refused(error=error):
+            case NodeRefused(error=error):
                 return self._end(Exit(code=1, error=error))
-            case Ended(reason=reason):
+            case MasterEnded(reason=reason):
                 return [Log(text=f"the master ends the cluster: {reason}"), *self._end(Exit(code=0))]
-            case Asked(exit_code=code):
+            case ExitRequested(exit_code=code):
                 return self._end(Exit(code=code))
 
-    def _undialed(self, error: ShardwrightError, now_s: float) -> list[Command]:
+    def _lose_connection(self, error: ShardwrightError, now_s: float) -> list[Command]:
         if isinstance(error, AuthenticationError):
             return self._end(Exit(code=1, error=error))
         commands: list[Command] = []
@@ -186,7 +195,7 @@ class DaemonState:
         delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LAST_RETRY_S)
         return [*commands, Dial(delay_s=min(delay_s, self._deadline_s - now_s))]
 
-    def _start(self, start: Start) -> list[Command]:
+    def _start(self, start: StartRequested) -> list[Command]:
         if self.phase != "joined":
             return []
         if self.child is not None:

@@ -1,4 +1,4 @@
-"""Puts the subcommands together, and turns what they raise into messages and exit codes."""
+"""Puts the subcommands together, and turns their errors into messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardwright checkpoints`: what is in a directory of checkpoints, and in one of them."""
+"""`shardwright checkpoints`: the contents of a directory of checkpoints, and of one checkpoint."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise CheckpointError("there is no complete checkpoint", where=directory, remedy="save one with step.save")
     contents = {step: files.contents(directory, step) for step in steps}
     if arguments.json:
-        print_json([_as_dict(step, found, with_arrays=arguments.step is not None) for step, found in contents.items()])
+        print_json(
+            [_as_dict(step, content, with_arrays=arguments.step is not None) for step, content in contents.items()]
+        )
     else:
         view = _table(contents) if arguments.step is None else _array_table(contents[arguments.step])
         print(plain_text(view, text_width()), end="")

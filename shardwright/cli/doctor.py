@@ -29,7 +29,7 @@ _COMFORTABLE_MEMORY_BYTES = 4 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at; `remedy` says how to get what is missing."""
+    """One check's result. remedy: the way to get a missing part."""
 
     name: str
     ok: bool
@@ -53,7 +53,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster) if arguments.cluster else None
-    findings = examine(cluster)
+    findings = run_checks(cluster)
     if arguments.json:
         print_json({"ok": all(finding.ok for finding in findings), "findings": [asdict(item) for item in findings]})
     else:
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_OK if all(finding.ok for finding in findings) else EXIT_UNHEALTHY
 
 
-def examine(cluster: Cluster | None) -> list[Finding]:
-    """All findings about this machine and, where given, about a cluster's ports."""
+def run_checks(cluster: Cluster | None) -> list[Finding]:
+    """All findings about this machine and, if given, about a cluster's ports."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _private_names, _devices, _memory]
     findings = [finding for check in checks for finding in check()]
     if cluster is not None:
@@ -83,7 +83,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """Each package that Shardwright requires, its version, and whether that is new enough."""
+    """Each package required by Shardwright, its version, and whether that is new enough."""
     for requirement in metadata.requires("shardwright") or ():
         if "extra ==" in requirement:
             continue
@@ -121,7 +121,7 @@ def _private_names() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    """The devices that JAX sees, asked in a child: a broken driver may abort or hang."""
+    """JAX's devices, listed in a child: a broken driver may abort or hang."""
     code = "import jax; [print(d.platform, d.device_kind) for d in jax.devices()]"
     remedy = "set JAX_PLATFORMS=cpu, or see docs.jax.dev for your accelerator's jax package"
     try:
@@ -165,7 +165,7 @@ def _node_port(node: ClusterNode) -> Finding:
 
 
 def _master(cluster: Cluster) -> Finding:
-    """What the server behind the master's port says about itself."""
+    """The self-description of the server behind the master's port."""
     import grpc
 
     from shardwright.client.connection import Dialer

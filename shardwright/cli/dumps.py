@@ -1,4 +1,4 @@
-"""What a command writes of a plan: StableHLO and traces."""
+"""Files that a command writes of a plan: StableHLO and traces."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_emitted(path: str, plan: Plan | PipelinePlan) -> None:
 
 
 def write_plan_trace(path: str, plan: Plan | PipelinePlan, cluster: Cluster | None = None) -> None:
-    """Write the predicted timeline of a plan. cluster: says which devices share a node. Raises OptionError."""
+    """Write the predicted timeline of a plan. cluster: tells the devices of each node. Raises OptionError."""
     from shardwright.report.plan_trace import plan_trace
 
     nodes = [] if cluster is None else [n for n, node in enumerate(cluster.nodes) for _ in range(node.device_count)]

@@ -1,4 +1,4 @@
-"""`shardwright explain`: a plan file for people, checked against its program where that is given."""
+"""`shardwright explain`: a plan file in readable form, checked against its program when given."""
 
 from __future__ import annotations
 

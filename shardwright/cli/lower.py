@@ -1,4 +1,4 @@
-"""`shardwright lower`: a user's function as HLO text, for a cluster's platform, on any machine."""
+"""`shardwright lower`: HLO text of a user's function on a cluster's platform, from any machine."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")
     function = load_function(arguments.function, "FUNCTION")
-    with _raised_as_message(arguments.example, is_debug=arguments.debug):
+    with _user_errors_as_messages(arguments.example, is_debug=arguments.debug):
         example = example_of(arguments.args, arguments.example)
     donated = arguments_of(arguments.donate, "--donate")
     static = arguments_of(arguments.static, "--static")
 
     from shardwright.client.lowering import lower
 
-    with _raised_as_message(arguments.function, is_debug=arguments.debug):
+    with _user_errors_as_messages(arguments.function, is_debug=arguments.debug):
         program = lower(
             function,
             *example,
@@ -88,10 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _raised_as_message(name: str, *, is_debug: bool) -> Iterator[None]:
-    """What the user's function raises, whatever it is, as an OptionError: on which line of theirs, how to see the rest.
+def _user_errors_as_messages(name: str, *, is_debug: bool) -> Iterator[None]:
+    """Turn any error of the user's function into an OptionError: its line, and the way to see the rest.
 
-    is_debug: as it is instead.
+    is_debug: leave errors unchanged.
     """
     try:
         yield
@@ -103,20 +103,20 @@ def _raised_as_message(name: str, *, is_debug: bool) -> Iterator[None]:
         what, _, _ = str(error).strip().partition("\n")
         raise OptionError(
             f"{name} raised {type(error).__name__}: {what}",
-            where=_users_line(error) or "FUNCTION",
+            where=_user_line(error) or "FUNCTION",
             remedy="mend the function or the types of its arguments; --debug shows the traceback",
         ) from None
 
 
-def _users_line(error: Exception) -> str:
-    """`model.py:3`, the innermost line of what we called that is in no library; empty where the call itself failed."""
+def _user_line(error: Exception) -> str:
+    """`model.py:3`, the innermost frame under our call outside any library; empty if the call itself failed."""
     from shardwright.client.frontends import jax as front_end
 
     frames = traceback.extract_tb(error.__traceback__)
     called_at = max(
         (i for i, frame in enumerate(frames) if frame.filename in (__file__, front_end.__file__)), default=0
     )
-    theirs = [each for each in frames[called_at + 1 :] if not is_library(each.filename)]
+    theirs = [frame_below for frame_below in frames[called_at + 1 :] if not is_library(frame_below.filename)]
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
@@ -134,7 +134,7 @@ def _summary(program: LoweredProgram, name: str, platform: str) -> dict[str, Any
 
 
 def load_function(name: str, where: str) -> Callable[..., Any]:
-    """The callable behind `pkg.module:function`. Raises OptionError for each way this may fail."""
+    """The callable behind `pkg.module:function`. Raises OptionError on each way of failing."""
     module_name, separator, attribute = name.partition(":")
     if not (module_name and separator and attribute):
         raise OptionError(f"{name!r} does not name a function", where=where, remedy="write pkg.module:function")
@@ -146,8 +146,8 @@ def load_function(name: str, where: str) -> Callable[..., Any]:
     function = module
     for part in attribute.split("."):
         if not hasattr(function, part):
-            known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-            remedy = f"it has {', '.join(known)}" if known else "check the spelling"
+            callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+            remedy = f"it has {', '.join(callables)}" if callables else "check the spelling"
             raise OptionError(f"{module_name} has no {attribute!r}", where=where, remedy=remedy)
         function = getattr(function, part)
     if not callable(function):
@@ -167,7 +167,7 @@ def example_of(types: str | None, example: str | None) -> tuple[Any, ...]:
 
 
 def _abstract_array(text: str) -> Any:
-    """`f32[8,16]` as a jax.ShapeDtypeStruct."""
+    """A jax.ShapeDtypeStruct from `f32[8,16]`."""
     from jax import ShapeDtypeStruct
     from jax.dtypes import canonicalize_dtype
 
@@ -188,7 +188,7 @@ def _abstract_array(text: str) -> Any:
 
 
 def arguments_of(text: str, where: str) -> tuple[tuple[int, ...] | None, tuple[str, ...] | None]:
-    """`0,params` → ((0,), ("params",)); None for neither kind. Raises OptionError."""
+    """`0,params` → ((0,), ("params",)); None: neither kind. Raises OptionError."""
     items = [item.strip() for item in text.split(",")] if text.strip() else []
     if not all(re.fullmatch(r"[0-9]{1,9}", item) or item.isidentifier() for item in items):
         remedy = "write numbers or names: 0,1 or params"

@@ -1,4 +1,4 @@
-"""Values that more than one command takes: meshes, forced shardings, clusters."""
+"""Values shared by several commands: meshes, forced shardings, clusters."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> No
 
 
 def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
-    """A cluster by file name or by device count. for_planning: as `Cluster.load` takes it.
+    """A cluster by file name or by device count. for_planning: see `Cluster.load`.
 
     Raises ClusterConfigError or OptionError.
     """
@@ -108,7 +108,7 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
 
 
 def planning_options(arguments: argparse.Namespace) -> PlanOptions:
-    """What `add_planning_options` collected. Raises OptionError."""
+    """The options collected by `add_planning_options`. Raises OptionError."""
     return plan_options(
         mesh=mesh_of(arguments.mesh),
         force=force_of(arguments.force),
@@ -128,7 +128,7 @@ def planning_options(arguments: argparse.Namespace) -> PlanOptions:
 
 
 def mesh_of(text: str | None) -> str | dict[str, int] | None:
-    """`data=2,model=4` → {"data": 2, "model": 4}; sizes alone (`2x4`) stay as they are. Raises OptionError."""
+    """`data=2,model=4` → {"data": 2, "model": 4}; sizes alone (`2x4`) are kept. Raises OptionError."""
     if text is None or "=" not in text:
         return text
     pairs = re.findall(r"([^=,]+)=(\d+)(?:,|$)", text)

@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, error blocks, reading and writing files."""
+"""Shared by all commands: exit codes, error blocks, reading and writing files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_command(
     description: str,
     examples: Sequence[str],
 ) -> argparse.ArgumentParser:
-    """A subcommand whose `--help` ends in examples and the exit codes."""
+    """A subcommand with examples and the exit codes at the end of its `--help`."""
     lines = "\n".join(f"  {example}" for example in examples)
     return commands.add_parser(
         name,
@@ -62,7 +62,7 @@ def print_error(error: ShardwrightError) -> None:
 
 
 def text_width() -> int:
-    """Columns for reports: the terminal's, within what reads well; 110 where there is none."""
+    """Columns of reports: the terminal's, within readable limits; 110 without a terminal."""
     return min(max(shutil.get_terminal_size((110, 24)).columns, 80), 160)
 
 
@@ -71,7 +71,7 @@ def print_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person, kept apart from results on standard output."""
+    """Write a line to the person, kept apart from results on standard output."""
     print(text, file=sys.stderr)
 
 
@@ -89,7 +89,7 @@ def read_text(path: str) -> str:
 
 
 def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, str | None]:
-    """The plan in a file, or on standard input for `-`, and the text of the program that it must be of.
+    """The plan in a file, or on standard input for `-`, and the text of its program.
 
     hlo: the file of that program. Raises OptionError, PlanError or HloSyntaxError naming the path.
     """
@@ -101,7 +101,7 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
         return plan_from_json(read_text(path), hlo_text=hlo_text), hlo_text
     except PlanError as error:
         if hlo is not None and hlo_text is not None:
-            with in_file(hlo):  # what is no program at all is no other program
+            with name_file_in_errors(hlo):  # what is no program at all is no other program
                 parse(hlo_text)
         where = f"{path}: {error.where}" if error.where else path
         remedy = error.remedy or "give a file that `shardwright plan --out` wrote"
@@ -109,8 +109,8 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
 
 
 @contextmanager
-def in_file(path: str) -> Iterator[None]:
-    """What is wrong with HLO text, or with the program that it holds, names the file that it is of."""
+def name_file_in_errors(path: str) -> Iterator[None]:
+    """Add the file's name to errors about HLO text or the program in it."""
     try:
         yield
     except UnsupportedProgramError as error:

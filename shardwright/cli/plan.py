@@ -6,7 +6,16 @@ import argparse
 
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
-from shardwright.cli.output import EXIT_OK, add_command, in_file, note, print_json, read_text, text_width, write_text
+from shardwright.cli.output import (
+    EXIT_OK,
+    add_command,
+    name_file_in_errors,
+    note,
+    print_json,
+    read_text,
+    text_width,
+    write_text,
+)
 from shardwright.cli.progress import planning_progress
 
 
@@ -39,17 +48,17 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, check, and write what was asked for; the explanation where nothing was."""
+    """Plans, checks, and writes the requested files; by default the explanation."""
     options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_text(arguments.file)
 
-    from shardwright.planner.cache import cached_plan
-    from shardwright.planner.store import default_store
+    from shardwright.planner.cache.plan_cache import plan_with_cache
+    from shardwright.planner.cache.store import default_store
 
     store = None if arguments.no_cache else default_store("plans")
-    with in_file(arguments.file), planning_progress() as progress:
-        plan = cached_plan(text, cluster, options, store=store, progress=progress)
+    with name_file_in_errors(arguments.file), planning_progress() as progress:
+        plan = plan_with_cache(text, cluster, options, store=store, progress=progress)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

@@ -1,4 +1,4 @@
-"""What the planner is doing now, on standard error: one changing line on a terminal, silence elsewhere."""
+"""The planner's current activity on standard error: one changing line on a terminal, silence elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardwright.progress import PlanProgress
 
 @contextmanager
 def planning_progress() -> Iterator[Callable[[PlanProgress], None] | None]:
-    """A callback for `planner.plan(progress=…)`, or None where nobody watches."""
+    """A callback of `planner.plan(progress=…)`, or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _one_node(devices: int, port: int) -> str:
-    """Path from which the next program in this process reads a cluster of one loopback node, once."""
+    """Path that gives the next program in this process a cluster of one loopback node, once."""
     text = json.dumps({"name": "local", "master": {"ip": "127.0.0.1", "port": port, "devices": devices}})
     Cluster.from_json(text, source="--devices, --port")
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""`shardwright verify`: does the program that XLA partitions have the collectives that the plan predicts?"""
+"""`shardwright verify`: compares the collectives of XLA's partitioned program with the plan's prediction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwright.report.proof import Proof
 
 #: Columns that the tables need to stay readable.
-_LEAST_WIDTH = 110
+_MIN_WIDTH = 110
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json({"holds": holds, "programs": {name: proof_as_dict(proof) for name, proof in proofs.items()}})
         else:
-            print("\n".join(f"{name}: {_explained(proof, arguments)}" for name, proof in proofs.items()))
+            print("\n".join(f"{name}: {_explain_proof(proof, arguments)}" for name, proof in proofs.items()))
     elif hlo_text is None:
         raise OptionError("is needed: a plan does not hold its program", where="--hlo", remedy="pass the HLO text")
     else:
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(proof_as_dict(proof))
         else:
-            print(_explained(proof, arguments))
+            print(_explain_proof(proof, arguments))
     return EXIT_OK if holds else EXIT_UNHEALTHY
 
 
@@ -89,6 +89,6 @@ def _prove(plan: Plan, arguments: argparse.Namespace) -> Proof:
     )
 
 
-def _explained(proof: Proof, arguments: argparse.Namespace) -> str:
-    width = max(_LEAST_WIDTH, shutil.get_terminal_size().columns)
+def _explain_proof(proof: Proof, arguments: argparse.Namespace) -> str:
+    width = max(_MIN_WIDTH, shutil.get_terminal_size().columns)
     return proof.explain(everything=arguments.all, width=width)

@@ -1,12 +1,12 @@
-"""What a plan costs: seconds of compute and communication, bytes of memory, from hardware data."""
+"""Cost of a plan: seconds of compute and communication, bytes of memory, from hardware data."""
 
 from shardwright.cost.compute import compute_time_s, flops, is_free, memory_traffic_bytes
 from shardwright.cost.moves.collectives import Topology, collective_time_s, group_time_s, latency_share, wire_bytes
-from shardwright.cost.moves.paths import Move
 from shardwright.cost.moves.reshard import reshard, reshard_time_s
+from shardwright.cost.moves.reshard_cache import Move
 from shardwright.cost.peak.liveness import Liveness, liveness
-from shardwright.cost.peak.memory import memory, memory_and_peak, required_bytes
-from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, known_profiles
+from shardwright.cost.peak.memory import bytes_with_margin, predict_memory, predict_memory_and_peak
+from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, list_profiles
 
 __all__ = [
     "HardwareProfile",
@@ -14,19 +14,19 @@ __all__ = [
     "Liveness",
     "Move",
     "Topology",
+    "bytes_with_margin",
     "collective_time_s",
     "compute_time_s",
     "flops",
     "group_time_s",
     "hardware_profile",
     "is_free",
-    "known_profiles",
     "latency_share",
+    "list_profiles",
     "liveness",
-    "memory",
-    "memory_and_peak",
     "memory_traffic_bytes",
-    "required_bytes",
+    "predict_memory",
+    "predict_memory_and_peak",
     "reshard",
     "reshard_time_s",
     "wire_bytes",

@@ -1,13 +1,12 @@
 """Seconds of one instruction on one device, by the roofline model.
 
-Time is the larger of arithmetic over the attainable rate and bytes over the
-memory bandwidth, and never less than a kernel launch (Williams, Waterman,
-Patterson, "Roofline: an insightful visual performance model", 2009). XLA fuses
-chains of elementwise instructions into one kernel: those pay a part of their
-bytes (`HardwareProfile.fused_traffic`), and one launch together: the one that ends the chain takes no less.
+time = max(flops / attainable rate, bytes / memory bandwidth, kernel launch) (Williams, Waterman, Patterson, "Roofline:
+an insightful visual performance model", 2009). XLA fuses chains of elementwise instructions into one kernel: each pays
+a part of its bytes (`HardwareProfile.fused_traffic`), and the chain pays one launch, a lower bound on its last
+instruction's time.
 
-Shapes here are dimensions of one device's shards, per array leaf of all
-operands in order (`operand_shapes`) and of the result (`result_shapes`).
+Shapes are dimensions of one device's shards, per array leaf of all operands in order (`operand_shapes`) and of the
+result (`result_shapes`).
 """
 
 from __future__ import annotations
@@ -26,15 +25,13 @@ ShardShapes = Sequence[tuple[int, ...]]
 
 
 class Traffic(NamedTuple):
-    """What of an instruction's operand leaves its kernels read from memory, how often, and whether they write its
-    results."""
+    """Memory traffic of an instruction's kernels: reads per operand leaf, and whether they write its results."""
 
     reads: tuple[float, ...]
     writes: float
 
 
-#: Instructions that run no kernel of their own: bookkeeping, changes of view, and those
-#: whose work is inside the computations they call.
+#: Instructions without a kernel of their own: bookkeeping, views, and calls of computations.
 FREE_OPCODES = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "reshape", "after-all",
     "add-dependency", "opt-barrier", "optimization-barrier", "partition-id", "replica-id", "domain",
@@ -42,14 +39,14 @@ FREE_OPCODES = frozenset({
     "send", "send-done", "recv", "recv-done", "async-start", "async-update", "async-done", "broadcast", "iota",
 })  # fmt: skip
 
-#: Instructions that XLA's fusion does not take in: each is a kernel of its own and moves all its bytes.
+#: Instructions never fused by XLA: each is a separate kernel and moves all its bytes.
 _KERNEL_OPCODES = frozenset({
     "dot", "convolution", "sort", "scatter", "fft", "cholesky", "triangular-solve", "custom-call", "topk",
     "ragged-dot", "select-and-scatter", "rng-bit-generator", "all-gather", "all-reduce", "all-to-all", "reduce-scatter",
     "collective-permute", "copy",
 })  # fmt: skip
 
-#: Instructions that a product takes in: its operands lie in any order.
+#: Instructions fused into a product: it reads operands in any order.
 _REORDERING = IDENTITIES | {"transpose", "copy"}
 
 
@@ -98,26 +95,28 @@ def memory_traffic_bytes(instruction: Instruction, operand_shapes: ShardShapes, 
 def kernel_bytes(
     instruction: Instruction, operand_shapes: ShardShapes, result_shapes: ShardShapes, traffic: Traffic
 ) -> float:
-    """Bytes that pass through memory for one instruction on one device, as part of kernels of several."""
+    """Memory traffic in bytes of one instruction on one device, within fused kernels."""
     leaves = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
-    read = [_bytes([leaf], [shape]) for leaf, shape in zip(leaves, operand_shapes, strict=True)]
+    operand_bytes = [_bytes([leaf], [shape]) for leaf, shape in zip(leaves, operand_shapes, strict=True)]
     written = _bytes(instruction.shape.leaves, result_shapes)
     opcode = instruction.opcode
     if opcode == "transpose" and _is_view(instruction, operand_shapes[0]):
         return 0.0
     if opcode in ("gather", "dynamic-slice", "slice"):  # reads no more than it writes
-        read[0] = written
+        operand_bytes[0] = written
     elif opcode == "dynamic-update-slice":  # in place
-        read[0], written = 0.0, read[1]
+        operand_bytes[0], written = 0.0, operand_bytes[1]
     elif opcode == "scatter":  # in place, once the array is there
         arrays = len(result_shapes)
-        updates = sum(read[arrays + 1 :])
-        return updates * 3 + sum(read[arrays : arrays + 1]) + traffic.reads[0] * written
-    return sum(size * count for size, count in zip(read, traffic.reads, strict=True)) + written * traffic.writes
+        updates = sum(operand_bytes[arrays + 1 :])
+        return updates * 3 + sum(operand_bytes[arrays : arrays + 1]) + traffic.reads[0] * written
+    return (
+        sum(size * count for size, count in zip(operand_bytes, traffic.reads, strict=True)) + written * traffic.writes
+    )
 
 
 def _is_view(instruction: Instruction, shape: tuple[int, ...]) -> bool:
-    """Whether a transposed array's elements lie as they did: only dimensions of one element change places."""
+    """Whether a transpose leaves the elements in place: only dimensions of one element move."""
     order = [dim for dim in instruction.get("dimensions", ()) if shape[dim] > 1]
     return order == sorted(order)
 
@@ -133,9 +132,8 @@ def compute_time_s(
 ) -> float:
     """Seconds of one execution of `instruction` on one device.
 
-    ends_kernel: whether it is the last of a kernel of fused instructions; what is fused into another's kernel is
-    launched with that. traffic: what of it passes through memory; None: all that it would move alone, of which fused
-    instructions pay a part.
+    ends_kernel: whether it is the last of a kernel of fused instructions; the others share that launch. traffic: its
+        memory traffic; None: all the traffic of a separate kernel, of which fused instructions pay a part.
     """
     if is_free(instruction):
         return 0.0
@@ -152,16 +150,17 @@ def compute_time_s(
             rate = profile.matmul_flops_per_s(instruction.operands[0].shape.leaves[0].element_type)
         masked_s = 0.0
         if traffic is not None and instruction.opcode == "dot":
-            masked = _masked_bytes(instruction, operand_shapes)
+            masked = _count_masked_bytes(instruction, operand_shapes)
             masked_s = sum(max(size / profile.memory_bandwidth_bytes_per_s, profile.launch_s) for size in masked)
         return max(work / rate, memory_s, profile.launch_s) + masked_s
     time_s = max(work / profile.vector_flops_per_s, memory_s * (profile.fused_traffic if traffic is None else 1.0))
     return max(time_s, profile.launch_s) if ends_kernel else time_s
 
 
-def _masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[float]:
-    """Bytes through memory of the kernels in which XLA sets padding of a product's operands to zero: where it sums over
-    a dimension whose shards are uneven. The operand is read and written once more; a loop that makes it writes both."""
+def _count_masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[float]:
+    """Memory traffic in bytes of XLA's masking kernels: they zero padding of a product's operands along uneven
+    contracted dimensions. The operand is read and written once more; a producing loop writes both.
+    """
     for operand, shape, side in zip(dot.operands, operand_shapes, ("lhs", "rhs"), strict=True):
         (leaf,) = operand.shape.leaves
         contracted: tuple[int, ...] = dot.get(f"{side}_contracting_dims", ())
@@ -170,7 +169,7 @@ def _masked_bytes(dot: Instruction, operand_shapes: ShardShapes) -> Iterator[flo
 
 
 def _is_made_by_loop(value: Instruction) -> bool:
-    """An add of what is scattered is no loop: XLA scatters into the other operand instead."""
+    """Whether a loop kernel produces a value. An add of a scatter is no loop: XLA scatters into the other operand."""
     while value.opcode in _REORDERING:
         value = value.operands[0]
     is_scattered = value.opcode == "add" and any(operand.opcode == "scatter" for operand in value.operands)

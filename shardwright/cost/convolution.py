@@ -1,4 +1,4 @@
-"""Convolutions: their arithmetic, of which only positions that meet real input elements count, and their layouts."""
+"""Arithmetic and layouts of convolutions; only positions on real input elements count."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def convolution_flops(
 ) -> float:
     """2 × multiply-adds of one device's shards; padding and dilation holes are not counted.
 
-    A split spatial dimension takes its share of the whole convolution's positions,
-    so that halo elements are counted once.
+    A split spatial dimension takes its share of the whole convolution's positions: halo elements count once.
     """
     dims, window = instruction.get("dim_labels"), instruction.get("window")
     lhs, rhs = (operand.shape.leaves[0].dimensions for operand in instruction.operands[:2])
@@ -52,7 +51,7 @@ def convolution_orders(dims: ConvDims) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def batch_groups(instruction: Instruction, input_shape: tuple[int, ...]) -> int:
-    """Groups of batches that one device convolves, each with its own output features; 1 where they are not grouped.
+    """Groups of batches convolved by one device, each with its own output features; 1 without grouping.
 
     input_shape: of the device's shard of the input.
     """
@@ -66,7 +65,7 @@ def batch_groups(instruction: Instruction, input_shape: tuple[int, ...]) -> int:
 def _positions(
     input_size: int, output_size: int, kernel_size: int, stride: int, padding: int, lhs_dilation: int, rhs_dilation: int
 ) -> int:
-    """Pairs of (output, kernel) positions along one dimension that read an input element."""
+    """Pairs of (output, kernel) positions along one dimension with a real input element."""
     starts = np.arange(output_size, dtype=np.int64) * stride - padding
     reads = starts[:, None] + np.arange(kernel_size, dtype=np.int64)[None, :] * rhs_dilation
     inside = (reads >= 0) & (reads <= (input_size - 1) * lhs_dilation)

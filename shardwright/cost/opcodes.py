@@ -1,8 +1,8 @@
-"""What XLA does with opcodes, as far as costs need it: fused, a view of its operand, or a kernel of its own."""
+"""XLA's treatment of opcodes in cost formulas: fused, a view of the operand, or a separate kernel."""
 
 from __future__ import annotations
 
-#: Elementwise, and too costly to compute twice (XLA's InstructionFusion::IsExpensive).
+#: Elementwise, too costly to recompute (XLA's InstructionFusion::IsExpensive).
 EXPENSIVE_ELEMENTWISE = frozenset({
     "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "divide", "erf", "exp2",
     "exponential", "exponential-minus-one", "log", "log-plus-one", "log2", "logistic", "power", "remainder",
@@ -24,13 +24,13 @@ INDEXING = frozenset({"broadcast", "iota", "reverse", "slice", "pad", "transpose
 #: Kernels that write over their operands although they are not elementwise; XLA's in-place instructions.
 IN_PLACE = frozenset({"dynamic-update-slice", "scatter", "while", "conditional", "sort", "custom-call"})
 
-#: Those of them whose results must lie where their first operands did: where others still read those, XLA copies them.
+#: Those that must overwrite their first operand: XLA copies it if it has other readers.
 COPYING = frozenset({"dynamic-update-slice", "scatter", "while"})
 
 #: Kernels of libraries, or of matrix units.
 PRODUCTS = frozenset({"dot", "convolution"})
 
-#: The operand's elements in the same order: a view where the operand is stored, else part of the kernel that makes it.
+#: The operand's elements in the same order: a view of a stored operand, else part of its producer's kernel.
 IDENTITIES = frozenset({"bitcast", "reshape", "domain", "copy-done", "set-dimension-size"})
 
 #: Part of the first operand.
@@ -41,8 +41,8 @@ TUPLE_VIEWS = frozenset({
     "tuple", "get-tuple-element", "opt-barrier", "optimization-barrier", "add-dependency", "after-all",
 })  # fmt: skip
 
-#: What takes and gives any element type on any device: XLA's FloatNormalizationVisitor leaves them out, or its
-#: simplifier takes its conversions off again where elements only come to lie in another order.
+#: Opcodes on any element type on any device: XLA's FloatNormalizationVisitor skips them, or its simplifier removes
+#: the conversions of mere reorders.
 ANY_TYPE = IDENTITIES | TUPLE_VIEWS | {
     "bitcast-convert", "broadcast", "call", "conditional", "constant", "convert", "copy", "custom-call", "parameter",
     "transpose", "while",
@@ -53,8 +53,8 @@ MARKER_TARGETS = frozenset({
     "Sharding", "shardwright.annotate", "xla.sdy.FuncResultSharding", "SPMDFullToShardShape", "SPMDShardToFullShape",
 })  # fmt: skip
 
-#: What a kernel can compute from element to element, so that it can take in what it reads.
+#: Opcodes computed element by element in a kernel that can fuse its operands.
 LOOPS = ELEMENTWISE | INDEXING | IDENTITIES | {"dynamic-slice", "dynamic-update-slice", "gather"}
 
-#: What no two kernels compute, each for itself.
+#: Opcodes never computed twice in different kernels.
 EXPENSIVE = EXPENSIVE_ELEMENTWISE | {"gather", "reduce", "map", "pad"}

@@ -1,4 +1,4 @@
-"""Hardware profiles: the numbers every cost formula takes, read from `data/*.toml` with their sources."""
+"""Hardware profiles: the numbers in all cost formulas, with their sources, read from `data/*.toml`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardwright.errors import InternalError, OptionError
 if TYPE_CHECKING:
     from shardwright.cluster import Cluster
 
-#: Temporaries of which `Compiler.small_temporaries_margin` is needed: plans that `temporaries_margin` does not cover
-#: have 3 and 15 MB of them (docs/benchmarks/memory.md).
+#: Bytes of temporaries under `Compiler.small_temporaries_margin`: plans not covered by `temporaries_margin` have 3 and
+#: 15 MB (docs/benchmarks/memory.md).
 SMALL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What one device sends over one kind of link, in one direction."""
+    """Speed of one kind of link: bytes per second that one device sends in one direction, and latency in seconds."""
 
     bandwidth_bytes_per_s: float
     latency_s: float
@@ -32,58 +32,57 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """What the device's XLA compiler does that decides which values are stored, and how long.
+    """Behavior of the device's XLA compiler that decides the set of stored values and their lifetimes.
 
-    schedule: the order kernels run in, one of `cost.peak.schedule.SCHEDULES`.
-    reduce_takes_in: what a reduction computes inside its own kernel: `loops` (whatever a kernel can) or
-        `library` (what kernels of a library do, `peak.library`; where none is called, one elementwise instruction that
-        nobody else reads).
-    repeats_cheap: whether a cheap value that is stored for one reader is computed again by those that can.
-    repeats_expensive: whether elementwise functions that take long, such as tanh, count as cheap for that.
-    repeats_quotients: whether quotients and exponentials count as cheap for that.
-    products_take_in: whether matrix products and convolutions compute elementwise operands inside their own kernel, and
-        an elementwise instruction that alone reads their result as well.
-    products_read_bf16: whether float32 values that only products read are stored, and sent, as bfloat16.
-    merges_all_reduces: whether like all-reduces run as one, of whatever size (`cost.peak.combined`).
-    creates_reduce_scatters: whether an all-reduce of which each device keeps a slice becomes a reduce-scatter, which
-        stores that slice only.
-    merges_before_partitioning: whether equal values are one before they are laid out (`cost.peak.duplicates`).
-    splits_all_to_alls: whether an all-to-all sends pieces that kernels cut out before it, and what it receives is put
-        together behind it.
-    reduces_in_place: whether an all-reduce leaves its result where what it reduces was.
-    copies_dot_operands: whether a product's operand is copied where its contracted dimensions do not lie side by side
-        in the place its kernel expects; a convolution's, and its result, where their dimensions are in another order.
-    folds_transposes: whether products read a transposed matrix as it was before.
-    turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, which
-        serve both passes.
-    inverts_divisors: whether a quotient by a spread divisor becomes a product with the inverse, spread.
-    copies_relayouts: whether a reshape that changes the innermost dimension is a kernel of its own, which copies.
-    copies_gathered: whether products read what was gathered along an inner dimension from a copy: an all-gather leaves
+    schedule: the order of kernels, one of `cost.peak.schedule.SCHEDULES`.
+    reduce_takes_in: the producers fused into a reduction: `loops` (everything a kernel can fuse) or `library` (library
+        kernels, `peak.library_fusion`; without a library call, one elementwise instruction with no other reader).
+    repeats_cheap: whether a cheap value, stored because of one reader, is recomputed in its other readers' kernels.
+    repeats_expensive: whether `repeats_cheap` includes slow elementwise functions such as tanh.
+    repeats_quotients: whether `repeats_cheap` includes quotients and exponentials.
+    products_take_in: whether matrix products and convolutions fuse elementwise operands, and an elementwise instruction
+        that is the only reader of their result.
+    products_read_bf16: whether float32 values with only products for readers are stored and sent in bfloat16.
+    merges_all_reduces: whether matching all-reduces of any size run together (`cost.peak.all_reduce_combiner`).
+    creates_reduce_scatters: whether an all-reduce followed by a slice per device becomes a reduce-scatter, storing only
+        that slice.
+    merges_before_partitioning: whether equal values are merged before partitioning (`cost.peak.cse`).
+    splits_all_to_alls: whether kernels cut the pieces before an all-to-all and concatenate the received ones after it.
+    reduces_in_place: whether an all-reduce writes its result over its operand.
+    copies_dot_operands: whether a product's operand is copied unless its contracted dimensions are adjacent, in the
+        position its kernel expects; likewise a convolution's operands and result, if their dimensions are in another
+        order.
+    folds_transposes: whether products read a transposed matrix in its original order.
+    turns_convolved: whether convolutions read the program's arguments from copies with channels ahead of space, shared
+        by forward and backward pass.
+    inverts_divisors: whether division by a broadcast divisor becomes multiplication by the broadcast inverse.
+    copies_relayouts: whether a reshape of the innermost dimension is a separate copying kernel.
+    copies_gathered: whether products read a copy of an operand gathered along an inner dimension: an all-gather makes
         that dimension outermost.
-    turns_moved: whether collectives along inner dimensions have that dimension outermost in memory, so that kernels
-        around them transpose (`cost.moves.relayout`).
-    merges_loops: whether loops and reductions that read the same arrays run as one kernel, of which only what it reads
-        and writes passes through memory (`planner.costs.traffic`); else they pay `fused_traffic` each.
-    copies_donated: whether an argument that a result is written over is copied as the step begins, where no dependency
-        says that all others have read it.
-    copies_turned: whether what is written over an argument lies elsewhere first where its kernel reads what it is made
-        of in another order.
-    fills_donated: whether an argument that a result is written over is memory for others, from its last reader to then.
+    turns_moved: whether collectives along inner dimensions make that dimension outermost in memory, causing transposes
+        in the kernels around them (`cost.moves.relayout`).
+    merges_loops: whether loops and reductions over the same arrays form one kernel, with memory traffic only at its
+        inputs and outputs (`planner.costs.traffic`); otherwise each pays `fused_traffic`.
+    copies_donated: whether a donated argument is copied at the start of the step, unless dependencies order all its
+        other readers before the write.
+    copies_turned: whether a value written over an argument first gets its own buffer, if its kernel reads inputs in
+        another order.
+    fills_donated: whether a donated argument's memory is reused between its last reader and the write.
     turns_arguments: whether arguments that are elementwise with a transposed product are copied into its layout.
-    computes_bf16_in_f32: whether bfloat16 is computed with, cut, gathered and sent as float32, and converted back.
-    hoists_loop_invariants: what of that which a loop's body computes the same way every time is computed once, before
-        it: `all`, `roundings` (of what products read) or `none`.
-    scatters_compare: whether a scatter of one element into each row of zeros is computed by comparing indices, as
-        elementwise instructions are, so that nothing of it is stored.
-    expands_select_and_scatter: whether it is computed by arrays of the indices of all elements, a reduction of them by
-        windows, and a scatter.
-    hiding_option: XLA's option that has collectives run beside compute; empty where they do without, or cannot.
-    chip_memory_bytes: memory on the chip in which the compiler keeps values that are read soon; 0 where it keeps none.
-    product_workspace_bytes: what a product's or convolution's kernel needs while it runs, besides operands and result.
-    temporaries_margin: part of the predicted temporaries that a device must have beyond them, so that no plan is
-        called feasible that the compiler finds too large.
-    small_temporaries_margin: the same of the first `SMALL_BYTES` of them: what is packed badly among few buffers is a
-        larger part of them.
+    computes_bf16_in_f32: whether bfloat16 is computed, sliced, gathered and sent in float32 and converted back.
+    hoists_loop_invariants: the loop-invariant values computed once, before the loop: `all`, `roundings` (of products'
+        operands) or `none`.
+    scatters_compare: whether a scatter of one element into each row of zeros compares indices elementwise, storing no
+        temporaries.
+    expands_select_and_scatter: whether select-and-scatter expands to index arrays of all elements, a windowed reduction
+        of them, and a scatter.
+    hiding_option: XLA's option to overlap collectives with compute; empty if unneeded or unavailable.
+    chip_memory_bytes: on-chip memory in which the compiler holds values until an early read; 0 without one.
+    product_workspace_bytes: workspace of a product's or convolution's running kernel, besides operands and result.
+    temporaries_margin: extra memory required, in parts of the predicted temporaries: keeps plans from being called
+        feasible that the compiler finds too large.
+    small_temporaries_margin: the same margin on the first `SMALL_BYTES` of temporaries: with few buffers, fragmentation
+        is a larger part.
     """
 
     schedule: str
@@ -121,40 +120,39 @@ class Compiler:
     small_temporaries_margin: float
 
     def margin_bytes(self, temporaries_bytes: int) -> int:
-        """Bytes that a device must have beyond the predicted temporaries of a plan."""
+        """Bytes required on a device beyond a plan's predicted temporaries."""
         small_bytes = min(temporaries_bytes, SMALL_BYTES)
         large_bytes = temporaries_bytes - small_bytes
         return ceil(self.small_temporaries_margin * small_bytes + self.temporaries_margin * large_bytes)
 
     def margin_within(self, limit_bytes: int) -> float:
-        """Part of the temporaries that a device must have beyond them at least, if they take no more than a limit."""
+        """Minimum margin, in parts of the temporaries, over all temporaries up to a limit in bytes."""
         return self.margin_bytes(limit_bytes) / limit_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareProfile:
-    """One kind of device and the links between them.
+    """One kind of device and the links between devices.
 
-    peak_flops_per_s: by HLO element type; `default` for types not named.
-    matmul_efficiency: part of the peak that a large matrix product attains.
+    peak_flops_per_s: by HLO element type; `default` covers types not named.
+    matmul_efficiency: part of the peak attained by a large matrix product.
     vector_flops_per_s: operations a second outside matrix units (elementwise, reductions).
     memory_bandwidth_bytes_per_s / memory_bytes: of one device's own memory.
-    launch_s: the least time one kernel takes.
-    task_s: what a worker takes to start one task of a pipeline.
-    fused_traffic: part of its operand and result bytes that an elementwise instruction
-        really moves, because XLA fuses chains of them into one kernel.
+    launch_s: minimum time of one kernel.
+    task_s: a worker's time to start one task of a pipeline.
+    fused_traffic: part of an elementwise instruction's operand and result bytes really moved, given XLA's fusion of
+        chains into one kernel.
     intra_node / inter_node: one device's link to the others of its node / to other nodes.
-    collective_efficiency: part of a link's bandwidth that collectives attain.
-    reduce_scatter_runs_as: the kind of collective whose time a reduce-scatter takes: its own, or an
-        all-reduce's where devices run one and keep a slice (what is stored then: `Compiler.creates_reduce_scatters`).
-    latency_counts: what a collective pays a link's latency for: each of its `ring-steps`, or each
-        of the `members` of a group, where devices are threads that wait for one another.
-    combiner_limits: kinds of collectives that a compiler combines where none waits for another, and up to how many
-        bytes of their results.
-    overlap: part of the time of gradient synchronisation that runs beside compute and costs no step time,
-        as long as there is as much compute left to run beside.
-    compiler: what its XLA does with buffers.
-    sources: where each number comes from, by its path in the data file.
+    collective_efficiency: part of a link's bandwidth attained by collectives.
+    reduce_scatter_runs_as: the kind of collective that gives a reduce-scatter its time: its own, or an all-reduce's on
+        devices that run one and slice the result (storage: `Compiler.creates_reduce_scatters`).
+    latency_counts: the unit of latency of a collective: its `ring-steps`, or the `members` of a group (devices are
+        threads waiting on one another).
+    combiner_limits: kinds of independent collectives combined by the compiler, with the maximum bytes of their combined
+        results.
+    overlap: part of gradient synchronization time hidden behind compute, up to the compute left to hide it.
+    compiler: its XLA's treatment of buffers.
+    sources: source of each number, by its path in the data file.
     """
 
     name: str
@@ -186,9 +184,10 @@ class HardwareProfile:
 
 
 def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
-    """What a plan may take of one device: the budget of the options, else what the cluster file or the profile says.
+    """Memory limit of a plan in bytes per device: the options' budget, else the cluster file's or the profile's memory.
 
-    A budget as a part is one of what the device has. Raises OptionError for a budget over what the cluster file says.
+    A fractional budget is a fraction of the device's memory. Raises OptionError on a budget above the cluster file's
+    memory.
     """
     has = cluster.memory_bytes_per_device or profile.memory_bytes
     if options.memory_fraction is not None:
@@ -203,7 +202,7 @@ def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: Hardware
 
 
 @cache
-def known_profiles() -> tuple[str, ...]:
+def list_profiles() -> tuple[str, ...]:
     """Names that `hardware_profile` accepts, sorted."""
     files = (resources.files("shardwright.cost") / "data").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
@@ -211,27 +210,27 @@ def known_profiles() -> tuple[str, ...]:
 
 @cache
 def hardware_profile(name: str) -> HardwareProfile:
-    """The profile called `name`; OptionError, listing the known names, where there is none.
+    """The profile called `name`. Raises OptionError, listing the known names, on an unknown one.
 
-    `a100+h100` is what a program on devices of both finds: the slower of each, and the smaller memory. A path that ends
-    in `.toml` is a profile of one's own, written as those in `shardwright/cost/data`.
+    `a100+h100` is the profile of a program on both devices: the slower of each speed, and the smaller memory. A path
+    ending in `.toml` is a user's own profile, in the format of `shardwright/cost/data`.
     """
     if name.endswith(".toml"):
         return _profile_of_file(Path(name))
     if "+" in name:
-        return _slowest(name, [hardware_profile(each) for each in name.split("+")])
-    if name not in known_profiles():
+        return _slowest(name, [hardware_profile(part) for part in name.split("+")])
+    if name not in list_profiles():
         raise OptionError(
             f"no hardware profile is called {name!r}",
             where="hardware",
-            remedy=f"use one of {', '.join(known_profiles())}",
+            remedy=f"use one of {', '.join(list_profiles())}",
         )
     text = (resources.files("shardwright.cost") / "data" / f"{name}.toml").read_text(encoding="utf-8")
     return _profile(name, tomllib.loads(text))
 
 
 def _profile_of_file(path: Path) -> HardwareProfile:
-    """A profile of one's own. OptionError where it cannot be read, or lacks a number."""
+    """A user's own profile. Raises OptionError on an unreadable file or a missing number."""
     try:
         return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -252,8 +251,8 @@ def _slowest(name: str, kinds: Sequence[HardwareProfile]) -> HardwareProfile:
     def link(which: str) -> Link:
         links: list[Link] = [getattr(profile, which) for profile in kinds]
         return Link(
-            bandwidth_bytes_per_s=min(each.bandwidth_bytes_per_s for each in links),
-            latency_s=max(each.latency_s for each in links),
+            bandwidth_bytes_per_s=min(option.bandwidth_bytes_per_s for option in links),
+            latency_s=max(option.latency_s for option in links),
         )
 
     return replace(
@@ -299,10 +298,10 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         return float(value(*path))
 
     def part(*path: str) -> float:
-        found = number(*path)
-        if not 0 <= found <= 1:
-            raise ValueError(f"{'.'.join(path)} is {found:g}, not between 0 and 1")
-        return found
+        value = number(*path)
+        if not 0 <= value <= 1:
+            raise ValueError(f"{'.'.join(path)} is {value:g}, not between 0 and 1")
+        return value
 
     def link(which: str) -> Link:
         return Link(bandwidth_bytes_per_s=number(which, "bandwidth_bytes_per_s"), latency_s=number(which, "latency_s"))

@@ -32,7 +32,7 @@ class AttributeReader:
         # Values that hold shapes; each reader checks them and says where the rest of the value begins.
         self._readers: dict[str, Callable[[int], int]] = {
             "literal": self._literal,
-            "outfeed_shape": self._outfeed_shape,
+            "outfeed_shape": self._skip_outfeed_shape,
             "operand_layout_constraints": self._layout_constraints,
             "entry_computation_layout": self._entry_layout,
         }
@@ -73,7 +73,7 @@ class AttributeReader:
         check_literal(self.text, position, value_end(self.text, position, self.original), shape, self.original)
         return position
 
-    def _outfeed_shape(self, start: int) -> int:
+    def _skip_outfeed_shape(self, start: int) -> int:
         self.shapes.read(start)
         return start
 

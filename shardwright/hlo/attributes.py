@@ -44,7 +44,7 @@ COMPUTATION_ATTRIBUTES = frozenset(
 
 
 class AttributeValueError(ValueError):
-    """An attribute's text is not of the form that its name asks for; the message says what was expected."""
+    """An attribute's text has not the form required by its name; the message names the expected form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

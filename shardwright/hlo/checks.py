@@ -1,8 +1,7 @@
-"""What must hold within one instruction, beyond its syntax, before anything may work with it.
+"""Invariants within one instruction, beyond its syntax, checked before further use.
 
-XLA's own reader relies on the same (and ends its process on some of these), so
-that a text which passes here can be handed on. It is no shape inference: that
-an `add` adds equal shapes is XLA's verifier's business.
+XLA's own reader relies on the same (and ends its process on some of these): a text that passes here can be handed on.
+It is no shape inference: equal shapes of an `add`'s operands are left to XLA's verifier.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from shardwright.hlo.opcodes import ARITY, REQUIRED
 from shardwright.hlo.shapes import ArrayShape, Shape, TupleShape
 
 
-def problem(instruction: Instruction) -> str | None:
+def find_problem(instruction: Instruction) -> str | None:
     """What is wrong with an instruction of a known opcode, or None."""
     opcode = instruction.opcode
     arity = ARITY.get(opcode)
@@ -158,10 +157,10 @@ def _starts(instruction: Instruction, first: int) -> str | None:
 
 
 def _dynamic_slice(instruction: Instruction) -> str | None:
-    found = _starts(instruction, 1)
-    if found is None and len(instruction.get("dynamic_slice_sizes")) != _rank(instruction.operands[0].shape):
+    problem = _starts(instruction, 1)
+    if problem is None and len(instruction.get("dynamic_slice_sizes")) != _rank(instruction.operands[0].shape):
         return "dynamic_slice_sizes= needs a size for each dimension"
-    return found
+    return problem
 
 
 def _dynamic_update_slice(instruction: Instruction) -> str | None:
@@ -174,8 +173,8 @@ def _dot(instruction: Instruction) -> str | None:
         if not _within(dimensions, _rank(operand.shape)):
             return f"{side} dimensions {dimensions} are not different dimensions of {operand.name!r}"
     for kind in ("batch", "contracting"):
-        left, right = instruction.get(f"lhs_{kind}_dims", ()), instruction.get(f"rhs_{kind}_dims", ())
-        if len(left) != len(right):
+        lhs_dims, rhs_dims = instruction.get(f"lhs_{kind}_dims", ()), instruction.get(f"rhs_{kind}_dims", ())
+        if len(lhs_dims) != len(rhs_dims):
             return f"lhs_{kind}_dims and rhs_{kind}_dims differ in length"
     return None
 
@@ -209,9 +208,9 @@ def _conditional(instruction: Instruction) -> str | None:
     if not branches or len(instruction.operands) != branches + 1:
         return f"conditional with {branches} branches takes {branches + 1} operands, got {len(instruction.operands)}"
     for name in ("branch_computations", "true_computation", "false_computation"):
-        found = _callee(instruction, name, 1)
-        if found is not None:
-            return found
+        problem = _callee(instruction, name, 1)
+        if problem is not None:
+            return problem
     return None
 
 

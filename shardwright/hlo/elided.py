@@ -1,4 +1,4 @@
-"""Constants whose value was left out of the text (`constant({...})`): what can be planned cannot be run."""
+"""Constants with values left out of the text (`constant({...})`): such programs can be planned but not run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PRINT_THEM = (
 
 
 def elided(module: Module) -> list[Instruction]:
-    """The constants of a module whose value is not in its text."""
+    """The constants of a module without a value in its text."""
     return [instruction for instruction in module.instructions() if instruction.is_elided]
 
 
 def require_values(text: str) -> None:
-    """Raises UnsupportedProgramError, naming the constant, where HLO text leaves the value of one out."""
+    """Raises UnsupportedProgramError, naming the constant, if HLO text leaves out the value of one."""
     left_out = elided(parse(text)) if "..." in text else []
     if left_out:
         raise UnsupportedProgramError(

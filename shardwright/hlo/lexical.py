@@ -62,7 +62,7 @@ def skip_space(text: str, position: int) -> int:
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
-def balanced_end(text: str, position: int, original: str | None = None) -> int:
+def bracket_end(text: str, position: int, original: str | None = None) -> int:
     """The offset just after the bracket that closes the one at `position`; strings are skipped."""
     expected: list[str] = []
     end = -1
@@ -89,7 +89,7 @@ def value_end(text: str, start: int, original: str | None = None) -> int:
     position = start
     while position < len(text):
         if text[position] in _CLOSING:
-            position = balanced_end(text, position, original)
+            position = bracket_end(text, position, original)
             if text.startswith("mesh[", start):
                 tail = _MESH_TAIL.match(text, position)
                 position = tail.end() if tail else position
@@ -101,7 +101,7 @@ def value_end(text: str, start: int, original: str | None = None) -> int:
     return position
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
+def suggest_names(name: str, known: Iterable[str]) -> str:
     """`; did you mean …?` for names close to `name`, or ''."""
     if len(name) > 100:
         return ""
@@ -125,10 +125,10 @@ def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) ->
     end = len(text) if end < 0 else end
     line_number = text.count("\n", 0, position) + 1
     column = position - start + 1
-    left = max(start, position - _EXCERPT)
-    right = min(end, position + _EXCERPT)
-    before = ("…" if left > start else "") + text[left:position]
-    after = text[position:right].rstrip("\r") + ("…" if right < end else "")
+    first = max(start, position - _EXCERPT)
+    last = min(end, position + _EXCERPT)
+    before = ("…" if first > start else "") + text[first:position]
+    after = text[position:last].rstrip("\r") + ("…" if last < end else "")
     caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
     raise HloSyntaxError(
         f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy

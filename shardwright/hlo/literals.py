@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from math import prod
 
-from shardwright.hlo.lexical import balanced_end, fail, skip_space
+from shardwright.hlo.lexical import bracket_end, fail, skip_space
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape
 
 _INT = r"-?[0-9]+"
@@ -59,7 +59,7 @@ def check_literal(text: str, start: int, end: int, shape: Shape, original: str) 
 
 
 def in_range(payload: str, shape: Shape) -> str:
-    """A literal that was checked, with its numbers as values of its type where XLA reads others too.
+    """A checked literal, with out-of-range numbers accepted by XLA converted to its type.
 
     `u64[] constant(-1)` is 2^64 - 1, `s64[] constant(18446744073709551615)` is -1, `pred[] constant(2)` is true.
     """
@@ -85,7 +85,7 @@ def _tuple_parts(text: str, start: int, end: int, shape: TupleShape, original: s
     while position < end - 1:
         character = text[position]
         if character in "({":
-            position = balanced_end(text, position, original)
+            position = bracket_end(text, position, original)
             continue
         if character == ",":
             bounds.append((begin, position))
@@ -118,10 +118,10 @@ def _check_array(text: str, start: int, end: int, shape: ArrayShape, original: s
     if count == 1 and "{" not in body:
         return  # one number without its braces, as XLA reads it too
     skeleton = _COMPLEX_PAIR.sub("", body) if shape.element_type[0] == "c" else body
-    found = _NOT_BRACKETS.sub("", skeleton)
-    if found != _skeleton(shape.dimensions, len(body)) and not _same_but_empty(found, shape.dimensions):
+    brackets = _NOT_BRACKETS.sub("", skeleton)
+    if brackets != _skeleton(shape.dimensions, len(body)) and not _same_but_empty(brackets, shape.dimensions):
         sizes = ",".join(map(str, shape.dimensions))
-        values = f"{found.count(',') + 1} values"
+        values = f"{brackets.count(',') + 1} values"
         fail(original, start, f"expected a literal with {count} values nested as [{sizes}], got {values}")
 
 
@@ -154,7 +154,7 @@ def _first_bad(body: str, pattern: re.Pattern[str]) -> int:
 
 
 def _skeleton(dimensions: tuple[int, ...], limit: int) -> str | None:
-    """Braces and commas of a literal with these dimensions; None where they alone would be longer than `limit`."""
+    """Braces and commas of a literal with these dimensions; None if they alone exceed `limit` characters."""
     piece = ""
     for size in reversed(dimensions):
         if (len(piece) + 1) * size > limit + 2:

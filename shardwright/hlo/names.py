@@ -1,4 +1,4 @@
-"""Names that are unique in a module, given out as XLA gives them out."""
+"""Unique names in a module, numbered like XLA's."""
 
 from __future__ import annotations
 

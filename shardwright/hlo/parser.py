@@ -25,25 +25,25 @@ from typing import NoReturn
 
 from shardwright.hlo.attribute_text import AttributeReader
 from shardwright.hlo.attributes import COMPUTATION_ATTRIBUTES
-from shardwright.hlo.checks import problem
+from shardwright.hlo.checks import find_problem
 from shardwright.hlo.ir import Attribute, Computation, Instruction, Module
 from shardwright.hlo.lexical import (
     AS_PRINTED,
     NAME,
     STRING,
     WORD_CHARACTER,
-    balanced_end,
     blank_comments,
+    bracket_end,
     fail,
-    near_matches,
     skip_space,
+    suggest_names,
 )
 from shardwright.hlo.literals import check_literal, in_range
 from shardwright.hlo.names import NameUniquer
 from shardwright.hlo.opcodes import OPCODES, is_opcode
 from shardwright.hlo.shape_text import ShapeReader
 from shardwright.hlo.shapes import Shape, TupleShape, without_layout
-from shardwright.hlo.source import TABLES, tables_problem
+from shardwright.hlo.source import TABLES, find_table_problem
 
 _SIMPLE_SHAPE = r"[a-z][a-z0-9]*+\[[^\[\]()]*+\](?:\{[0-9,]*+\})?|\([^()]*+\)"
 _INSTRUCTION = re.compile(
@@ -66,10 +66,10 @@ _REFERRING = COMPUTATION_ATTRIBUTES | {"control-predecessors"}
 
 
 def parse(text: str) -> Module:
-    """The module that HLO text describes.
+    """The module of an HLO text.
 
-    Constants whose value was left out when the text was printed (`constant({...})`) are read as
-    such (`Instruction.is_elided`): a module with some can be looked at, not run.
+    Constants printed without their value (`constant({...})`) are marked (`Instruction.is_elided`): a module with some
+    can be inspected, not run.
 
     Raises HloSyntaxError with `line:column`, the line and a caret. The text may come from anybody:
     nothing in it makes the parser recurse, or take more than linear time and memory.
@@ -135,7 +135,9 @@ class _Parser:
                 start = self.text.index("input_output_alias")
                 self.fail(start, f"no such output or parameter: {{{alias.output_index}}}: {alias.parameter_number}")
         for donor in module.donors:
-            parameter = next((each for each in module.entry.parameters if each.index == donor.parameter_number), None)
+            parameter = next(
+                (candidate for candidate in module.entry.parameters if candidate.index == donor.parameter_number), None
+            )
             if parameter is None or _element(parameter.shape, donor.parameter_index) is None:
                 start = self.text.index("buffer_donor")
                 self.fail(start, f"no such buffer: parameter {donor.parameter_number}, {donor.parameter_index}")
@@ -148,7 +150,7 @@ class _Parser:
         return match[1], match.end()
 
     def after_colon(self, position: int) -> int:
-        """The offset after a colon, which old printers left out here, or put here, as XLA's parser does not mind."""
+        """The offset after a colon, omitted or inserted here by old printers; XLA's parser accepts both."""
         position = skip_space(self.text, position)
         return position + 1 if self.text.startswith(":", position) else position
 
@@ -167,9 +169,9 @@ class _Parser:
             while match := _TABLE_ENTRY.match(self.text, position):
                 entries.append(match[1])
                 position = match.end()
-        found = tables_problem(tables)
-        if found is not None:
-            self.fail(start, found)
+        problem = find_table_problem(tables)
+        if problem is not None:
+            self.fail(start, problem)
         return tables, position
 
     # --- computations ---------------------------------------------------------------------------
@@ -299,19 +301,19 @@ class _Parser:
         start = skip_space(text, opcode.end())
         if not text.startswith("(", start):
             self.fail(start, f"expected '(' after the opcode {opcode[0]!r}")
-        return root is not None, name, shape, opcode[0], start + 1, balanced_end(text, start, self.original) - 1
+        return root is not None, name, shape, opcode[0], start + 1, bracket_end(text, start, self.original) - 1
 
     def check_opcode(self, opcode: str, position: int) -> None:
         if not is_opcode(opcode):
-            self.fail(position, f"unknown opcode {opcode!r}{near_matches(opcode, OPCODES)}")
+            self.fail(position, f"unknown opcode {opcode!r}{suggest_names(opcode, OPCODES)}")
 
     def check_instruction(self, instruction: Instruction, position: int) -> None:
         """Opcode known, operands and attributes as it needs them."""
         if instruction.opcode not in OPCODES:
             self.check_opcode(instruction.opcode, self.text.find(instruction.opcode, position))
-        found = problem(instruction)
-        if found is not None:
-            self.fail(position, found)
+        problem = find_problem(instruction)
+        if problem is not None:
+            self.fail(position, problem)
         if instruction.opcode == "get-tuple-element":
             instruction.index = instruction.attributes["index"].value
 
@@ -338,9 +340,9 @@ class _Parser:
         try:
             return tuple([names[name.strip().removeprefix("%")] for name in inside.split(",")])
         except KeyError:
-            return self.spelled_operands(start, start + len(inside), names)
+            return self.parse_operand_list(start, start + len(inside), names)
 
-    def spelled_operands(self, position: int, end: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
+    def parse_operand_list(self, position: int, end: int, names: dict[str, Instruction]) -> tuple[Instruction, ...]:
         """Operands one by one, each with or without its shape."""
         text = self.text
         result: list[Instruction] = []
@@ -362,7 +364,7 @@ class _Parser:
             if operand is None and text.startswith("(", skip_space(text, match.end())):
                 self.fail(position, f"give the operand {match[1]}(…) a name and a line of its own")
             if operand is None:
-                self.fail(position, f"no instruction {match[1]!r} before this one{near_matches(match[1], names)}")
+                self.fail(position, f"no instruction {match[1]!r} before this one{suggest_names(match[1], names)}")
             after = match.end()
             while element := _ELEMENT.match(text, after):
                 operand = self.tuple_element(operand, element[1], after, names)
@@ -383,11 +385,11 @@ class _Parser:
     def tuple_element(
         self, operand: Instruction, number: str, position: int, names: dict[str, Instruction]
     ) -> Instruction:
-        """The get-tuple-element that `operand#number` stands for, as newer printers write it; one for all its uses."""
+        """The get-tuple-element meant by `operand#number`, the notation of newer printers; one for all its uses."""
         name = f"{operand.name}_{number}"
-        known = names.get(f"{operand.name}#{number}")
-        if known is not None:
-            return known
+        existing = names.get(f"{operand.name}#{number}")
+        if existing is not None:
+            return existing
         shape, index = operand.shape, int(number)
         if not isinstance(shape, TupleShape) or index >= len(shape.elements):
             self.fail(position, f"operand {operand.name!r} has no element {number}")
@@ -403,11 +405,11 @@ class _Parser:
     def instruction_attributes(self, instruction: Instruction, position: int, names: dict[str, Instruction]) -> int:
         text = self.text
         attributes = instruction.attributes
-        known = self.attributes.known
+        attribute_of_text = self.attributes.known
         while True:
             match = _ATTRIBUTE.match(text, position)
             if match is not None:
-                attribute = known.get(match[1])
+                attribute = attribute_of_text.get(match[1])
                 if attribute is None:
                     attribute = self.attributes.intern(match[1], match.start(1))
                 start, position = position, match.end()
@@ -428,12 +430,12 @@ class _Parser:
         self, attribute: Attribute, instruction: Instruction, start: int, names: dict[str, Instruction]
     ) -> Attribute:
         """Look up the computations or instructions that an attribute names."""
-        known = names if attribute.name == "control-predecessors" else self.computations
+        targets = names if attribute.name == "control-predecessors" else self.computations
         for name in attribute.value:
-            if name not in known:
-                kind = "instruction" if known is names else "computation"
-                self.fail(start, f"no {kind} {name!r} before this one{near_matches(name, known)}")
-        if known is self.computations:
+            if name not in targets:
+                kind = "instruction" if targets is names else "computation"
+                self.fail(start, f"no {kind} {name!r} before this one{suggest_names(name, targets)}")
+        if targets is self.computations:
             instruction.called[attribute.name] = tuple([self.computations[name] for name in attribute.value])
             return attribute
         written = [names[name].name for name in attribute.value]
@@ -443,9 +445,9 @@ class _Parser:
 
 
 def _element(shape: Shape, path: tuple[int, ...]) -> Shape | None:
-    """What is at `path` inside a tuple; None where there is nothing."""
-    found: Shape | None = shape
+    """The shape at `path` inside a tuple; None if there is none."""
+    inner: Shape | None = shape
     for index in path:
-        inside = isinstance(found, TupleShape) and index < len(found.elements)
-        found = found.elements[index] if inside and isinstance(found, TupleShape) else None
-    return found
+        inside = isinstance(inner, TupleShape) and index < len(inner.elements)
+        inner = inner.elements[index] if inside and isinstance(inner, TupleShape) else None
+    return inner

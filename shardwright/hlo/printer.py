@@ -1,4 +1,4 @@
-"""`Module` → HLO text that XLA's parser reads as an equal module."""
+"""`Module` → HLO text, read by XLA's parser to an equal module."""
 
 from __future__ import annotations
 

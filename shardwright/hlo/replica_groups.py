@@ -1,4 +1,4 @@
-"""Device groups of collectives, in the three forms that XLA prints."""
+"""Device groups of collectives, in XLA's three notations."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _numbers(text: str) -> list[int]:
     return [_number(part) for part in text.split(",")]
 
 
-def transposed_iota(dimensions: list[int], permutation: list[int]) -> list[int]:
+def transpose_iota(dimensions: list[int], permutation: list[int]) -> list[int]:
     """`arange(prod(dimensions)).reshape(dimensions).transpose(permutation).ravel()`."""
     if sorted(permutation) != list(range(len(dimensions))):
         raise ValueError(f"{permutation} does not permute {len(dimensions)} dimensions")
@@ -68,7 +68,7 @@ def _iota_groups(shape_text: str, source_text: str, permutation_text: str | None
     permutation = _numbers(permutation_text) if permutation_text else list(range(len(source)))
     if len(shape) != 2 or prod(shape) != prod(source):
         raise ValueError(f"expected [groups,size] with as many devices as [{source_text}]")
-    devices = transposed_iota(source, permutation)
+    devices = transpose_iota(source, permutation)
     size = shape[1]
     return tuple(tuple(devices[start : start + size]) for start in range(0, len(devices), size)) if size else ()
 
@@ -85,7 +85,7 @@ def _mesh_groups(axes_text: str, ids_text: str | None, refs_text: str) -> Groups
         raise ValueError(f"more than {MAX_DEVICES} devices")
     dimensions, grouped = _split_axes(axes, refs_text)
     free = [index for index in range(len(dimensions)) if index not in grouped]
-    positions = transposed_iota(dimensions, free + grouped)
+    positions = transpose_iota(dimensions, free + grouped)
     devices = _mesh_devices(ids_text, total)
     size = prod(dimensions[index] for index in grouped)
     if not size:
@@ -94,7 +94,7 @@ def _mesh_groups(axes_text: str, ids_text: str | None, refs_text: str) -> Groups
 
 
 def _split_axes(axes: dict[str, int], refs_text: str) -> tuple[list[int], list[int]]:
-    """Mesh dimensions, cut where a reference takes part of an axis, and which of them are grouped, in order."""
+    """Mesh dimensions, cut at references to parts of an axis, and the grouped ones among them, in order."""
     refs: list[tuple[str, int, int]] = []
     for part in refs_text.split(",") if refs_text.strip() else []:
         match = _AXIS_REF.fullmatch(part)
@@ -125,7 +125,7 @@ def _mesh_devices(ids_text: str | None, total: int) -> list[int]:
     match = re.fullmatch(r"\[([0-9,]+)\](?:T\(([0-9,]+)\))?", squeezed, re.ASCII)
     if match is not None:
         source = _numbers(match[1])
-        devices = transposed_iota(source, _numbers(match[2]) if match[2] else list(range(len(source))))
+        devices = transpose_iota(source, _numbers(match[2]) if match[2] else list(range(len(source))))
     else:
         devices = _numbers(squeezed)
     if len(devices) != total:

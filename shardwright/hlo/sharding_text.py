@@ -1,11 +1,11 @@
-"""Checks of `sharding=` texts: XLA's own reader writes past its arrays where the device counts do not match."""
+"""Checks of `sharding=` texts: XLA's own reader writes past its arrays when the device counts do not match."""
 
 from __future__ import annotations
 
 import re
 from math import prod
 
-from shardwright.hlo.replica_groups import MAX_DEVICES, transposed_iota
+from shardwright.hlo.replica_groups import MAX_DEVICES, transpose_iota
 
 _NUMBERS = r"[0-9]{1,9}(?:\s*,\s*[0-9]{1,9})*+"
 _TILES = re.compile(
@@ -19,7 +19,7 @@ _AXIS_SIZE = re.compile(r"=\s*([0-9]{1,9})\s*(?:,|$)", re.ASCII)
 
 
 def check_sharding(text: str) -> None:
-    """Raise ValueError where a sharding's device list has not as many devices as its tiles."""
+    """Raises ValueError if a sharding's device list and tiles have different device counts."""
     tiles = list(_TILES.finditer(text))
     if len(tiles) != len(_TILES_START.findall(text)):
         raise ValueError("expected devices=[2,4]<=[8], devices=[2,4]<=[4,2]T(1,0) or devices=[2,1]0,1")
@@ -45,6 +45,6 @@ def _check_devices(count: int, iota: str | None, permutation: str | None, listed
             raise ValueError(f"{count} tiles, but [{iota}] counts {prod(source)} devices")
         if len(source) > 1 and not permutation:
             raise ValueError(f"[{iota}] needs a permutation T(…)")
-        transposed_iota([1] * len(source), order)  # that it is a permutation
+        transpose_iota([1] * len(source), order)  # that it is a permutation
     elif listed is not None and listed.count(",") + 1 != count:
         raise ValueError(f"{count} tiles, but {listed.count(',') + 1} devices")

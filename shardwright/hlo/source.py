@@ -35,7 +35,7 @@ _ENTRY = re.compile(r"\{\s*[a-z_]+=-?[0-9]{1,10}(?:[\s,]+[a-z_]+=-?[0-9]{1,10})*
 _FIELD = re.compile(r"([a-z_]+)=(-?[0-9]{1,18})", re.ASCII)
 
 
-def tables_problem(tables: Mapping[str, Sequence[str]]) -> str | None:
+def find_table_problem(tables: Mapping[str, Sequence[str]]) -> str | None:
     """What is wrong with a module's tables, or None: entries of another form, numbers of entries that do not exist."""
     if not tables:
         return None

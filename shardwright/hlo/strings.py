@@ -20,9 +20,9 @@ def _replace(match: re.Match[str]) -> str:
 
 
 def unescape(literal: str) -> str:
-    """The text that a string literal, its quotes included, stands for.
+    """The text of a string literal, its quotes included.
 
-    Escapes of single bytes (`\\303\\251`) are joined to UTF-8 where they form it.
+    Escapes of single bytes (`\\303\\251`) are joined to UTF-8 if they form it.
     """
     body = literal[1:-1]
     if "\\" not in body:

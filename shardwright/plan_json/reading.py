@@ -1,4 +1,4 @@
-"""A plan from JSON, each field checked: `decode`, and its parts for plans that hold several programs."""
+"""A plan from JSON, each field checked: `decode`, and its parts for plans of several programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from shardwright.errors import PlanError
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.json_reader import JsonProblem, Reader, load_json, shown
+from shardwright.json_reader import JsonProblem, ObjectReader, format_value, load_json
 from shardwright.plans import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
@@ -35,13 +35,14 @@ TEXT_LIMIT_BYTES = 1 << 28
 
 
 def decode(text: str, hlo_text: str | None = None) -> Plan:
-    """Read `encode`'s JSON. Raises PlanError naming the field that is wrong, or that
-    `hlo_text` is not the program the plan was made for."""
+    """Read `encode`'s JSON. Raises PlanError naming the wrong field, or if the plan was made for a program other than
+    `hlo_text`.
+    """
     return decode_data(read_json(text), hlo_text)
 
 
 def read_json(text: str) -> Any:
-    """The data of a JSON text; PlanError where it is none."""
+    """The data of a JSON text; PlanError if it is none."""
     try:
         return load_json(text)
     except JsonProblem as problem:
@@ -53,11 +54,11 @@ def read_json(text: str) -> Any:
 
 
 def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
-    """`decode` of what the JSON holds."""
+    """`decode` on the data of the JSON text."""
     version = _read_version(data)
     if version < (1, 3):
         _add_later_fields(data)
-    reader = Reader(data, "plan", refuse_unknown=version <= version_of(PLAN_FORMAT))
+    reader = ObjectReader(data, "plan", refuse_unknown=version <= version_of(PLAN_FORMAT))
     digest = reader.text("hlo_sha256")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise reader.wrong("hlo_sha256", "64 hexadecimal digits", digest)
@@ -78,8 +79,8 @@ def digest_of(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _read_rewritten(reader: Reader, digest: str) -> tuple[str, str | None]:
-    """(hash of the text that the planned program was rewritten from, or ''; the planned program where it is there)."""
+def _read_rewritten(reader: ObjectReader, digest: str) -> tuple[str, str | None]:
+    """(hash of the original text of a rewritten program, or ''; the planned program if present)."""
     if not reader.has("rewritten"):
         return "", None
     row = reader.object("rewritten")
@@ -91,7 +92,7 @@ def _read_rewritten(reader: Reader, digest: str) -> tuple[str, str | None]:
     return original, text
 
 
-def _unpack(row: Reader) -> str:
+def _unpack(row: ObjectReader) -> str:
     packed = row.text("hlo_gzip_base64")
     inflater = zlib.decompressobj(wbits=31)
     try:
@@ -116,7 +117,7 @@ def _add_later_fields(data: dict[str, Any]) -> None:
             candidate.setdefault("name", "")
 
 
-def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None) -> Plan:
+def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str | None) -> Plan:
     mesh = read_mesh(reader, "mesh")
     shardings = reader.objects("shardings", lambda row: read_sharding(row, mesh))
     values = _read_values(reader, shardings)
@@ -160,18 +161,18 @@ def _read_plan(reader: Reader, digest: str, original: str, hlo_text: str | None)
     return plan
 
 
-def _read_options(reader: Reader) -> dict[str, OptionValue]:
+def _read_options(reader: ObjectReader) -> dict[str, OptionValue]:
     if not reader.has("compile_options"):
         return {}
     options = reader.object("compile_options")
     return {name: _read_option(options, name) for name in options.names()}
 
 
-def _read_option(options: Reader, name: str) -> OptionValue:
-    found = options.take(name)
-    if not isinstance(found, bool | int | str):
-        raise options.wrong(name, "true, false, a whole number or text", found)
-    return found
+def _read_option(options: ObjectReader, name: str) -> OptionValue:
+    value = options.take(name)
+    if not isinstance(value, bool | int | str):
+        raise options.wrong(name, "true, false, a whole number or text", value)
+    return value
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -181,10 +182,12 @@ def version_of(text: str) -> tuple[int, int]:
 
 def _read_version(data: Any) -> tuple[int, int]:
     if not isinstance(data, dict):
-        raise PlanError(f"expected an object, found {shown(data)}", where="plan")
+        raise PlanError(f"expected an object, found {format_value(data)}", where="plan")
     written = data.get("format")
     if not isinstance(written, str) or not re.fullmatch(r"\d{1,6}\.\d{1,6}", written):
-        raise PlanError(f'expected a version such as "{PLAN_FORMAT}", found {shown(written)}', where="plan.format")
+        raise PlanError(
+            f'expected a version such as "{PLAN_FORMAT}", found {format_value(written)}', where="plan.format"
+        )
     if version_of(written)[0] != version_of(PLAN_FORMAT)[0]:
         raise PlanError(
             f"the plan has format {written}; this version of Shardwright reads {version_of(PLAN_FORMAT)[0]}.x",
@@ -194,7 +197,7 @@ def _read_version(data: Any) -> tuple[int, int]:
     return version_of(written)
 
 
-def read_mesh(reader: Reader, key: str) -> Mesh:
+def read_mesh(reader: ObjectReader, key: str) -> Mesh:
     axes = reader.objects(key, lambda row: MeshAxis(name=row.text("name"), size=row.integer("size", least=1)))
     try:
         return Mesh(axes=axes)
@@ -202,7 +205,7 @@ def read_mesh(reader: Reader, key: str) -> Mesh:
         raise reader.wrong(key, "distinct axis names", error.message) from None
 
 
-def read_sharding(row: Reader, mesh: Mesh) -> TensorSharding:
+def read_sharding(row: ObjectReader, mesh: Mesh) -> TensorSharding:
     names = set(mesh.sizes)
     dims = row.items("dims")
     for axes in dims:
@@ -212,7 +215,7 @@ def read_sharding(row: Reader, mesh: Mesh) -> TensorSharding:
     return TensorSharding(tuple(tuple(axes) for axes in dims), unreduced)
 
 
-def _read_values(reader: Reader, shardings: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
+def _read_values(reader: ObjectReader, shardings: Sequence[TensorSharding]) -> tuple[ValueSharding, ...]:
     values = []
     for i, row in enumerate(reader.items("values")):
         if not isinstance(row, list) or any(type(at) is not int or not 0 <= at < len(shardings) for at in row):
@@ -221,27 +224,29 @@ def _read_values(reader: Reader, shardings: Sequence[TensorSharding]) -> tuple[V
     return tuple(values)
 
 
-def _read_instructions(reader: Reader, mesh: Mesh, values: Sequence[ValueSharding]) -> tuple[InstructionPlan, ...]:
+def _read_instructions(
+    reader: ObjectReader, mesh: Mesh, values: Sequence[ValueSharding]
+) -> tuple[InstructionPlan, ...]:
     computations, opcodes, reasons = (reader.texts(key) for key in ("computations", "opcodes", "reasons"))
     axes = set(mesh.sizes)
 
     def position(at: Any, table: Sequence[T]) -> T:
         if type(at) is not int or not 0 <= at < len(table):
-            raise ValueError(f"a position below {len(table)}, found {shown(at)}")
+            raise ValueError(f"a position below {len(table)}, found {format_value(at)}")
         return table[at]
 
     def instruction(row: Any) -> InstructionPlan:
         if not isinstance(row, list) or len(row) not in (7, 8):
-            raise ValueError(f"a list of 7 or 8, found {shown(row)}")
+            raise ValueError(f"a list of 7 or 8, found {format_value(row)}")
         computation, name, opcode, operands, result, partial, reason, *shared = row
         if not isinstance(name, str):
-            raise ValueError(f"a name, found {shown(name)}")
+            raise ValueError(f"a name, found {format_value(name)}")
         if not isinstance(operands, list):
-            raise ValueError(f"a list of operands, found {shown(operands)}")
+            raise ValueError(f"a list of operands, found {format_value(operands)}")
         if not isinstance(partial, list) or any(axis not in axes for axis in partial if isinstance(axis, str)):
-            raise ValueError(f"a list of mesh axes, found {shown(partial)}")
+            raise ValueError(f"a list of mesh axes, found {format_value(partial)}")
         if any(not isinstance(axis, str) for axis in partial) or len(set(partial)) != len(partial):
-            raise ValueError(f"a list of distinct mesh axes, found {shown(partial)}")
+            raise ValueError(f"a list of distinct mesh axes, found {format_value(partial)}")
         return InstructionPlan(
             computation=position(computation, computations),
             name=name,
@@ -262,7 +267,7 @@ def _read_instructions(reader: Reader, mesh: Mesh, values: Sequence[ValueShardin
     return tuple(rows)
 
 
-def read_variable(row: Reader, shardings: Sequence[TensorSharding], mesh: Mesh) -> VariablePlan:
+def read_variable(row: ObjectReader, shardings: Sequence[TensorSharding], mesh: Mesh) -> VariablePlan:
     element_type = row.text("element_type")
     if element_type not in ELEMENT_BITS:
         raise row.wrong("element_type", "an HLO element type", element_type)
@@ -270,7 +275,7 @@ def read_variable(row: Reader, shardings: Sequence[TensorSharding], mesh: Mesh) 
     shape, sharding = row.integers("shape"), row.entry("sharding", shardings)
     if len(sharding.dims) != len(shape):
         raise row.wrong("sharding", f"a sharding of {len(shape)} dimensions", str(sharding))
-    variable = VariablePlan.lying(
+    variable = VariablePlan.from_sharding(
         row.integer("number"),
         row.text("name"),
         element_type,
@@ -298,7 +303,7 @@ def _check_numbers(parameters: Sequence[VariablePlan], outputs: Sequence[Variabl
                 raise PlanError(f"alias {variable.alias} does not point back", where=f"{where}.alias")
 
 
-def _read_collective(row: Reader, mesh: Mesh) -> PlannedCollective:
+def _read_collective(row: ObjectReader, mesh: Mesh) -> PlannedCollective:
     kind = row.text("kind")
     if kind not in COLLECTIVE_KINDS:
         raise row.wrong("kind", f"one of {', '.join(COLLECTIVE_KINDS)}", kind)
@@ -316,7 +321,7 @@ def _read_collective(row: Reader, mesh: Mesh) -> PlannedCollective:
     )
 
 
-def _read_groups(row: Reader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+def _read_groups(row: ObjectReader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Groups of equal size, each device of the mesh in one of them."""
     groups = row.items("groups")
     devices = [device for group in groups if isinstance(group, list) for device in group]
@@ -330,7 +335,7 @@ def _read_groups(row: Reader, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def _read_candidate(row: Reader) -> Candidate:
+def _read_candidate(row: ObjectReader) -> Candidate:
     step_s = row.take("step_s")
     return Candidate(
         name=row.text("name"),
@@ -340,7 +345,7 @@ def _read_candidate(row: Reader) -> Candidate:
     )
 
 
-def _read_recomputed(row: Reader) -> RecomputedSegment:
+def _read_recomputed(row: ObjectReader) -> RecomputedSegment:
     return RecomputedSegment(
         name=row.text("name"),
         repeats=row.integer("repeats", least=1),
@@ -350,7 +355,7 @@ def _read_recomputed(row: Reader) -> RecomputedSegment:
     )
 
 
-def _read_segment(row: Reader, shardings: Sequence[TensorSharding]) -> SegmentPlan:
+def _read_segment(row: ObjectReader, shardings: Sequence[TensorSharding]) -> SegmentPlan:
     boundary = []
     for item in row.items("boundary"):
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str) or type(item[1]) is not int:

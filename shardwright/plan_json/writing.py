@@ -1,4 +1,4 @@
-"""A plan as plain data for JSON: `encode`, and its parts for plans that hold several programs."""
+"""A plan in plain data for JSON: `encode`, and its parts for plans of several programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Table:
 
 
 def encode(plan: Plan) -> dict[str, Any]:
-    """The plan as plain lists, dicts, strings and numbers, without its HLO text."""
+    """The plan in plain lists, dicts, strings and numbers, without its HLO text."""
     shardings, values, computations, opcodes, reasons = (Table() for _ in range(5))
     reasons.position("")
     rows = [

@@ -1,4 +1,4 @@
-"""Collectives that the plan predicted beside those that XLA put into the partitioned program, as text and data."""
+"""Predicted collectives of a plan beside XLA's in the partitioned program, in text and data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.plans import Plan
-from shardwright.report.groups import joined_name
+from shardwright.report.groups import join_names
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.tables import plain_grid, plain_table, plain_text
 from shardwright.report.units import format_bytes
@@ -26,23 +26,23 @@ _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
 
 
 def explain_collectives(plan: Plan, observed: Iterable[Observed], *, width: int = 110) -> str:
-    """The proof of a plan by the collectives of its program, as plain text."""
+    """The proof of a plan by its program's collectives, in plain text."""
     return explain_proof(prove(plan, observed), width=width)
 
 
 # ---- proofs ----------------------------------------------------------------------
 def explain_proof(proof: Proof, *, everything: bool = False, width: int = 110) -> str:
-    """Verdict, totals by kind, axes and cause, and what differs, as plain text; every line with `everything`."""
+    """Verdict, totals by kind, axes and cause, and the differences, in plain text; every line with `everything`."""
     return plain_text(render_proof(proof, everything=everything), width)
 
 
 def render_proof(proof: Proof, *, everything: bool = False) -> Group:
-    """The same as something that rich prints."""
+    """The same in a form printed by rich."""
     return Group(*_verdict(proof), *_totals(proof), *_differences(proof), *(_every_line(proof) if everything else ()))
 
 
 def proof_as_dict(proof: Proof) -> dict[str, Any]:
-    """A proof as plain data for `--json`; bytes of one device a step."""
+    """A proof in plain data, for `--json`; bytes of one device a step."""
     return {
         "module": proof.module_name,
         "mesh": proof.mesh.sizes,
@@ -82,7 +82,7 @@ def _totals(proof: Proof) -> list[RenderableType]:
         [("collective", "left"), ("over", "left"), ("why", "left"), ("plan", "right"), ("program", "right")],
         fold=("why",),
     )
-    groups = _grouped(proof.lines)
+    groups = _group_lines(proof.lines)
     for lines in groups[:_SHOWN]:
         _add(table, [lines[0].kind, _over(lines[0]), _why(lines)], lines)
     if len(groups) > _SHOWN:
@@ -95,7 +95,7 @@ def _totals(proof: Proof) -> list[RenderableType]:
 
 
 def _differences(proof: Proof) -> list[RenderableType]:
-    groups = _grouped(proof.differences)
+    groups = _group_lines(proof.differences)
     if not groups:
         return []
     table = plain_table(
@@ -132,8 +132,8 @@ def _every_line(proof: Proof) -> list[RenderableType]:
     return [Text("Every line", style="bold"), Padding(table, (0, 0, 1, 2))]
 
 
-def _grouped(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
-    """Lines that differ only in numbers of their cause, the most bytes first."""
+def _group_lines(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:
+    """Lines grouped when they differ only in numbers of their cause; the most bytes first."""
     groups: dict[tuple[object, ...], list[ProofLine]] = {}
     for line in lines:
         groups.setdefault((line.status, line.kind, line.over, _NUMBER.sub("#", _cause(line))), []).append(line)
@@ -156,7 +156,7 @@ def _over(line: ProofLine) -> str:
 
 
 def _why(lines: Sequence[ProofLine]) -> str:
-    return joined_name([_cause(line) for line in lines])
+    return join_names([_cause(line) for line in lines])
 
 
 def _cause(line: ProofLine) -> str:
@@ -165,5 +165,5 @@ def _cause(line: ProofLine) -> str:
 
 def _sources(lines: Sequence[ProofLine]) -> str:
     """The first source line, and how many others there are."""
-    found = list(dict.fromkeys(line.where for line in lines if line.where))
-    return found[0] + (f" +{len(found) - 1}" if len(found) > 1 else "") if found else ""
+    places = list(dict.fromkeys(line.where for line in lines if line.where))
+    return places[0] + (f" +{len(places) - 1}" if len(places) > 1 else "") if places else ""

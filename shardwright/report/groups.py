@@ -1,4 +1,4 @@
-"""Groups of tensors that are laid out alike, and of collectives that have one cause."""
+"""Groups of tensors with equal shardings, and of collectives with one cause."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableGroup:
-    """Variables that differ only in a number of their name (a layer's index), or in the tree they are leaves of,
-    and share everything else.
+    """Variables that differ only in a number of their name (a layer's index), or in the tree around the leaf, and share
+    everything else.
 
-    bytes_per_device: of one of them, as stored.
+    bytes_per_device: of one of them, in storage.
     """
 
     name: str
@@ -51,11 +51,10 @@ class CollectiveGroup:
 def group_variables(variables: Iterable[VariablePlan], mesh: Mesh) -> list[VariableGroup]:
     """Groups in order of their first member; index runs are written `blocks[0..11]`.
 
-    A parameter and what an optimizer keeps for it stand together where they are laid out alike:
-    `params, opt_state[0].mu ['w']`.
+    A parameter and its optimizer state stand together if their shardings are equal: `params, opt_state[0].mu ['w']`.
     """
     variables = list(variables)
-    tails = _shared_tails(variables)
+    tails = _find_shared_tails(variables)
     runs: dict[tuple[str, str, tuple[object, ...]], list[VariablePlan]] = {}
     for variable in variables:
         tail = tails.get(variable.name, variable.name)
@@ -79,7 +78,7 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
     first = members[0]
     tails = [member.name.removeprefix(heads[0]) for member in members[: len(members) // len(heads)]]
     return VariableGroup(
-        name=", ".join(heads) + (" " if len(heads) > 1 else "") + joined_name(tails),
+        name=", ".join(heads) + (" " if len(heads) > 1 else "") + join_names(tails),
         count=len(members),
         element_type=first.element_type,
         shape=first.user_shape,
@@ -90,9 +89,9 @@ def _group(heads: list[str], members: list[VariablePlan], mesh: Mesh) -> Variabl
 
 
 def is_copy(variables: Sequence[VariablePlan]) -> dict[str, bool]:
-    """Per name that `group_variables` may merge: whether it is the copy (of an optimizer), not the tree's own leaf."""
+    """Per name that `group_variables` may merge: whether it is an optimizer's copy, not the tree's own leaf."""
     copies = {}
-    for name, tail in _shared_tails(variables).items():
+    for name, tail in _find_shared_tails(variables).items():
         own = _HEAD.match(name)
         copies[name] = own is None or own.end() != len(name) - len(tail)
     return copies
@@ -101,16 +100,16 @@ def is_copy(variables: Sequence[VariablePlan]) -> dict[str, bool]:
 _HEAD = re.compile(r"[A-Za-z_]\w*(?=[\[.])")
 
 
-def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
-    """Per name, the path into a tree that it shares with others of its shape: `['w']` of `params['w']`, and of
-    `opt_state[0].mu['w']`, which ends with the whole path of the former. Names that share none are left out.
+def _find_shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
+    """Per name, the path into a tree shared with others of its shape: `['w']` of `params['w']`, and of
+    `opt_state[0].mu['w']`, which ends with the whole path of the former. Names without one are left out.
     """
     paths = {
         (variable.name[head.end() :], variable.user_shape): 0
         for variable in variables
         if (head := _HEAD.match(variable.name)) is not None
     }
-    found: dict[str, str] = {}
+    tails: dict[str, str] = {}
     for variable in variables:
         starts = (i for i, letter in enumerate(variable.name) if letter in "[." and i)
         ends = [variable.name[i:] for i in starts]
@@ -118,18 +117,18 @@ def _shared_tails(variables: Sequence[VariablePlan]) -> dict[str, str]:
         for tail in ends:
             is_own = own is not None and own.end() == len(variable.name) - len(tail)
             if (tail, variable.user_shape) in paths and not is_own:
-                found[variable.name] = tail
+                tails[variable.name] = tail
                 paths[tail, variable.user_shape] += 1
                 break
     for variable in variables:
         own = _HEAD.match(variable.name)
-        if own is not None and variable.name not in found and paths[variable.name[own.end() :], variable.user_shape]:
-            found[variable.name] = variable.name[own.end() :]
-    return found
+        if own is not None and variable.name not in tails and paths[variable.name[own.end() :], variable.user_shape]:
+            tails[variable.name] = variable.name[own.end() :]
+    return tails
 
 
-def joined_name(names: Sequence[str]) -> str:
-    """One name for names that differ only in numbers: `b[0].w`, `b[1].w` → `b[0..1].w`."""
+def join_names(names: Sequence[str]) -> str:
+    """One name for names differing only in numbers: `b[0].w`, `b[1].w` → `b[0..1].w`."""
     pieces = _NUMBER.split(names[0])
     columns = list(zip(*(_NUMBER.findall(name) for name in names), strict=True))
     joined = pieces[0]
@@ -151,25 +150,25 @@ def _runs(numbers: Sequence[int]) -> str:
 
 
 def group_collectives(collectives: Iterable[PlannedCollective]) -> list[CollectiveGroup]:
-    """Groups by kind, axes and cause, whose numbers may differ, the longest time first.
+    """Groups by kind, axes and cause (up to numbers), the longest time first.
 
-    The suffixes that make instruction names unique are left out of the cause.
+    The unique suffixes of instruction names are left out of the cause.
     """
     groups: dict[tuple[str, tuple[str, ...], str, str], list[PlannedCollective]] = {}
     for collective in collectives:
         key = (collective.kind, collective.axes, collective.over, _NUMBER.sub("#", _SUFFIX.sub("", collective.cause)))
         groups.setdefault(key, []).append(collective)
-    found = [
+    collective_groups = [
         CollectiveGroup(
             kind=kind,
             axes=axes,
             over=over,
-            cause=joined_name([_SUFFIX.sub("", each.cause) for each in members]),
-            count=sum(each.count for each in members),
-            payload_bytes=sum(each.payload_bytes * each.count for each in members),
-            wire_bytes=sum(each.wire_bytes * each.count for each in members),
-            time_s=sum(each.time_s for each in members),
+            cause=join_names([_SUFFIX.sub("", member.cause) for member in members]),
+            count=sum(member.count for member in members),
+            payload_bytes=sum(member.payload_bytes * member.count for member in members),
+            wire_bytes=sum(member.wire_bytes * member.count for member in members),
+            time_s=sum(member.time_s for member in members),
         )
         for (kind, axes, over, _), members in groups.items()
     ]
-    return sorted(found, key=lambda group: -group.time_s)
+    return sorted(collective_groups, key=lambda group: -group.time_s)

@@ -1,4 +1,4 @@
-"""Memory of one device that the plan predicted beside XLA's own analysis of the compiled program."""
+"""Predicted memory of one device beside XLA's own analysis of the compiled program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def explain_memory(
     temporaries_bytes: int,
     width: int = 120,
 ) -> str:
-    """Predicted and compiled bytes as plain text.
+    """Predicted and compiled bytes in plain text.
 
-    outputs_bytes, aliased_bytes: as XLA counts, outputs that reuse an argument's buffer included in both.
+    outputs_bytes, aliased_bytes: in XLA's count; both include outputs that reuse an argument's buffer.
     """
     predicted, fresh = plan.memory, outputs_bytes - aliased_bytes
     table = plain_table([("memory of a device", "left"), ("predicted", "right"), ("compiled", "right")])

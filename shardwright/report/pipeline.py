@@ -1,4 +1,4 @@
-"""A PipelinePlan as text: stages, the schedule as a picture, what is sent, what the search compared."""
+"""A PipelinePlan in text: stages, the schedule's picture, transfers, compared candidates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 16
 
 
 def explain_pipeline(plan: PipelinePlan, *, width: int = 110) -> str:
-    """The report of `print_pipeline` as plain text of `width` columns; more where a table needs them."""
+    """The report of `print_pipeline` in plain text of `width` columns; more for wide tables."""
     return plain_text(render_pipeline(plan, width), width)
 
 
@@ -30,7 +30,7 @@ def print_pipeline(plan: PipelinePlan, console: Console) -> None:
 
 
 def render_pipeline(plan: PipelinePlan, width: int) -> Group:
-    """The report as something that rich prints."""
+    """The report in a form printed by rich."""
     return Group(
         *_header(plan),
         *_stages(plan),
@@ -89,7 +89,7 @@ def _schedule(plan: PipelinePlan, width: int) -> list[RenderableType]:
 
 
 def _transfers(plan: PipelinePlan) -> list[RenderableType]:
-    """Per pair of stages, what goes from one to the other in a step: bytes of one sending device."""
+    """Per pair of stages, the transfers of a step: bytes of one sending device."""
     sent: dict[tuple[int, int], list[int]] = defaultdict(list)
     for here, task in plan.tasks.tasks():
         if task.kind == "send" and task.peer is not None:
@@ -106,19 +106,19 @@ def _transfers(plan: PipelinePlan) -> list[RenderableType]:
 
 def _reductions(plan: PipelinePlan) -> list[RenderableType]:
     """Per kind of program the collectives of one step."""
-    found: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     per_micro_batch = {"split", "forward", "backward", "weight", "accumulate"}
     for program in plan.programs:
         times = plan.micro_batches if program.kind in per_micro_batch else 1
-        for each in program.plan.collectives:
-            row = found[program.kind, each.kind, each.over]
-            row[0] += each.count * times
-            row[1] += each.wire_bytes * each.count * times
-    if not found:
+        for planned in program.plan.collectives:
+            row = totals[program.kind, planned.kind, planned.over]
+            row[0] += planned.count * times
+            row[1] += planned.wire_bytes * planned.count * times
+    if not totals:
         return []
     columns = [("in", "left"), ("collective", "left"), ("over", "left"), ("times", "right"), ("wire bytes", "right")]
     table = plain_table(columns)
-    for (kind, collective, over), (count, wire) in sorted(found.items()):
+    for (kind, collective, over), (count, wire) in sorted(totals.items()):
         table.add_row(kind, collective, over, str(count), format_bytes(wire))
     return [title("Collectives a step, all stages together"), Padding(table, (0, 0, 1, 2))]
 

@@ -1,4 +1,4 @@
-"""The trace of a plan: its predicted timeline above what a step of it measured."""
+"""The trace of a plan: its predicted timeline above a step's measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.pipelines import PipelinePlan
 from shardwright.plans import Plan
 from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace
-from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph
 
 #: Where the program stands in the graph of a plan of one program, behind `input`.
 _POSITION = 1
@@ -21,10 +21,10 @@ def plan_trace(
     measured_s: float | None = None,
     node_of: Callable[[int], int] = lambda device: 0,
 ) -> dict[str, Any]:
-    """The step of a plan as a trace for Perfetto, as data for JSON (`trace.write_trace`).
+    """A plan's step in Perfetto's trace format, in data for JSON (`trace.write_trace`).
 
-    measured: the tasks of a pipeline's step, as measured; measured_s: seconds of a step of one program. node_of: node
-    of each device of the cluster, which says where what was measured on a node is shown.
+    measured: the measured tasks of a pipeline's step; measured_s: seconds of a step of one program. node_of: node of
+    each device of the cluster; it assigns measurements to tracks.
     """
     if isinstance(plan, PipelinePlan):
         graph, ranges = plan.tasks, [stage.devices for stage in plan.stages]
@@ -45,18 +45,18 @@ def plan_trace(
 
 
 def _one_program(plan: Plan) -> TaskGraph:
-    """A plan of one program as a graph of one task."""
+    """A graph of one task, for a plan of one program."""
     memory = plan.memory
     arguments, outputs = (
-        Value(name=name, scope="step", sizes={0: size})
+        StepValue(name=name, scope="step", sizes={0: size})
         for name, size in (("arguments", memory.arguments_bytes), ("outputs", memory.outputs_bytes))
     )
-    program = Piece(
+    program = ProgramSpec(
         program=plan.module_name, kind="apply", stage=0, reads=("arguments",), writes=("outputs",),
         time_s=plan.cost.step_s, workspace_bytes=memory.temporaries_bytes,
     )  # fmt: skip
-    pieces = StepPieces(
-        micro_batches=1, stage_of_chunk=(0,), values=(arguments, outputs), pieces=(program,),
+    pieces = StepSpec(
+        micro_batches=1, stage_of_chunk=(0,), values=(arguments, outputs), programs=(program,),
         arguments=(("arguments", 0),), outputs=(("outputs", 0),),
     )  # fmt: skip
     return task_graph(pieces, Schedule("gpipe"))

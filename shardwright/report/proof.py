@@ -1,17 +1,17 @@
-"""A plan's collectives held against those that XLA put into the partitioned program, one by one.
+"""Compares a plan's collectives with XLA's in the partitioned program, one by one.
 
-XLA names a collective after the planned instruction it was made for, so the two are matched
+XLA names a collective after the planned instruction it was made for. The two sides are matched
 
-1. by instruction and kind: what one instruction needs may be one line of the plan and two collectives (XLA
-   reduces scalars over one axis after the other), or the reverse;
-2. what is left over, by kind, devices and bytes: a value that several instructions want alike is moved once, for
-   whichever of them XLA met first.
+1. by instruction and kind: one instruction's need may be one line of the plan and two collectives (XLA reduces scalars
+   over one axis after the other), or the reverse;
+2. the rest by kind, devices and bytes: a value needed equally by several instructions is moved once, for the first of
+   them that XLA met.
 
-What is matched must run within the devices of the plan's groups: equal bytes over another axis are other links. Of a
-permute, sender and receiver of each pair must lie in one group.
+Matched collectives must run within the devices of the plan's groups: equal bytes over another axis are other links.
+Sender and receiver of each pair of a permute must be in one group.
 
-An all-reduce of which every device keeps a slice counts as the reduce-scatter that GPU and TPU make of the pair,
-unless the plan has an all-reduce there: then it is one.
+An all-reduce with only a slice kept on every device counts as a reduce-scatter, its form on GPU and TPU, unless the
+plan has an all-reduce there: then it is one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Groups = frozenset[frozenset[int]]
 
 
 class Observed(Protocol):
-    """What is known of a collective in a partitioned program; bytes of one execution."""
+    """A collective observed in a partitioned program; bytes of one execution."""
 
     @property
     def kind(self) -> str: ...
@@ -55,7 +55,7 @@ class Observed(Protocol):
     def count(self) -> int: ...
     @property
     def groups(self) -> str:
-        """As XLA prints them; `all` where it names none."""
+        """In XLA's text; `all` if it names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +75,22 @@ class Item:
 
     @property
     def amount(self) -> tuple[str, int, int, int]:
-        """What collectives share that move as much, over whichever devices."""
+        """Key shared by collectives of equal traffic, regardless of devices."""
         return (self.kind, self.payload_bytes, self.wire_bytes, self.count)
 
     @property
     def signature(self) -> tuple[tuple[str, int, int, int], _Groups]:
-        """What equal collectives share."""
+        """Key shared by equal collectives."""
         return (self.amount, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofLine:
-    """What one instruction needs of one kind for one cause, on both sides; executions and bytes that one device sends,
-    a step.
+    """Collectives of one instruction, kind and cause, on both sides; executions and bytes sent by one device, a step.
 
-    where: the user's source line, `model.py:63`, where the program says so.
-    group_size: devices of XLA's largest group, of the plan's where the program has none.
-    axes: of the plan's lines; empty where the plan has none. over: the same in words (`PlannedCollective.over`).
+    where: the user's source line, `model.py:63`, if the program names it.
+    group_size: devices of XLA's largest group, of the plan's if the program has none.
+    axes: of the plan's lines; empty if the plan has none. over: the same in words (`PlannedCollective.over`).
     payload_bytes: of the largest collective, once.
     """
 
@@ -121,7 +120,7 @@ class ProofLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Whether XLA's program has the collectives of a plan, and which not. `lines` come in the plan's order."""
+    """Whether XLA's program has the collectives of a plan, and the missing ones. `lines` come in the plan's order."""
 
     module_name: str
     mesh: Mesh
@@ -139,13 +138,13 @@ class Proof:
 
     @property
     def differences(self) -> tuple[ProofLine, ...]:
-        """Lines that do not agree, the most bytes first."""
-        found = [line for line in self.lines if line.status != "agrees"]
-        return tuple(sorted(found, key=lambda line: (-abs(line.difference_bytes), line.instruction, line.kind)))
+        """Lines in disagreement, the most bytes first."""
+        disagreeing = [line for line in self.lines if line.status != "agrees"]
+        return tuple(sorted(disagreeing, key=lambda line: (-abs(line.difference_bytes), line.instruction, line.kind)))
 
     @property
     def difference(self) -> float:
-        """Bytes that differ, more here or less there alike, as a part of all; lines too small to matter left out."""
+        """Bytes that differ, excess and lack counted equally, relative to the total; negligible lines left out."""
         larger = max(self.predicted_wire_bytes, self.observed_wire_bytes)
         return sum(abs(line.difference_bytes) for line in self.lines if not line.is_small) / max(larger, 1)
 
@@ -157,7 +156,7 @@ class Proof:
         return self.difference <= self.tolerance
 
     def explain(self, *, everything: bool = False, width: int = 110) -> str:
-        """The comparison for people: totals by kind, axes and cause, then the differences, or every line."""
+        """The comparison in text: totals by kind, axes and cause, then the differences, or every line."""
         from shardwright.report.collectives import explain_proof
 
         return explain_proof(self, everything=everything, width=width)
@@ -166,62 +165,62 @@ class Proof:
 def prove(plan: Plan, observed: Iterable[Observed], *, tolerance: float = TOLERANCE) -> Proof:
     """Match the plan's collectives with those of its partitioned program.
 
-    Where the plan came without its HLO text, lines have no source.
+    If the plan came without its HLO text, lines have no source.
     """
-    planned, seen = planned_items(plan), observed_items(plan, observed)
+    planned, seen = items_of_plan(plan), items_of_program(plan, observed)
     where = _source_lines(plan, {item.instruction for item in (*planned, *seen)})
     lines = [
-        _line(left, right, where.get((left or right)[0].instruction, ""), tolerance)
-        for left, right in _matched(planned, seen)
+        _line(planned_side, program_side, where.get((planned_side or program_side)[0].instruction, ""), tolerance)
+        for planned_side, program_side in _match_items(planned, seen)
     ]
     return Proof(module_name=plan.module_name, mesh=plan.mesh, tolerance=tolerance, lines=tuple(lines))
 
 
 # ---- the two sides ---------------------------------------------------------------
-def planned_items(plan: Plan) -> list[Item]:
-    """The plan's collectives that move anything."""
+def items_of_plan(plan: Plan) -> list[Item]:
+    """The plan's collectives with traffic."""
     return [
         Item(
-            kind=each.kind,
-            group_size=len(each.groups[0]) if each.groups else plan.mesh.size(each.axes),
-            payload_bytes=each.payload_bytes,
-            wire_bytes=each.wire_bytes,
-            count=each.count,
-            instruction=each.instruction,
-            cause=each.cause,
-            axes=each.axes,
-            over=each.over,
-            groups=_planned_groups(plan.mesh, each),
+            kind=collective.kind,
+            group_size=len(collective.groups[0]) if collective.groups else plan.mesh.size(collective.axes),
+            payload_bytes=collective.payload_bytes,
+            wire_bytes=collective.wire_bytes,
+            count=collective.count,
+            instruction=collective.instruction,
+            cause=collective.cause,
+            axes=collective.axes,
+            over=collective.over,
+            groups=_groups_of_plan(plan.mesh, collective),
         )
-        for each in plan.collectives
-        if each.wire_bytes
+        for collective in plan.collectives
+        if collective.wire_bytes
     ]
 
 
-def observed_items(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
-    """The program's collectives over more than one device, reductions read as the plan has them."""
+def items_of_program(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
+    """The program's collectives over more than one device, reductions in the plan's form."""
     planned: dict[str, list[Item]] = {}
-    for item in planned_items(plan):
+    for item in items_of_plan(plan):
         planned.setdefault(item.instruction, []).append(item)
-    items = [_observed_item(each, plan.mesh.device_count) for each in observed if each.group_size > 1]
+    items = [_to_item(collective, plan.mesh.device_count) for collective in observed if collective.group_size > 1]
     return [_as_planned(item, planned.get(item.instruction, [])) for item in items]
 
 
-def _planned_groups(mesh: Mesh, planned: PlannedCollective) -> _Groups:
-    return _unordered(planned.groups or device_groups(planned.axes, mesh))
+def _groups_of_plan(mesh: Mesh, planned: PlannedCollective) -> _Groups:
+    return _to_sets(planned.groups or device_groups(planned.axes, mesh))
 
 
-def _observed_groups(seen: Observed, devices: int) -> _Groups:
-    """Those of more than one device: a device that a permute leaves where it is sends nothing."""
+def _groups_of_observed(seen: Observed, devices: int) -> _Groups:
+    """Groups of more than one device: a permute from a device to itself sends nothing."""
     groups = [range(devices)] if seen.groups == "all" else parse_replica_groups(seen.groups)
     return frozenset(group for group in map(frozenset, groups) if len(group) > 1)
 
 
-def _unordered(groups: Iterable[Iterable[int]]) -> _Groups:
+def _to_sets(groups: Iterable[Iterable[int]]) -> _Groups:
     return frozenset(map(frozenset, groups))
 
 
-def _observed_item(seen: Observed, devices: int) -> Item:
+def _to_item(seen: Observed, devices: int) -> Item:
     name = getattr(seen, "op_name", "") or getattr(seen, "instruction", "")
     return Item(
         kind=seen.kind,
@@ -230,22 +229,22 @@ def _observed_item(seen: Observed, devices: int) -> Item:
         wire_bytes=seen.wire_bytes,
         count=seen.count,
         instruction=name,
-        groups=_observed_groups(seen, devices),
+        groups=_groups_of_observed(seen, devices),
     )
 
 
 def _as_planned(item: Item, planned: Sequence[Item]) -> Item:
-    """A reduce-scatter as the all-reduce that the plan has at its instruction instead."""
+    """A reduce-scatter in the form of the plan's all-reduce at its instruction, if it has one."""
     if item.kind != "reduce-scatter":
         return item
-    whole, signatures = _as_all_reduce(item), {each.signature for each in planned}
+    whole, signatures = _as_all_reduce(item), {planned_item.signature for planned_item in planned}
     if item.signature in signatures or whole.signature in signatures:
         return item if item.signature in signatures else whole
-    kinds = {each.kind for each in planned}
+    kinds = {planned_item.kind for planned_item in planned}
     return whole if "all-reduce" in kinds and "reduce-scatter" not in kinds else item
 
 
-def _as_it_is(item: Item) -> Item:
+def _identity(item: Item) -> Item:
     return item
 
 
@@ -259,31 +258,31 @@ def _as_all_reduce(item: Item) -> Item:
 _Pair = tuple[list[Item], list[Item]]
 
 
-def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
-    """Pairs of lists that belong together; one of them may be empty."""
+def _match_items(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
+    """Pairs of matching lists; one of them may be empty."""
     cells: dict[tuple[str, str], _Pair] = {}
     for side, items in enumerate((planned, seen)):
         for item in items:
             cells.setdefault((item.instruction, item.kind), ([], []))[side].append(item)
     elsewhere: list[Item] = []  # what the program has beyond the plan's lines of its instruction
     lacking: list[Item] = []
-    for left, right in cells.values():
-        equal, missing, extra = _equal_pairs(left, right)
+    for planned_side, program_side in cells.values():
+        equal, missing, extra = _equal_pairs(planned_side, program_side)
         yield from equal
         if missing and extra:  # the instruction has them, of another size
             yield missing, extra
             continue
         lacking += missing
         elsewhere += extra
-    for read in (_as_it_is, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
+    for convert in (_identity, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
         for fits in (_is_equal, _is_equal_within):
             rest = []
             for item in lacking:
-                found = _take(elsewhere, item, read, fits)
-                if found is None:
+                match = _take(elsewhere, item, convert, fits)
+                if match is None:
                     rest.append(item)
                 else:
-                    yield [item], [found]
+                    yield [item], [match]
             lacking = rest
     for item in lacking:
         yield [item], []
@@ -292,25 +291,24 @@ def _matched(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
 
 
 def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_Pair], list[Item], list[Item]]:
-    """Equal collectives of both sides, those that the plan has for one cause over the same axes together; and what has
-    no equal."""
+    """Equal collectives of both sides, grouped by the plan's cause and axes; and the rest of both sides."""
     missing, extra = [], list(seen)
-    found: dict[tuple[str, tuple[str, ...], str], _Pair] = {}
+    pairs: dict[tuple[str, tuple[str, ...], str], _Pair] = {}
     for wanted in planned:
-        equal = _take(extra, wanted, _as_it_is, _is_equal)
+        equal = _take(extra, wanted, _identity, _is_equal)
         if equal is None:
             missing.append(wanted)
             continue
-        left, right = found.setdefault((wanted.cause, wanted.axes, wanted.over), ([], []))
-        left.append(wanted)
-        right.append(equal)
-    return list(found.values()), missing, extra
+        planned_side, program_side = pairs.setdefault((wanted.cause, wanted.axes, wanted.over), ([], []))
+        planned_side.append(wanted)
+        program_side.append(equal)
+    return list(pairs.values()), missing, extra
 
 
 def _take(
     seen: list[Item], wanted: Item, read: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
 ) -> Item | None:
-    """Take out the first collective that, read so, fits what the plan wants."""
+    """Take out the first collective that, after `read`, fits the plan's."""
     for index, item in enumerate(seen):
         if fits(read(item), wanted):
             del seen[index]
@@ -324,7 +322,7 @@ def _is_equal(seen: Item, wanted: Item) -> bool:
 
 
 def _is_equal_within(seen: Item, wanted: Item) -> bool:
-    """Whether as much moves between fewer devices, all of which are the plan's."""
+    """Whether equal traffic runs between fewer devices, all of them the plan's."""
     return seen.amount == wanted.amount and _stays_within([seen], [wanted])
 
 
@@ -370,9 +368,9 @@ def _source_lines(plan: Plan, names: set[str]) -> dict[str, str]:
     if plan.hlo_text is None:
         return {}
     module = parse(plan.hlo_text)
-    found = {}
+    source_lines = {}
     for computation in module.computations:
         for instruction in computation:
             if instruction.name in names and (place := module.place(instruction)):
-                found[instruction.name] = place
-    return found
+                source_lines[instruction.name] = place
+    return source_lines

@@ -1,11 +1,11 @@
-"""The schedule of a pipelined step as text: a row per stage, time from left to right.
+"""The schedule of a pipelined step in text: a row per stage, time from left to right.
 
     stage 0  F0─F1─F2─············B0────F3─B1────···B2────···B3────A──
     stage 1  ···F0─F1─······B0────F2─B1────F3─B2────···B3────A──······
     stage 2  ······F0─B0────F1─B1────F2─B2────F3─B3────A──············
 
-A letter and a number is where the cell of that micro-batch begins, dots are idle time. Where the step is too long
-for the width, its middle is left out.
+A letter and a number mark the beginning of that micro-batch's cell, dots are idle time. The middle of a step longer
+than the width is left out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BUSY = "─"
 _CUT = " ⋯ "
 
 #: Columns that are drawn of a step at most, before those that have no room are cut out.
-_MOST_COLUMNS = 1_000_000
+_MAX_COLUMNS = 1_000_000
 
 #: Stages shown; of more than that the first and the last ones.
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Block:
 
 
 def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) -> list[str]:
-    """Lines of at most `width` columns (40 or more): one a stage, then what the signs mean."""
+    """Lines of at most `width` columns (40 or more): one a stage, then the legend."""
     rows = [list(_blocks(tasks, spans)) for tasks, spans in zip(graph.stages, timeline.tasks, strict=True)]
     blocks = [block for row in rows for block in row]
     if not blocks or timeline.step_s <= 0:
@@ -49,15 +49,15 @@ def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) 
     room = width - margin
     column_s = _column_s(blocks, timeline.step_s, room)
     lines = []
-    for stage in _shown(len(rows)):
+    for stage in _rows_to_show(len(rows)):
         if stage is None:
             lines.append(" " * margin + "⋮")
             continue
-        lines.append(f"{heads[stage]:<{margin}}{_fitted(_drawn(rows[stage], column_s, timeline.step_s), room)}")
+        lines.append(f"{heads[stage]:<{margin}}{_shorten(_draw_row(rows[stage], column_s, timeline.step_s), room)}")
     letters = dict.fromkeys(block.label[0] for block in blocks)
-    known = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
+    legend = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
     meaning = (
-        f"{known}; {_IDLE} idle, {timeline.bubble_fraction * 100:.1f} % in all; a column is {format_seconds(column_s)}"
+        f"{legend}; {_IDLE} idle, {timeline.bubble_fraction * 100:.1f} % in all; a column is {format_seconds(column_s)}"
     )
     return [*lines, *wrap(meaning, width)]
 
@@ -74,9 +74,9 @@ def _blocks(tasks: Sequence[Task], spans: Sequence[tuple[float, float]]) -> Iter
 
 
 def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
-    """Seconds a column: the whole step where nearly all cells' labels then fit, else what they need and a line between.
+    """Seconds a column: the whole step if nearly all cells' labels then fit, else their need plus a line between.
 
-    What runs once a step may be much shorter; it is drawn as far as it can be.
+    Once-a-step programs may be much shorter; they are drawn if possible.
     """
     whole_s = step_s / room
     cells = [block for block in blocks if block.label[0] != LETTERS["apply"]] or blocks
@@ -84,10 +84,10 @@ def _column_s(blocks: Sequence[_Block], step_s: float, room: int) -> float:
         sorted((block.end_s - block.begin_s) / (len(block.label) + gap) for block in cells)[len(cells) // 10]
         for gap in (0, 1)
     )
-    return whole_s if whole_s <= close else max(apart, step_s / _MOST_COLUMNS)
+    return whole_s if whole_s <= close else max(apart, step_s / _MAX_COLUMNS)
 
 
-def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
+def _draw_row(row: Sequence[_Block], column_s: float, step_s: float) -> str:
     line = [_IDLE] * max(1, round(step_s / column_s))
     for block in row:
         first, last = round(block.begin_s / column_s), round(block.end_s / column_s)
@@ -98,18 +98,18 @@ def _drawn(row: Sequence[_Block], column_s: float, step_s: float) -> str:
     return "".join(line)
 
 
-def _fitted(line: str, room: int) -> str:
+def _shorten(line: str, room: int) -> str:
     if len(line) <= room:
         return line
     head = (room - len(_CUT)) // 2
     return line[:head] + _CUT + line[-(room - len(_CUT) - head) :]
 
 
-def _shown(stages: int) -> Iterator[int | None]:
-    if stages <= _MOST_ROWS:
+def _rows_to_show(stages: int) -> Iterator[int | None]:
+    if stages <= _MAX_ROWS:
         yield from range(stages)
         return
-    half = _MOST_ROWS // 2
+    half = _MAX_ROWS // 2
     yield from range(half)
     yield None
     yield from range(stages - half, stages)

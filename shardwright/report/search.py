@@ -1,4 +1,4 @@
-"""What the search saw: the plans it compared with their prices, and the parts that it solved on their own."""
+"""The search's view: compared plans with their prices, and the independently solved segments."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def certificate(cost: CostSummary) -> str:
         why = f" ({cost.bound_scope})" if cost.bound_scope else ""
         return f"none: nothing is known of how much faster another plan could be{why}"
     if not cost.is_bounded:
-        return _beyond(cost)
+        return _compare_with_bounded(cost)
     within = f"certified within {_percent(cost.gap)} of optimal" if cost.gap >= 1e-6 else "certified optimal"
     scope = f" ({cost.bound_scope})" if cost.bound_scope else ""
     return f"{within}: no plan takes less than {format_seconds(cost.lower_bound_s)}{scope}"
 
 
-def _beyond(cost: CostSummary) -> str:
-    """Of a plan that its bound does not cover: how it compares with those that it does."""
+def _compare_with_bounded(cost: CostSummary) -> str:
+    """Comparison of a plan outside its bound's scope with the plans inside."""
     part = 1.0 - cost.step_s / cost.lower_bound_s
     relation = f"{_percent(part)} less than" if part > 0 else f"at most {_percent(-part)} more than"
     least = format_seconds(cost.lower_bound_s)
@@ -52,20 +52,20 @@ def _percent(part: float) -> str:
 # ---- candidates ----------------------------------------------------------------
 
 
-def ranked_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
-    """(candidate, whether it is the plan), the fastest first; those that were left out last."""
+def rank_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
+    """(candidate, whether it is the plan), the fastest first; unpriced ones last."""
     ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
-    ours = [each for each in ranked if each.mesh == plan.mesh and each.step_s is not None]
+    ours = [item for item in ranked if item.mesh == plan.mesh and item.step_s is not None]
     chosen = min(ours, key=lambda each: abs((each.step_s or 0.0) - plan.cost.step_s), default=None)
-    return [(each, each is chosen) for each in ranked]
+    return [(item, item is chosen) for item in ranked]
 
 
 def candidates_section(plan: Plan) -> list[RenderableType]:
-    """A row per plan that the search compared; nothing where there was no choice."""
+    """A row per compared plan; nothing if there was no choice."""
     if len(plan.candidates) < 2:
         return []
-    ranked = ranked_candidates(plan)
-    is_named = any(each.name for each in plan.candidates)
+    ranked = rank_candidates(plan)
+    is_named = any(candidate_of_plan.name for candidate_of_plan in plan.candidates)
     columns = [("plan", "left")] if is_named else []
     columns += [("mesh", "left"), ("predicted step", "right"), ("slower by", "right"), ("note", "left")]
     table = plain_table(columns, fold=("plan", "note"))
@@ -89,8 +89,8 @@ def _price(candidate: Candidate, plan: Plan) -> tuple[str, str]:
 # ---- memory for time ------------------------------------------------------------
 
 
-def recomputed_section(plan: Plan) -> list[RenderableType]:
-    """A row per kind of segment that computes values again; nothing where all that is needed is kept."""
+def recompute_section(plan: Plan) -> list[RenderableType]:
+    """A row per kind of segment with rematerialized values; nothing if all values are kept."""
     if not plan.recomputed:
         return []
     columns = [("segment", "left"), ("equal ones", "right"), ("values of each", "right"), ("adds to a step", "right")]
@@ -109,7 +109,7 @@ def recomputed_section(plan: Plan) -> list[RenderableType]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentGroup:
-    """Segments of one kind: `first` stands for all of them."""
+    """Segments of one kind: `first` represents all of them."""
 
     first: SegmentPlan
     count: int
@@ -120,17 +120,20 @@ def group_segments(segments: Sequence[SegmentPlan]) -> list[SegmentGroup]:
     kinds: dict[int, list[SegmentPlan]] = {}
     for segment in segments:
         kinds.setdefault(segment.kind, []).append(segment)
-    return [SegmentGroup(first=members[0], count=sum(each.repeats for each in members)) for members in kinds.values()]
+    return [
+        SegmentGroup(first=members[0], count=sum(segment_of_kind.repeats for segment_of_kind in members))
+        for members in kinds.values()
+    ]
 
 
 def segments_section(plan: Plan) -> list[RenderableType]:
-    """A row per kind of segment: how many are equal, and what the first of them hands on."""
+    """A row per kind of segment: number of equal ones, and the boundary values of the first."""
     groups = group_segments(plan.segments)
     if not groups:
         return []
     columns = [("segment", "left"), ("instructions", "right"), ("equal ones", "right"), ("hands on", "left")]
     table = plain_table(columns, fold=("segment", "hands on"))
-    arguments = frozenset(each.name for each in plan.instructions if each.opcode == "parameter")
+    arguments = frozenset(instruction.name for instruction in plan.instructions if instruction.opcode == "parameter")
     for group in groups[:_SHOWN_KINDS]:
         first = group.first
         cells = (str(first.instructions), str(group.count))
@@ -143,7 +146,7 @@ def segments_section(plan: Plan) -> list[RenderableType]:
 
 
 def _boundary(segment: SegmentPlan, arguments: frozenset[str]) -> str:
-    """What it hands on: values that it computes; arguments that pass through are counted, their layouts stand above."""
+    """Boundary values: computed ones; arguments passing through are only counted, their layouts stand above."""
     computed = [f"{name} {sharding}" for name, sharding in segment.boundary if name not in arguments]
     shown, hidden = computed[:_SHOWN_VALUES], len(computed[_SHOWN_VALUES:])
     values = ", ".join([*shown, *([f"and {hidden} more"] if hidden else [])])

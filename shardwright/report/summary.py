@@ -1,4 +1,4 @@
-"""A plan in a few lines: what is split over what, what moves, what it takes."""
+"""A plan in a few lines: shardings, traffic, time and memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans import Plan, VariablePlan, combined_count
+from shardwright.plans import Plan, VariablePlan, count_combined
 from shardwright.report.groups import is_copy
 from shardwright.report.search import certificate
 from shardwright.report.units import format_bytes, format_seconds
@@ -18,7 +18,7 @@ _SHOWN_INPUTS = 6
 _KNOWN_AS = re.compile(r"this is the plan that is known as '([^']+)'")
 
 #: Part of the step from which the time that inputs take to arrive is said.
-_LEAST_ARRIVAL = 0.01
+_MIN_ARRIVAL = 0.01
 
 _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 
@@ -26,13 +26,13 @@ _SINGULAR = {"tensors": "tensor", "matrices": "matrix", "vectors": "vector"}
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """(label, text) per line."""
     cost, memory = plan.cost, plan.memory
-    wire = sum(each.wire_bytes * each.count for each in plan.collectives)
+    wire = sum(collective.wire_bytes * collective.count for collective in plan.collectives)
     chosen = "found by search" if plan.origin == "search" else plan.origin
-    known = _KNOWN_AS.match(cost.bound_scope)
-    chosen = f"{known[1]}, {chosen}" if known else chosen
+    match = _KNOWN_AS.match(cost.bound_scope)
+    chosen = f"{match[1]}, {chosen}" if match else chosen
     parts = f"{format_seconds(cost.compute_s)} compute + {format_seconds(cost.communication_s)} communication"
     arrival_s = _arrival_s(plan)
-    parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _LEAST_ARRIVAL * cost.step_s else ""
+    parts += f", {format_seconds(arrival_s)} of it for inputs" if arrival_s >= _MIN_ARRIVAL * cost.step_s else ""
     parts += f" ({format_seconds(cost.hidden_s)} more beside compute)" if cost.hidden_s else ""
     return [
         ("mesh", f"{plan.mesh} ({plan.mesh.device_count} devices), {chosen} in {format_seconds(plan.planning_s)}"),
@@ -41,37 +41,37 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ("on the wire", f"{format_bytes(wire)} a device and step, {_runs(plan)}" if plan.collectives else "nothing"),
         ("memory", f"{format_bytes(memory.peak_bytes)} peak a device"),
         ("bound", certificate(cost)),
-        ("prices", f"hardware profile {plan.hardware!r}{_compiled_with(plan)}"),
+        ("prices", f"hardware profile {plan.hardware!r}{_describe_compile_options(plan)}"),
     ]
 
 
 def _runs(plan: Plan) -> str:
     """`12 collectives`, `646 collectives, 128 once combined` by the compiler."""
-    count, left = sum(each.count for each in plan.collectives), combined_count(plan.collectives)
-    return f"{count} collectives" + (f", {left} once combined" if left < count else "")
+    count, combined_count = sum(collective.count for collective in plan.collectives), count_combined(plan.collectives)
+    return f"{count} collectives" + (f", {combined_count} once combined" if combined_count < count else "")
 
 
-def _compiled_with(plan: Plan) -> str:
-    """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: what the prices take for granted."""
+def _describe_compile_options(plan: Plan) -> str:
+    """`, compiled with xla_gpu_enable_latency_hiding_scheduler=True`: options assumed by the prices."""
     options = ", ".join(f"{name}={value}" for name, value in plan.compile_options.items())
     return f", compiled with {options}" if options else ""
 
 
 def _arrival_s(plan: Plan) -> float:
-    """Seconds a step that arguments from the client take: what of the communication is no collective's."""
-    moving_s = sum(each.time_s for each in plan.collectives)
+    """Seconds a step of the client's arguments: communication outside the collectives."""
+    moving_s = sum(collective.time_s for collective in plan.collectives)
     return plan.cost.communication_s + plan.cost.hidden_s - moving_s
 
 
 def state_kinds(plan: Plan) -> list[tuple[str, list[VariablePlan]]]:
-    """Arguments by what they are: those not updated, parameters, and what an optimizer keeps for these."""
+    """Arguments by kind: those not updated, parameters, and their optimizer state."""
     state = [variable for variable in plan.parameters if variable.alias is not None]
     copies = is_copy(plan.parameters)
-    kept = [variable for variable in state if copies.get(variable.name, False)]
+    optimizer_state = [variable for variable in state if copies.get(variable.name, False)]
     return [
         ("inputs", [variable for variable in plan.parameters if variable.alias is None]),
         ("parameters", [variable for variable in state if not copies.get(variable.name, False)]),
-        ("optimizer", kept),
+        ("optimizer", optimizer_state),
     ]
 
 
@@ -79,13 +79,13 @@ def _layouts(plan: Plan) -> Iterable[tuple[str, str]]:
     """State counted, parameters and optimizer apart; the first few of all other arguments one by one."""
     (_, inputs), *state = state_kinds(plan)
     if inputs:
-        shown = [f"{each.name} {_input(each, plan)}" for each in inputs[:_SHOWN_INPUTS]]
+        shown = [f"{argument.name} {_input(argument, plan)}" for argument in inputs[:_SHOWN_INPUTS]]
         more = f", and {len(inputs) - _SHOWN_INPUTS} more" if len(inputs) > _SHOWN_INPUTS else ""
         yield "inputs", ", ".join(shown) + more
     for kind, variables in state:
         arrays = [variable for variable in variables if variable.user_shape]
         if arrays:
-            yield kind, _counted(arrays, plan)
+            yield kind, _count_split(arrays, plan)
 
 
 def _input(variable: VariablePlan, plan: Plan) -> str:
@@ -97,7 +97,7 @@ def _input(variable: VariablePlan, plan: Plan) -> str:
     return f"split over {'·'.join(variable.sharding.axes)}"
 
 
-def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
+def _count_split(variables: Sequence[VariablePlan], plan: Plan) -> str:
     """`12 of 16 matrices split over data, 4 replicated; 32 vectors replicated`."""
     parts = []
     vectors = [variable for variable in variables if len(variable.user_shape) == 1]
@@ -105,11 +105,11 @@ def _counted(variables: Sequence[VariablePlan], plan: Plan) -> str:
     name = "tensors" if any(len(variable.user_shape) > 2 for variable in others) else "matrices"
     for what, members in ((name, others), ("vectors", vectors)):
         if members:
-            parts.append(_split(what, members, plan))
+            parts.append(_count_by_split(what, members, plan))
     return "; ".join(parts)
 
 
-def _split(what: str, members: Sequence[VariablePlan], plan: Plan) -> str:
+def _count_by_split(what: str, members: Sequence[VariablePlan], plan: Plan) -> str:
     order = [axis.name for axis in plan.mesh.axes]
     over = Counter("·".join(sorted(member.sharding.axes, key=order.index)) for member in members)
     if len(over) == 1:

@@ -1,4 +1,4 @@
-"""Tables without frames, and rich views as plain text. No name in one is ever broken: what does not fit is wider."""
+"""Tables without frames, and rich views in plain text. No name is ever broken: a long one widens its column."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rich.text import Text
 _FOLDED_WIDTH = 14
 
 #: Wider than any table: what is measured in so much room says how much it needs at least.
-_MOST_WIDTH = 100_000
+_MAX_WIDTH = 100_000
 
 
 class PlainTable(Table):
-    """A table whose columns are at least as wide as their longest name: as a whole cell where the column does not wrap,
-    as its longest word where it does."""
+    """A table with columns at least as wide as their longest name: the whole cell in a column without wrapping, else
+    the longest word.
+    """
 
     def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
         super().add_row(*renderables, **options)
         for column, cell in zip(self.columns, renderables, strict=False):
-            column.min_width = max(column.min_width or 0, _least_width(cell, is_whole=column.no_wrap))
+            column.min_width = max(column.min_width or 0, _min_width(cell, is_whole=column.no_wrap))
 
 
 def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ()) -> Table:
@@ -45,7 +46,7 @@ def plain_table(columns: Sequence[tuple[str, str]], *, fold: Sequence[str] = ())
 
 
 def plain_grid(*sides: str) -> Table:
-    """A table of facts, without a heading: a label, and what is so; the second column may wrap where it is "left"."""
+    """A table of facts, without a heading: label and fact; the second column may wrap if it is "left"."""
     table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for number, side in enumerate(sides):
         right = side == "right"
@@ -53,13 +54,13 @@ def plain_grid(*sides: str) -> Table:
     return table
 
 
-def _least_width(cell: RenderableType | None, *, is_whole: bool) -> int:
+def _min_width(cell: RenderableType | None, *, is_whole: bool) -> int:
     if cell is None:
         return 0
     if isinstance(cell, str | Text):
         text = str(cell)
         return max((cell_len(piece) for piece in (text.splitlines() if is_whole else text.split())), default=0)
-    console = Console(width=_MOST_WIDTH)
+    console = Console(width=_MAX_WIDTH)
     return Measurement.get(console, console.options, cell).minimum
 
 
@@ -71,8 +72,8 @@ def plain_text(view: RenderableType, width: int) -> str:
 
 
 def print_view(view: RenderableType, console: Console) -> None:
-    """Print a view, each part of it as wide as the console, or as its longest name needs."""
-    room, width = console.options.update_width(_MOST_WIDTH), console.width
+    """Print a view, each part with the console's width, or its longest name's."""
+    room, width = console.options.update_width(_MAX_WIDTH), console.width
     try:
         for part in _parts(view):
             console.width = max(width, Measurement.get(console, room, part).minimum)  # rich cuts what is wider

@@ -1,4 +1,4 @@
-"""A plan as text: layout per tensor, collectives and bytes a step, memory per device, what the search saw."""
+"""A plan in text: layout per tensor, collectives and bytes a step, memory per device, the search's candidates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.plans import Plan, VariablePlan
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
-from shardwright.report.search import candidates_section, group_segments, recomputed_section, segments_section
+from shardwright.report.search import candidates_section, group_segments, recompute_section, segments_section
 from shardwright.report.summary import state_kinds, summary
 from shardwright.report.tables import plain_grid, print_view, title
 from shardwright.report.tables import plain_table as plain_table
@@ -28,7 +28,7 @@ _SHOWN_COLLECTIVES = 16
 
 
 def explain_plan(plan: Plan, *, width: int = 110) -> str:
-    """The report of `print_plan` as plain text of `width` columns; more where a table with a long name needs them."""
+    """The report of `print_plan` in plain text of `width` columns; more for a table with a long name."""
     return plain_text(render_plan(plan), width)
 
 
@@ -38,14 +38,14 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def render_plan(plan: Plan) -> Group:
-    """The report as something that rich prints."""
+    """The report in a form printed by rich."""
     return Group(
         *_header(plan),
         *_variables("Arguments", plan.parameters, plan),
         *_variables("Outputs that are not updates of an argument", _fresh(plan.outputs), plan),
         *_collectives(plan),
         *_memory(plan),
-        *recomputed_section(plan),
+        *recompute_section(plan),
         *candidates_section(plan),
         *segments_section(plan),
         *_notes(plan),
@@ -53,7 +53,7 @@ def render_plan(plan: Plan) -> Group:
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """What the report says, as plain data for `--json`; bytes and seconds as in the names."""
+    """The report in plain data, for `--json`; units are in the names."""
     return {
         "module": plan.module_name,
         "mesh": plan.mesh.sizes,
@@ -216,7 +216,7 @@ def _memory(plan: Plan) -> list[RenderableType]:
 
 
 def argument_bytes(plan: Plan) -> list[tuple[str, int]]:
-    """(kind, bytes of one device) of inputs, parameters and optimizer state, as they are stored."""
+    """(kind, bytes of one device) of inputs, parameters and optimizer state, in storage."""
     return [
         (kind, sum(shard_bytes(v.element_type, v.stored_shape, v.stored_sharding, plan.mesh) for v in variables))
         for kind, variables in state_kinds(plan)

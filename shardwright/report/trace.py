@@ -1,9 +1,9 @@
-"""A step as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: what was predicted above what was measured.
+"""A step in the trace format of Perfetto (ui.perfetto.dev) or chrome://tracing: prediction above measurement.
 
-In the Trace Event Format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for
-each of predicted devices, predicted links, measured devices and measured links; in them a track per device, or per
-direction between two stages; an arrow from who made a value over the link to who reads it; and how much memory each
-stage holds. Both clocks begin with the step, and both have their arrows.
+In the Trace Event Format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): a process for each
+of predicted devices, predicted links, measured devices and measured links; in them a track per device, or per direction
+between two stages; an arrow from a buffer's producer over the link to its consumer; and the memory of each stage. Both
+clocks begin with the step, and both have their arrows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shardwright.tasks import COMPUTE_KINDS, Buffer, Task, TaskGraph, Timeline, 
 Event = dict[str, Any]
 
 #: Devices with a track of their own; of more than that there is one track per stage (and node).
-MOST_DEVICE_TRACKS = 64
+MAX_DEVICE_TRACKS = 64
 
 # Process numbers that no track has: a thread with the number of its process is shown as its main thread.
 _PREDICTED, _PREDICTED_LINKS, _MEASURED, _MEASURED_LINKS = range(10**6, 10**6 + 4)
 #: Buffers named in the details of a slice.
-_MOST_NAMES = 12
+_MAX_NAMES = 12
 
 _PROCESSES = {
     _PREDICTED: "predicted: devices",
@@ -58,8 +58,8 @@ class DevicePlace:
     node: int = 0
 
 
-class _Carried(NamedTuple):
-    """A transfer: what it is known by, from which stage to which, and when."""
+class _TransferSpan(NamedTuple):
+    """A transfer: its key, its two stages, and its begin and end."""
 
     key: Hashable
     pair: tuple[int, int]
@@ -75,7 +75,7 @@ class _Track(NamedTuple):
 
 
 def write_trace(path: str | os.PathLike[str], trace: Mapping[str, Any]) -> None:
-    """Write what `step_trace` made, so that Perfetto opens it."""
+    """Write the trace of `step_trace` to a file for Perfetto."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file, separators=(",", ":"))
 
@@ -88,11 +88,14 @@ def step_trace(
     measured: Sequence[MeasuredTask] = (),
     name: str = "step",
 ) -> dict[str, Any]:
-    """The trace of one step, as data for JSON.
+    """The trace of one step, in data for JSON.
 
-    devices: those of every stage. measured: what ran; none where the step was only planned.
+    devices: those of every stage. measured: measured tasks; empty if the step was only planned.
     """
-    events = [*_predicted(graph, timeline, devices), *(_measured(graph, devices, measured) if measured else ())]
+    events = [
+        *_trace_prediction(graph, timeline, devices),
+        *(_trace_measurement(graph, devices, measured) if measured else ()),
+    ]
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -101,7 +104,7 @@ def step_trace(
             "micro_batches": graph.micro_batches,
             "predicted_step_s": timeline.step_s,
             "predicted_bubble_fraction": timeline.bubble_fraction,
-            **({"measured_step_s": max(each.end_s for each in measured)} if measured else {}),
+            **({"measured_step_s": max(timing.end_s for timing in measured)} if measured else {}),
         },
         "traceEvents": [*_processes(bool(measured)), *events],
     }
@@ -119,7 +122,7 @@ def _processes(is_measured: bool) -> Iterator[Event]:
 
 def _device_tracks(process: int, devices: Sequence[Sequence[DevicePlace]]) -> list[list[_Track]]:
     """Per stage, the tracks of its devices."""
-    if sum(map(len, devices)) <= MOST_DEVICE_TRACKS:
+    if sum(map(len, devices)) <= MAX_DEVICE_TRACKS:
         return [
             [_Track(process, place.device, f"device {place.device} (stage {stage})", place.node) for place in places]
             for stage, places in enumerate(devices)
@@ -144,17 +147,18 @@ def _range(numbers: Sequence[int]) -> str:
     return f"device {numbers[0]}" if len(numbers) == 1 else f"devices {min(numbers)} to {max(numbers)}"
 
 
-def _link_tracks(process: int, transfers: Iterable[_Carried]) -> dict[Hashable, _Track]:
-    """The track of every transfer, by its key: one for each direction between two stages, and further ones for what
-    goes beside something else, since slices of a track must not overlap."""
+def _link_tracks(process: int, transfers: Iterable[_TransferSpan]) -> dict[Hashable, _Track]:
+    """The track of every transfer, by its key: one per direction between two stages, and further ones for overlapping
+    transfers, since slices of a track must not overlap.
+    """
     ends: dict[tuple[int, int], list[float]] = {}
     lanes: dict[Hashable, tuple[int, int, int]] = {}
-    for each in sorted(transfers, key=lambda each: (each.pair, each.begin_s, each.end_s)):
-        taken = ends.setdefault(each.pair, [])
-        begin, end = _microseconds(each.begin_s), _microseconds(each.end_s)
-        lane = next((lane for lane, until in enumerate(taken) if until <= begin), len(taken))
-        taken[lane:] = [end, *taken[lane + 1 :]]
-        lanes[each.key] = (*each.pair, lane)
+    for transfer in sorted(transfers, key=lambda each: (each.pair, each.begin_s, each.end_s)):
+        lane_ends = ends.setdefault(transfer.pair, [])
+        begin, end = _microseconds(transfer.begin_s), _microseconds(transfer.end_s)
+        lane = next((lane for lane, until in enumerate(lane_ends) if until <= begin), len(lane_ends))
+        lane_ends[lane:] = [end, *lane_ends[lane + 1 :]]
+        lanes[transfer.key] = (*transfer.pair, lane)
     numbers = {lane: number for number, lane in enumerate(sorted(set(lanes.values())))}
     return {
         key: _Track(
@@ -164,7 +168,7 @@ def _link_tracks(process: int, transfers: Iterable[_Carried]) -> dict[Hashable, 
     }
 
 
-def _named(tracks: Iterable[_Track]) -> Iterator[Event]:
+def _name_tracks(tracks: Iterable[_Track]) -> Iterator[Event]:
     for track in tracks:
         where = {"pid": track.process, "tid": track.number}
         yield {"ph": "M", "name": "thread_name", **where, "args": {"name": track.name}}
@@ -174,15 +178,17 @@ def _named(tracks: Iterable[_Track]) -> Iterator[Event]:
 # ---- what was predicted --------------------------------------------------------
 
 
-def _predicted(graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]) -> Iterator[Event]:
+def _trace_prediction(
+    graph: TaskGraph, timeline: Timeline, devices: Sequence[Sequence[DevicePlace]]
+) -> Iterator[Event]:
     tracks = _device_tracks(_PREDICTED, devices)
     sends = [(task, task.transfer) for _, task in graph.tasks() if task.transfer is not None and task.kind == "send"]
     links = _link_tracks(
         _PREDICTED_LINKS,
-        [_Carried(number, (task.stage, task.peer or 0), *timeline.transfers[number]) for task, number in sends],
+        [_TransferSpan(number, (task.stage, task.peer or 0), *timeline.transfers[number]) for task, number in sends],
     )
-    yield from _named(track for own in tracks for track in own)
-    yield from _named(dict.fromkeys(links.values()))
+    yield from _name_tracks(track for own in tracks for track in own)
+    yield from _name_tracks(dict.fromkeys(links.values()))
     for here, task in graph.tasks():
         begin, end = timeline.tasks[here.stage][here.position]
         if task.kind in COMPUTE_KINDS:
@@ -204,18 +210,18 @@ def _arrows(
     tracks: Sequence[Sequence[_Track]],
     links: Mapping[Hashable, _Track],
 ) -> Iterator[Event]:
-    """From the slice that wrote a buffer over the slice of its transfer to the first one that reads it."""
+    """From the slice that wrote a buffer over its transfer's slice to its first reader's."""
     makers, readers = _makers_and_readers(graph)
     for task in (task for _, task in graph.tasks() if task.kind == "send"):
         stage, peer, number, buffer = task.stage, task.peer or 0, task.transfer or 0, task.reads[0]
-        made, read = makers.get((stage, buffer)), readers.get((peer, buffer))
-        if made is None or read is None:
+        producer, consumer = makers.get((stage, buffer)), readers.get((peer, buffer))
+        if producer is None or consumer is None:
             continue  # from the step's arguments, or to its results
         yield from _arrow(
             {"cat": "transfer", "name": str(buffer), "id": number},
-            (tracks[stage][0], *timeline.tasks[stage][made]),
+            (tracks[stage][0], *timeline.tasks[stage][producer]),
             (links[number], *timeline.transfers[number]),
-            (tracks[peer][0], *timeline.tasks[peer][read]),
+            (tracks[peer][0], *timeline.tasks[peer][consumer]),
         )
 
 
@@ -224,7 +230,7 @@ _Span = tuple[_Track, float, float]
 
 
 def _makers_and_readers(graph: TaskGraph) -> tuple[dict[tuple[int, Buffer], int], dict[tuple[int, Buffer], int]]:
-    """By stage and buffer, the position of the program that writes it, and of the first one that reads it."""
+    """By stage and buffer, the positions of the program that writes it, and of its first reader."""
     makers: dict[tuple[int, Buffer], int] = {}
     readers: dict[tuple[int, Buffer], int] = {}
     for here, task in graph.tasks():
@@ -258,8 +264,8 @@ def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskG
 
 
 def _names(buffers: Sequence[Buffer]) -> str:
-    more = f", and {len(buffers) - _MOST_NAMES} more" if len(buffers) > _MOST_NAMES else ""
-    return ", ".join(map(str, buffers[:_MOST_NAMES])) + more
+    more = f", and {len(buffers) - _MAX_NAMES} more" if len(buffers) > _MAX_NAMES else ""
+    return ", ".join(map(str, buffers[:_MAX_NAMES])) + more
 
 
 def _counter(name: str, time_s: float, value: int) -> Event:
@@ -277,59 +283,64 @@ def _microseconds(time_s: float) -> float:
 # ---- what was measured ---------------------------------------------------------
 
 
-def _measured(
+def _trace_measurement(
     graph: TaskGraph, devices: Sequence[Sequence[DevicePlace]], measured: Sequence[MeasuredTask]
 ) -> Iterator[Event]:
     tracks = _device_tracks(_MEASURED, devices)
-    receives = [(each, graph.stages[each.stage][each.position]) for each in measured]
+    receives = [(timing, graph.stages[timing.stage][timing.position]) for timing in measured]
     links = _link_tracks(
         _MEASURED_LINKS,
         [
-            _Carried(each, (task.peer or 0, task.stage), each.begin_s, each.end_s)
-            for each, task in receives
+            _TransferSpan(timing, (task.peer or 0, task.stage), timing.begin_s, timing.end_s)
+            for timing, task in receives
             if task.kind == "receive"
         ],
     )
-    yield from _named(track for own in tracks for track in own)
-    yield from _named(dict.fromkeys(links.values()))
-    for each in measured:
-        task = graph.stages[each.stage][each.position]
+    yield from _name_tracks(track for own in tracks for track in own)
+    yield from _name_tracks(dict.fromkeys(links.values()))
+    for timing in measured:
+        task = graph.stages[timing.stage][timing.position]
         if task.kind in COMPUTE_KINDS:
-            for track in tracks[each.stage]:
-                if track.node == each.node:
-                    yield _slice(track, task, each.begin_s, each.end_s)
+            for track in tracks[timing.stage]:
+                if track.node == timing.node:
+                    yield _slice(track, task, timing.begin_s, timing.end_s)
         elif task.kind == "receive":
-            yield _slice(links[each], task, each.begin_s, each.end_s, graph)
-    yield from _measured_arrows(graph, tracks, measured, links)
+            yield _slice(links[timing], task, timing.begin_s, timing.end_s, graph)
+    yield from _arrows_of_measurement(graph, tracks, measured, links)
 
 
-def _measured_arrows(
+def _arrows_of_measurement(
     graph: TaskGraph,
     tracks: Sequence[Sequence[_Track]],
     measured: Sequence[MeasuredTask],
     links: Mapping[Hashable, _Track],
 ) -> Iterator[Event]:
-    """Of each receive, on each node that measured one; left out where the clocks of nodes are so far apart that a value
-    would arrive before it was made."""
+    """An arrow per receive, on each node that measured one; left out if node clocks differ by enough that a value would
+    arrive before it was made.
+    """
     makers, readers = _makers_and_readers(graph)
-    ran = {(each.stage, each.position, each.node): each for each in measured}
-    nodes = {(each.stage, each.position): each.node for each in reversed(measured)}
+    ran = {(timing.stage, timing.position, timing.node): timing for timing in measured}
+    nodes = {(timing.stage, timing.position): timing.node for timing in reversed(measured)}
     node_count = 1 + max(nodes.values(), default=0)
 
     def span(stage: int, position: int | None, node: int | None) -> _Span | None:
-        found = None if position is None or node is None else ran.get((stage, position, node))
+        ran_task = None if position is None or node is None else ran.get((stage, position, node))
         track = next((track for track in tracks[stage] if track.node == node), None)
-        return None if found is None or track is None else (track, found.begin_s, found.end_s)
+        return None if ran_task is None or track is None else (track, ran_task.begin_s, ran_task.end_s)
 
-    for each in measured:
-        task = graph.stages[each.stage][each.position]
+    for timing in measured:
+        task = graph.stages[timing.stage][timing.position]
         if task.kind != "receive":
             continue
         peer, buffer = task.peer or 0, task.writes[0]
         maker = makers.get((peer, buffer))
-        made = None if maker is None else span(peer, maker, nodes.get((peer, maker)))
-        read = span(each.stage, readers.get((each.stage, buffer)), each.node)
-        if made is None or read is None or not (made[1] + made[2]) / 2 <= min(each.end_s, read[1]):
+        sender = None if maker is None else span(peer, maker, nodes.get((peer, maker)))
+        receiver = span(timing.stage, readers.get((timing.stage, buffer)), timing.node)
+        if sender is None or receiver is None or not (sender[1] + sender[2]) / 2 <= min(timing.end_s, receiver[1]):
             continue
-        flow = {"cat": "measured transfer", "name": str(buffer), "id": (task.transfer or 0) * node_count + each.node}
-        yield from _arrow(flow, made, (links[each], each.begin_s, each.end_s), read)
+        flow = {
+            "cat": "measured transfer",
+            "name": str(buffer),
+            "id": (task.transfer or 0) * node_count + timing.node,
+        }
+        yield from _arrow(flow, sender, (links[timing], timing.begin_s, timing.end_s), receiver)

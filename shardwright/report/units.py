@@ -1,4 +1,4 @@
-"""Numbers for people: the only place where bytes and seconds get prefixes, and parts their per cent sign."""
+"""Numbers in readable units: the only place of prefixes on bytes and seconds, and of per cent signs."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ class Wrapped:
 
     def lines(self, width: int) -> list[str]:
         """The text in lines of at most `width` columns; pieces put together are the text again."""
-        found = [""]
+        lines = [""]
         for piece in self._pieces:
-            if found[-1].strip() and len(found[-1]) + len(piece.rstrip()) > width:
-                found.append(_INDENT)
-            found[-1] += piece
-        return [line.rstrip() for line in found]
+            if lines[-1].strip() and len(lines[-1]) + len(piece.rstrip()) > width:
+                lines.append(_INDENT)
+            lines[-1] += piece
+        return [line.rstrip() for line in lines]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         longest = max((len(piece.rstrip()) for piece in self._pieces), default=0)

@@ -1,16 +1,16 @@
-"""Tasks: from the programs of a pipelined step to ordered lists that workers run, and to the time they will take.
+"""Tasks: from the programs of a pipelined step to ordered task lists of workers, and their predicted times.
 
-`StepPieces` says what there is; `task_graph` puts it in the order of a `Schedule` and derives what is sent and when
-buffers go; `simulate` tells when everything happens. Pure data and functions.
+`StepSpec` describes the step's programs and values; `task_graph` puts them in the order of a `Schedule` and derives
+transfers and buffer lifetimes; `simulate` predicts all times. Pure data and functions.
 """
 
 from shardwright.tasks.build import task_graph
 from shardwright.tasks.check import channel_capacity
 from shardwright.tasks.graph import COMPUTE_KINDS, MICRO_BATCH, TASK_KINDS, Buffer, Task, TaskGraph, TaskId
-from shardwright.tasks.pace import ChunkEdge, ChunkTime, Pace, pace
-from shardwright.tasks.pieces import Piece, PieceKind, Scope, StepPieces, Value
 from shardwright.tasks.schedules import SCHEDULE_NAMES, Cell, Schedule, in_flight
 from shardwright.tasks.simulate import StageMemory, Timeline, memory_over_time, simulate
+from shardwright.tasks.step_estimate import ChunkEdge, ChunkTime, StepEstimate, estimate_step
+from shardwright.tasks.step_spec import ProgramKind, ProgramSpec, Scope, StepSpec, StepValue
 
 __all__ = [
     "COMPUTE_KINDS",
@@ -21,22 +21,22 @@ __all__ = [
     "Cell",
     "ChunkEdge",
     "ChunkTime",
-    "Pace",
-    "Piece",
-    "PieceKind",
+    "ProgramKind",
+    "ProgramSpec",
     "Schedule",
     "Scope",
     "StageMemory",
-    "StepPieces",
+    "StepEstimate",
+    "StepSpec",
+    "StepValue",
     "Task",
     "TaskGraph",
     "TaskId",
     "Timeline",
-    "Value",
     "channel_capacity",
+    "estimate_step",
     "in_flight",
     "memory_over_time",
-    "pace",
     "simulate",
     "task_graph",
 ]

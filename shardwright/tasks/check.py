@@ -1,19 +1,21 @@
-"""What must hold for any task graph, whoever made it: the lists can be run to their end, and leave nothing behind."""
+"""Invariants of any task graph, independent of its builder: the lists can run to their end, and leave nothing
+behind.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from shardwright.errors import PlanCheckError
-from shardwright.tasks.engine import Compute, Operation, Receive, Send, Transfer, run
+from shardwright.tasks.engine import Compute, Operation, Receive, Send, Transfer, run_operations
 from shardwright.tasks.graph import COMPUTE_KINDS, MICRO_BATCH, TASK_KINDS, Buffer, Task, TaskGraph, TaskId
 
 
 def check(graph: TaskGraph) -> None:
     """Raises PlanCheckError naming stage and task.
 
-    Found are: a buffer read before it is written or after it is dropped, kept after its last use, or written over; a
-    transfer with one end, or in another order at its ends; tasks that wait for each other without end.
+    Errors found: a buffer read before it is written or after it is dropped, kept after its last use, or written over; a
+    transfer with one end, or in another order at its ends; tasks in a deadlock.
     """
     if len(graph.sizes) != len(graph.stages):
         raise PlanCheckError(f"sizes are given for {len(graph.sizes)} stages, tasks for {len(graph.stages)}")
@@ -117,7 +119,7 @@ def _check_transfers(graph: TaskGraph) -> None:
 
 def _check_end(graph: TaskGraph) -> None:
     stages, transfers = operations(graph)
-    blocked = run(stages, transfers).blocked
+    blocked = run_operations(stages, transfers).blocked
     stuck = [(stage, index) for stage, index in enumerate(blocked) if index is not None]
     if stuck:
         named = "; ".join(f"stage {s} in task {i} ({graph.stages[s][i]})" for s, i in stuck)
@@ -125,16 +127,16 @@ def _check_end(graph: TaskGraph) -> None:
 
 
 def channel_capacity(graph: TaskGraph) -> int:
-    """How many transfers one direction between two stages must take in before the receiver has posted them.
+    """Number of transfers one direction between two stages must accept before the receiver has posted them.
 
-    With fewer places a send that blocks would leave stages waiting for each other. Of a checked graph; the buffers
-    that wait there are the sender's, and counted as such.
+    With fewer places, a blocking send would deadlock stages. Needs a checked graph; the waiting buffers are the
+    sender's, and are counted there.
     """
     stages, transfers = operations(graph)
     least, most = 0, len(transfers)
     while least < most:
         middle = (least + most) // 2
-        if any(index is not None for index in run(stages, transfers, capacity=middle).blocked):
+        if any(index is not None for index in run_operations(stages, transfers, capacity=middle).blocked):
             least = middle + 1
         else:
             most = middle
@@ -142,7 +144,7 @@ def channel_capacity(graph: TaskGraph) -> int:
 
 
 def operations(graph: TaskGraph) -> tuple[list[list[Operation]], list[Transfer]]:
-    """The lists as the engine takes them, with the tasks' own seconds; transfers that take no time."""
+    """The lists in the engine's form, with the tasks' own seconds; transfers take no time."""
     count = 1 + max((task.transfer for _, task in graph.tasks() if task.transfer is not None), default=-1)
     transfers = [Transfer(0, 0)] * count
     stages: list[list[Operation]] = []

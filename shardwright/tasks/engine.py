@@ -1,8 +1,8 @@
-"""When what happens: lists of operations, one a stage, and transfers between them, followed through time.
+"""Discrete-event simulation: lists of operations, one a stage, and transfers between them.
 
-A stage takes its operations in order. A transfer begins when both its send and its receive were reached, and
-when the one before it in its direction has left the channel. An operation that computes begins when the stage has
-done the one before, and all that it waits for has arrived.
+A stage runs its operations in order. A transfer begins once both its send and its receive were reached and the previous
+transfer in its direction has left the channel. A computation begins once the stage has finished the previous one and
+all transfers it waits for have arrived.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Compute(NamedTuple):
-    """Takes the stage for `time_s`, once the transfers `waits` have arrived."""
+    """Occupies the stage for `time_s`, once the transfers `waits` have arrived."""
 
     time_s: float
     waits: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ Operation = Compute | Send | Receive
 
 
 class Transfer(NamedTuple):
-    """busy_s: how long it keeps its channel; it arrives `latency_s` after that."""
+    """busy_s: time on its channel; it arrives `latency_s` after that."""
 
     source: int
     target: int
@@ -40,24 +40,27 @@ class Transfer(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When operations and transfers began and ended; transfers end on arrival. `blocked`: per stage the operation
-    that could never begin, None for a stage that reached its end."""
+    """Begin and end of operations and transfers; transfers end on arrival. `blocked`: per stage the operation that
+    could never begin, or None.
+    """
 
     operations: tuple[list[tuple[float, float]], ...]
     transfers: list[tuple[float, float]]
     blocked: tuple[int | None, ...]
 
 
-def run(stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], *, capacity: int | None = None) -> Times:
+def run_operations(
+    stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], *, capacity: int | None = None
+) -> Times:
     """Follow all lists to their end, or until none can go on.
 
     capacity: how many transfers of one direction may be sent and not yet posted by the receiver before the next
     send blocks its stage; None for any number.
     """
-    return _Run(stages, transfers, capacity).finish()
+    return _Simulation(stages, transfers, capacity).finish()
 
 
-class _Run:
+class _Simulation:
     def __init__(
         self, stages: Sequence[Sequence[Operation]], transfers: Sequence[Transfer], capacity: int | None
     ) -> None:
@@ -72,17 +75,17 @@ class _Run:
         self._unposted: dict[tuple[int, int], int] = defaultdict(int)
         self._waiting: dict[int, int] = {}  # transfer → the stage that waits for its arrival
         self._full: dict[tuple[int, int], int] = {}  # channel → the stage that waits to send
-        self._ready = list(range(len(stages)))
+        self._require_ready = list(range(len(stages)))
 
     def finish(self) -> Times:
-        while self._ready:
-            self._advance(self._ready.pop())
+        while self._require_ready:
+            self._advance(self._require_ready.pop())
         ended = [len(times) == len(stage) for times, stage in zip(self._times, self._stages, strict=True)]
         blocked = tuple(None if end else len(times) for end, times in zip(ended, self._times, strict=True))
         return Times(self._times, [carried or (0.0, 0.0) for carried in self._carried], blocked)
 
     def _advance(self, stage: int) -> None:
-        """As far as it goes: to the end, or to the first operation that waits for another stage."""
+        """Advance to the end, or to the first operation that waits for another stage."""
         operations, times = self._stages[stage], self._times[stage]
         clock = self._clock[stage]
         while len(times) < len(operations):
@@ -112,7 +115,7 @@ class _Run:
                 if channel in self._full:
                     sender = self._full.pop(channel)
                     self._clock[sender] = max(self._clock[sender], clock)
-                    self._ready.append(sender)
+                    self._require_ready.append(sender)
             self._reach(operation.transfer, transfer, clock)
             times.append((clock, clock))
         self._clock[stage] = clock
@@ -127,4 +130,4 @@ class _Run:
         self._free[channel] = begin + transfer.busy_s
         self._carried[number] = (begin, begin + transfer.busy_s + transfer.latency_s)
         if number in self._waiting:
-            self._ready.append(self._waiting.pop(number))
+            self._require_ready.append(self._waiting.pop(number))

@@ -1,12 +1,12 @@
-"""The task graph of a step: what every stage does, in which order, with which buffers.
+"""The task graph of a step: tasks of every stage, their order and their buffers.
 
-A stage (the devices of one mesh) does its tasks in the order of its list. `send` and `receive` only start a
-transfer and block nothing; a task that reads a buffer which is still on its way waits for it. So transfers run beside
-computing, and a stage needs no more than one thread. Between two stages the transfers of one direction stand in the
-same order in both lists: a channel that is first in, first out is enough.
+A stage (the devices of one mesh) does its tasks in the order of its list. `send` and `receive` only start a transfer
+and block nothing; a task waits for its operands still in transfer. Transfers thus run beside computing, and a stage
+needs one thread only. The transfers of one direction between two stages stand in the same order in both lists: a
+first-in, first-out channel is enough.
 
-Buffers are named by the value they hold and, for what every micro-batch has its own of, by the micro-batch. When a
-task is done, what it lists in `frees` is dropped: every buffer is, once, so a step leaves nothing behind.
+A buffer is named by its value and, when every micro-batch has its own, by the micro-batch. After a task the buffers in
+its `frees` are dropped: every buffer is, once; a step leaves nothing behind.
 
 Bytes are those of one device; seconds are predictions.
 """
@@ -36,7 +36,7 @@ MICRO_BATCH = "micro_batch"
 
 
 class Buffer(NamedTuple):
-    """What a stage keeps of a value: of one micro-batch, or (None) one for the step."""
+    """A stage's buffer of a value: of one micro-batch, or (None) one for the step."""
 
     value: str
     micro_batch: int | None = None
@@ -49,15 +49,15 @@ class Buffer(NamedTuple):
 class Task:
     """One entry of a stage's list.
 
-    chunk: part of the model that it computes, None for what belongs to none.
-    program: what a task that computes runs; "" for the others.
+    chunk: part of the model computed; None outside any chunk.
+    program: the program of a computing task; "" for the others.
     reads, writes: parameters and outputs of the program in order. `input` writes the arguments of the stage, `fetch`
         reads the results; `send` reads one buffer, `receive` writes it under the same name.
     donates: reads whose memory the program takes over. One that is also written is updated in place.
-    frees: what is dropped when the task is done, what it donates and does not write included.
-    peer, transfer: of sends and receives: the other stage, and a number that both ends have and no other transfer has.
+    frees: buffers dropped after the task, including donated ones it does not write.
+    peer, transfer: of sends and receives: the other stage, and a number unique to both ends of the transfer.
     time_s: predicted seconds of the program.
-    workspace_bytes: what the program takes beside its reads and writes.
+    workspace_bytes: memory of the program beside its reads and writes.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class Task:
         return self.kind in COMPUTE_KINDS
 
     def __str__(self) -> str:
-        """For messages: `forward.2 of micro-batch 3`, `send x@3 to stage 1`."""
+        """In messages: `forward.2 of micro-batch 3`, `send x@3 to stage 1`."""
         if self.kind == "send":
             return f"send {self.reads[0]} to stage {self.peer}"
         if self.kind == "receive":
@@ -89,7 +89,7 @@ class Task:
 
 
 class TaskId(NamedTuple):
-    """Where a task stands: its stage, and its place in that stage's list."""
+    """Position of a task: its stage, and its place in that stage's list."""
 
     stage: int
     position: int
@@ -99,9 +99,9 @@ class TaskId(NamedTuple):
 class TaskGraph:
     """The ordered tasks of every stage.
 
-    sizes: per stage, bytes of each value on one device. sent_bytes: per value, what one device puts on a link where
-    the value goes to another stage. links: for each (source, target) that something is sent over, the link that one
-    device of `source` has there; empty where transfers are taken to cost nothing.
+    sizes: per stage, bytes of each value on one device.
+    sent_bytes: per value, one device's bytes on a link when the value goes to another stage.
+    links: per (source, target) pair with transfers, the link of one device of `source`; empty: transfers cost nothing.
     """
 
     schedule: str
@@ -118,20 +118,20 @@ class TaskGraph:
                 yield TaskId(stage, index), task
 
     def check(self) -> None:
-        """Raises PlanCheckError naming stage and task where running the lists could go wrong (`tasks.check`)."""
+        """Raises PlanCheckError naming stage and task if running the lists could go wrong (`tasks.check`)."""
         from shardwright.tasks.check import check
 
         check(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; tasks that differ only in their micro-batch share what they have in common."""
+        """Plain data for JSON; tasks that differ only in their micro-batch share the rest."""
         from shardwright.tasks.task_json import encode
 
         return encode(self)
 
     @classmethod
     def from_dict(cls, data: Any, path: str = "tasks") -> TaskGraph:
-        """Reads `as_dict`'s data; raises PlanError naming the field that is wrong, under `path`."""
+        """Read `as_dict`'s data; raises PlanError naming the wrong field, under `path`."""
         from shardwright.tasks.task_json import decode
 
         return decode(data, path)
@@ -141,6 +141,6 @@ class TaskGraph:
 
     def to_dot(self) -> str:
         """The graph in the DOT language: a box per stage with its tasks in order, an edge per transfer."""
-        from shardwright.tasks.dot import to_dot
+        from shardwright.tasks.graphviz import to_dot
 
         return to_dot(self)

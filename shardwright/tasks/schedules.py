@@ -1,8 +1,8 @@
-"""In which order a stage computes its micro-batches.
+"""Order of the micro-batches on each stage.
 
-A cell is the forward, backward or (zero-bubble) variable-gradient part of one chunk for one micro-batch. Orders are
-made for chunks whose values flow to higher numbers only, whatever skips there are between them; each is free of
-deadlock because its cells can be given times in which every cell comes after all it waits for.
+A cell is the forward, backward or (zero-bubble) variable-gradient part of one chunk for one micro-batch. Orders assume
+values that flow to higher chunks only, with any skips; each is free of deadlock because its cells admit times with
+every cell after its dependencies.
 
 gpipe         all forward cells, then all backward cells (Huang et al. 2019).
 1f1b          as soon as the first backward cell can run, one of each in turn: at most S − s micro-batches are in
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
     micro_batch: int
 
 
-Order = tuple[Cell, ...]
+CellOrder = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Schedule:
 
     @property
     def has_weight(self) -> bool:
-        """Whether it asks for the gradients of variables apart from the rest of the backward part."""
+        """Whether it computes gradients of variables apart from the rest of the backward part."""
         return self.kind == "zero-bubble"
 
-    def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[Order, ...]:
-        """The cells of every stage, in order. Raises OptionError where the schedule does not suit the chunks."""
+    def orders(self, stage_of_chunk: Sequence[int], micro_batches: int) -> tuple[CellOrder, ...]:
+        """The cells of every stage, in order. Raises OptionError if the schedule does not suit the chunks."""
         stages = max(stage_of_chunk) + 1
         chunks = tuple(tuple(c for c, at in enumerate(stage_of_chunk) if at == stage) for stage in range(stages))
         if self.kind == "gpipe":
@@ -77,7 +77,7 @@ class Schedule:
         if self.kind == "interleaved" and any(len(own) > 1 for own in chunks):
             self._require(tuple(stage_of_chunk) == tuple(c % stages for c in range(len(stage_of_chunk))))
             self._require(len(stage_of_chunk) % stages == 0)
-            return tuple(tuple(_interleaved(own, stage, stages, micro_batches)) for stage, own in enumerate(chunks))
+            return tuple(tuple(_interleave(own, stage, stages, micro_batches)) for stage, own in enumerate(chunks))
         self._require(tuple(stage_of_chunk) == tuple(range(stages)))
         if self.kind == "zero-bubble":
             return tuple(tuple(_zero_bubble(stage, stages, micro_batches)) for stage in range(stages))
@@ -93,17 +93,19 @@ class Schedule:
 def in_flight(
     schedule: Schedule, *, stages: int, chunks: int = 1, micro_batches: int
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Per stage: how many micro-batches' activations each of its `chunks` holds, at the moments that matter.
+    """Per stage: numbers of micro-batches with activations held by each of its `chunks`, at the maximal moments.
 
-    A chunk holds a micro-batch from the beginning of its forward cell to the end of the last cell that reads
-    what it left. Moments at which no chunk holds more than at another one are left out.
+    A chunk holds a micro-batch from the beginning of its forward cell to the end of the last cell that reads its
+    values. Dominated moments (no chunk holds more than at another one) are left out.
     """
     orders = schedule.orders([chunk % stages for chunk in range(stages * chunks)], micro_batches)
     last = "weight" if schedule.kind == "zero-bubble" else "backward"
-    return tuple(_maximal(_held(order, stage, stages, chunks, last)) for stage, order in enumerate(orders))
+    return tuple(
+        _keep_maximal(_count_in_flight(order, stage, stages, chunks, last)) for stage, order in enumerate(orders)
+    )
 
 
-def _held(order: Order, stage: int, stages: int, chunks: int, last: str) -> Iterator[tuple[int, ...]]:
+def _count_in_flight(order: CellOrder, stage: int, stages: int, chunks: int, last: str) -> Iterator[tuple[int, ...]]:
     held = [0] * chunks
     for cell in order:
         place = (cell.chunk - stage) // stages
@@ -114,13 +116,13 @@ def _held(order: Order, stage: int, stages: int, chunks: int, last: str) -> Iter
             held[place] -= 1
 
 
-def _maximal(vectors: Iterator[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def _keep_maximal(vectors: Iterator[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     distinct = sorted(set(vectors), reverse=True)
-    kept: list[tuple[int, ...]] = []
+    maximal: list[tuple[int, ...]] = []
     for vector in distinct:
-        if not any(all(a <= b for a, b in zip(vector, other, strict=True)) for other in kept):
-            kept.append(vector)
-    return tuple(kept)
+        if not any(all(a <= b for a, b in zip(vector, other, strict=True)) for other in maximal):
+            maximal.append(vector)
+    return tuple(maximal)
 
 
 def _gpipe(chunks: Sequence[int], micro_batches: int) -> Iterator[Cell]:
@@ -146,7 +148,7 @@ def _kfkb(stage: int, stages: int, micro_batches: int, size: int) -> Iterator[Ce
 
 
 def _zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
-    """Stage s computes gradients of variables s micro-batches late, so that S micro-batches are in flight on each."""
+    """Stage s computes gradients of variables s micro-batches late: S micro-batches are in flight on each."""
     ahead = min(stages - stage, micro_batches)
     yield from (Cell("forward", stage, i) for i in range(ahead))
     for i in range(micro_batches):
@@ -158,8 +160,8 @@ def _zero_bubble(stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
     yield from (Cell("weight", stage, i) for i in range(max(0, micro_batches - stage), micro_batches))
 
 
-def _interleaved(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
-    """Made for whole groups of S micro-batches; cells of those that do not exist, spread evenly, are then left out."""
+def _interleave(chunks: Sequence[int], stage: int, stages: int, micro_batches: int) -> Iterator[Cell]:
+    """Order whole groups of S micro-batches; cells of missing ones, spread evenly, are then left out."""
     rounds = -(-micro_batches // stages)
     whole = rounds * stages
     real = {i * whole // micro_batches: i for i in range(micro_batches)}

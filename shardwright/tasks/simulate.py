@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import PlanError
 from shardwright.tasks.check import operations
-from shardwright.tasks.engine import Compute, Transfer, run
+from shardwright.tasks.engine import Compute, Transfer, run_operations
 from shardwright.tasks.graph import MICRO_BATCH, Buffer, Task, TaskGraph
 
 #: Begin and end, seconds from the beginning of the step.
@@ -22,11 +22,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """When things happen in one step.
+    """Times of one step.
 
     tasks: per stage, (begin, end) of every task in order; sends and receives take no time of the stage.
-    transfers: (begin, end) by transfer number, None for numbers that no transfer has.
-    busy_s: per stage, the time it computes.
+    transfers: (begin, end) by transfer number, None at unused numbers.
+    busy_s: per stage, compute time.
     """
 
     step_s: float
@@ -36,12 +36,12 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Part of the stages' time in which they do not compute, 0 to 1."""
+        """Idle part of the stages' time, 0 to 1."""
         return idle_part(self.busy_s, self.step_s)
 
 
 def idle_part(busy_s: Sequence[float], step_s: float) -> float:
-    """1 − the mean of `busy_s` over `step_s`; 0 for a step that takes no time."""
+    """1 − the mean of `busy_s` over `step_s`; 0 if the step takes no time."""
     return 1.0 - sum(busy_s) / (len(busy_s) * step_s) if step_s > 0 else 0.0
 
 
@@ -50,11 +50,11 @@ def simulate(
     *,
     time_of: Callable[[Task], float] | None = None,
 ) -> Timeline:
-    """Follow a checked graph through one step.
+    """Simulate a checked graph through one step.
 
-    time_of: seconds of a task, instead of those it predicts; also for kinds that compute nothing.
+    time_of: seconds of a task, instead of its own prediction; also of kinds that compute nothing.
 
-    Raises PlanError where the graph has links, but not one that a transfer goes over.
+    Raises PlanError if the graph has links, but one is missing.
     """
     stages, transfers = operations(graph)
     busy = [0.0] * len(stages)
@@ -66,8 +66,8 @@ def simulate(
                     operation = stages[stage][index] = operation._replace(time_s=time_of(task))
                 busy[stage] += operation.time_s
             elif graph.links and task.kind == "send" and task.transfer is not None:
-                transfers[task.transfer] = _timed(transfers[task.transfer], task, graph)
-    times = run(stages, transfers)
+                transfers[task.transfer] = _with_time(transfers[task.transfer], task, graph)
+    times = run_operations(stages, transfers)
     return Timeline(
         step_s=max((own[-1][1] for own in times.operations if own), default=0.0),
         busy_s=tuple(busy),
@@ -76,7 +76,7 @@ def simulate(
     )
 
 
-def _timed(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
+def _with_time(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
     link = graph.links.get((transfer.source, transfer.target))
     if link is None:
         raise PlanError(f"no link from stage {transfer.source} to stage {transfer.target}", where=str(task))
@@ -86,10 +86,10 @@ def _timed(transfer: Transfer, task: Task, graph: TaskGraph) -> Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What one device of a stage holds during a step: (seconds, bytes from then on), and how many micro-batches.
+    """Memory of one device of a stage during a step: (seconds, bytes from then on), and the number of micro-batches.
 
-    Bytes hold arguments, results and what programs take beside them; a buffer that is being sent counts until it has
-    arrived. Micro-batches are those of which the stage keeps at least one buffer.
+    Bytes include arguments, results and the programs' workspace; a buffer being sent counts until it has arrived. A
+    micro-batch counts while the stage keeps at least one buffer of it.
     """
 
     bytes_over_time: tuple[tuple[float, int], ...]
@@ -105,7 +105,7 @@ class StageMemory:
 
 
 def memory_over_time(graph: TaskGraph, timeline: Timeline) -> tuple[StageMemory, ...]:
-    """Per stage, what is live when the tasks run at the times of `timeline`."""
+    """Per stage, live memory when the tasks run at the times of `timeline`."""
     return tuple(_stage_memory(graph, timeline, stage) for stage in range(len(graph.stages)))
 
 
@@ -116,8 +116,8 @@ def _stage_memory(graph: TaskGraph, timeline: Timeline, stage: int) -> StageMemo
     kept: Counter[int] = Counter()
     sent_until: dict[Buffer, float] = {}
     for task, (begin, end) in zip(graph.stages[stage], timeline.tasks[stage], strict=True):
-        taken = sum(sizes[b.value] for b in task.writes) - sum(sizes[b.value] for b in task.donates)
-        changes += [(begin, taken + task.workspace_bytes), (end, -task.workspace_bytes)]
+        allocated = sum(sizes[b.value] for b in task.writes) - sum(sizes[b.value] for b in task.donates)
+        changes += [(begin, allocated + task.workspace_bytes), (end, -task.workspace_bytes)]
         if task.kind == "send" and task.transfer is not None:
             arrived = timeline.transfers[task.transfer][1]
             sent_until[task.reads[0]] = max(sent_until.get(task.reads[0], 0.0), arrived)
@@ -134,7 +134,7 @@ def _stage_memory(graph: TaskGraph, timeline: Timeline, stage: int) -> StageMemo
                 if not kept[buffer.micro_batch]:
                     del kept[buffer.micro_batch]
                     counts.append((end, len(kept)))
-    return StageMemory(bytes_over_time=_accumulated(changes), micro_batches_over_time=tuple(counts))
+    return StageMemory(bytes_over_time=_accumulate(changes), micro_batches_over_time=tuple(counts))
 
 
 def _count(kept: Counter[int], task: Task) -> None:
@@ -142,8 +142,8 @@ def _count(kept: Counter[int], task: Task) -> None:
     kept.update(b.micro_batch for b in written if b.micro_batch is not None and b.value != MICRO_BATCH)
 
 
-def _accumulated(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Running sums over time; what is given back at one moment is there for who takes something at that moment."""
+def _accumulate(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Running sums over time; memory released at a moment is available to allocations at the same moment."""
     live = 0
     out: list[tuple[float, int]] = []
     for time_s, change in sorted(changes):

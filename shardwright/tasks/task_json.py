@@ -1,8 +1,8 @@
 """TaskGraph ↔ plain data for JSON: a graph of 96 stages and 512 micro-batches holds 300,000 tasks.
 
 Tasks that differ only in their micro-batch share a `form`; a task is a row `[form, micro_batch, transfer]`, with null
-for what it has not. In forms a buffer is `[value, micro_batch]`: the value by its position in `values`, and the
-micro-batch's number, "own" for that of the task, or null for the one of the step.
+in missing places. In forms a buffer is `[value, micro_batch]`: the value's position in `values`, and the micro-batch's
+number, "own" (the task's), or null (the step's).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from shardwright.errors import PlanCheckError
-from shardwright.json_reader import Reader, is_count, is_number
+from shardwright.json_reader import ObjectReader, is_count, is_number
 from shardwright.links import Link
 from shardwright.tasks.graph import TASK_KINDS, Buffer, Task, TaskGraph
 
@@ -22,7 +22,7 @@ Form = tuple[Any, ...]
 
 
 def encode(graph: TaskGraph) -> dict[str, Any]:
-    """The graph as plain lists, dicts, strings and numbers."""
+    """The graph in plain lists, dicts, strings and numbers."""
     values: dict[str, int] = {}
     forms: dict[Form, int] = {}
     stages = [
@@ -44,7 +44,7 @@ def encode(graph: TaskGraph) -> dict[str, Any]:
 def _form(task: Task, values: dict[str, int]) -> Form:
     lists = (task.reads, task.writes, task.donates, task.frees)
     buffers = tuple(
-        tuple((values.setdefault(b.value, len(values)), _relative(b, task)) for b in each) for each in lists
+        tuple((values.setdefault(b.value, len(values)), _relative(b, task)) for b in names) for names in lists
     )
     return (task.kind, task.stage, task.chunk, task.program, task.peer, task.time_s, task.workspace_bytes, *buffers)
 
@@ -65,8 +65,8 @@ def _form_data(form: Form) -> dict[str, Any]:
 
 
 def decode(data: Any, path: str = "tasks") -> TaskGraph:
-    """Read `encode`'s data, and check the graph. Raises PlanError naming the field that is wrong, under `path`."""
-    reader = Reader(data, path, refuse_unknown=True)
+    """Read `encode`'s data, and check the graph. Raises PlanError naming the wrong field, under `path`."""
+    reader = ObjectReader(data, path, refuse_unknown=True)
     values = reader.texts("values")
     forms = reader.objects("forms", lambda row: _read_form(row, values))
     graph = TaskGraph(
@@ -91,7 +91,7 @@ def decode(data: Any, path: str = "tasks") -> TaskGraph:
 FormBuffer = tuple[str, int | str | None]
 
 
-def _read_form(row: Reader, values: Sequence[str]) -> tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]:
+def _read_form(row: ObjectReader, values: Sequence[str]) -> tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]:
     kind = row.text("kind")
     if kind not in TASK_KINDS:
         raise row.wrong("kind", f"one of {', '.join(TASK_KINDS)}", kind)
@@ -107,7 +107,7 @@ def _read_form(row: Reader, values: Sequence[str]) -> tuple[dict[str, Any], list
     return plain, [_read_buffers(row, name, values) for name in _LISTS]
 
 
-def _read_buffers(row: Reader, key: str, values: Sequence[str]) -> tuple[FormBuffer, ...]:
+def _read_buffers(row: ObjectReader, key: str, values: Sequence[str]) -> tuple[FormBuffer, ...]:
     buffers: list[FormBuffer] = []
     for item in row.items(key):
         if not isinstance(item, list) or len(item) != 2:
@@ -122,7 +122,7 @@ def _read_buffers(row: Reader, key: str, values: Sequence[str]) -> tuple[FormBuf
 
 
 def _read_stages(
-    reader: Reader, forms: Sequence[tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]]
+    reader: ObjectReader, forms: Sequence[tuple[dict[str, Any], list[tuple[FormBuffer, ...]]]]
 ) -> tuple[tuple[Task, ...], ...]:
     known: dict[Buffer, Buffer] = {}
 
@@ -152,11 +152,11 @@ def _read_stages(
 
 def _read_bytes(data: Any, path: str) -> dict[str, int]:
     """Bytes by name."""
-    reader = Reader(data, path, refuse_unknown=True)
+    reader = ObjectReader(data, path, refuse_unknown=True)
     return {name: reader.integer(name) for name in reader.names()}
 
 
-def _read_links(reader: Reader) -> dict[tuple[int, int], Link]:
+def _read_links(reader: ObjectReader) -> dict[tuple[int, int], Link]:
     links: dict[tuple[int, int], Link] = {}
     for row in reader.items("links"):
         if not isinstance(row, list) or len(row) != 4 or not (is_count(row[0]) and is_count(row[1])):

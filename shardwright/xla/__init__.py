@@ -1,7 +1,6 @@
 """Everything that touches XLA: emission, compilation, loading, inspection.
 
-Names are loaded when first used: a process that only asks a `CompileService`
-loads neither jax nor MLIR.
+Names are loaded at first use: a process that only asks a `CompileService` loads neither jax nor MLIR.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
     from shardwright.xla.emit import emit_stablehlo
-    from shardwright.xla.inspect import observed_collectives
-    from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, named_shardings
+    from shardwright.xla.inspect import find_collectives
+    from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding, to_named_shardings
     from shardwright.xla.private import canonical_hlo, check_platform
     from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
     from shardwright.xla.service import CompileJob, CompileService
@@ -29,12 +28,12 @@ _HOME = {
     "canonical_hlo": "private",
     "check_platform": "private",
     "emit_stablehlo": "emit",
-    "jax_mesh": "layouts",
+    "jax_mesh": "jax_shardings",
     "load_program": "runtime",
-    "mesh_devices": "layouts",
-    "named_sharding": "layouts",
-    "named_shardings": "layouts",
-    "observed_collectives": "inspect",
+    "mesh_devices": "jax_shardings",
+    "to_named_sharding": "jax_shardings",
+    "to_named_shardings": "jax_shardings",
+    "find_collectives": "inspect",
 }
 
 __all__ = [
@@ -48,12 +47,12 @@ __all__ = [
     "canonical_hlo",
     "check_platform",
     "emit_stablehlo",
+    "find_collectives",
     "jax_mesh",
     "load_program",
     "mesh_devices",
-    "named_sharding",
-    "named_shardings",
-    "observed_collectives",
+    "to_named_sharding",
+    "to_named_shardings",
 ]
 
 

@@ -46,29 +46,35 @@ def store_arguments(main: Any, plan: Plan, attribute: AttributeOf) -> list[Any]:
         users = list(argument.uses)
         argument.set_type(ir.RankedTensorType.get(list(variable.stored_shape), argument.type.element_type))
         with ir.InsertionPoint.at_block_begin(block):
-            inside = _unstacked(argument, variable, plan) if variable.is_stacked else _sliced(argument, variable)
+            inside = (
+                _unstack_terms(argument, variable, plan) if variable.is_stacked else _slice_padding(argument, variable)
+            )
         for use in users:
             use.owner.operands[use.operand_number] = inside
         logical.append(inside)
     return logical
 
 
-def _sliced(argument: Any, variable: VariablePlan) -> Any:
+def _slice_padding(argument: Any, variable: VariablePlan) -> Any:
     rank = len(variable.shape)
     return private.dialect("stablehlo").SliceOp(argument, [0] * rank, list(variable.shape), [1] * rank).result
 
 
-def _unstacked(argument: Any, variable: VariablePlan, plan: Plan) -> Any:
+def _unstack_terms(argument: Any, variable: VariablePlan, plan: Plan) -> Any:
     """The partial sum whose terms `argument` holds."""
-    return _manual(argument, variable, plan, variable.shape, (variable.stored_sharding, variable.sharding))
+    return _in_manual_computation(
+        argument, variable, plan, variable.shape, (variable.stored_sharding, variable.sharding)
+    )
 
 
-def _stacked(value: Any, variable: VariablePlan, plan: Plan) -> Any:
+def _stack_terms(value: Any, variable: VariablePlan, plan: Plan) -> Any:
     """The terms of a partial sum, one on each device along a dimension in front."""
-    return _manual(value, variable, plan, variable.stored_shape, (variable.sharding, variable.stored_sharding))
+    return _in_manual_computation(
+        value, variable, plan, variable.stored_shape, (variable.sharding, variable.stored_sharding)
+    )
 
 
-def _manual(
+def _in_manual_computation(
     value: Any,
     variable: VariablePlan,
     plan: Plan,
@@ -78,7 +84,9 @@ def _manual(
     """`value`, seen with other dimensions by each device along the axes of a partial sum. shardings: before, after."""
     ir, sdy = private.ir(), private.dialect("sdy")
     element_type = value.type.element_type
-    taken, given = (f"#sdy.sharding_per_value<[<@{MESH_NAME}, {sharding_text(lies)}>]>" for lies in shardings)
+    before_text, after_text = (
+        f"#sdy.sharding_per_value<[<@{MESH_NAME}, {sharding_text(sharding)}>]>" for sharding in shardings
+    )
     axes = ", ".join(f'"{axis}"' for axis in variable.sharding.unreduced)
     term = {variable.shape: variable.shape, variable.stored_shape: (1, *variable.stored_shape[1:])}
     before, after = (
@@ -87,8 +95,8 @@ def _manual(
     manual = sdy.ManualComputationOp(
         [ir.RankedTensorType.get(list(shape), element_type)],
         [value],
-        ir.Attribute.parse(taken),
-        ir.Attribute.parse(given),
+        ir.Attribute.parse(before_text),
+        ir.Attribute.parse(after_text),
         ir.Attribute.parse(f"#sdy<manual_axes{{{axes}}}>"),
     )
     block = manual.body.blocks.append(before)
@@ -110,10 +118,10 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
         value = terminator.operands[index]
         _check_shape("output", value, variable)
         if variable.is_padded:
-            terminator.operands[index] = _padded(value, variable, terminator)
+            terminator.operands[index] = _pad_output(value, variable, terminator)
         elif variable.is_stacked:
             with ir.InsertionPoint(terminator):
-                terminator.operands[index] = _stacked(value, variable, plan)
+                terminator.operands[index] = _stack_terms(value, variable, plan)
     inputs = [argument.type for argument in block.arguments]
     outputs = [operand.type for operand in terminator.operands]
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, outputs))
@@ -122,7 +130,7 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
     module.operation.attributes[_ALIAS] = _aliases(plan)
 
 
-def _padded(value: Any, variable: VariablePlan, terminator: Any) -> Any:
+def _pad_output(value: Any, variable: VariablePlan, terminator: Any) -> Any:
     ir = private.ir()
     scalar = ir.RankedTensorType.get([], value.type.element_type)
     zero = ir.Operation.parse(f"stablehlo.constant dense<{_zero(value.type.element_type)}> : {scalar}")
@@ -170,7 +178,7 @@ def _aliases(plan: Plan) -> Any:
 
 
 def _check_alias(parameter: VariablePlan, output: VariablePlan) -> None:
-    """An output can only reuse a buffer of its own size: XLA refuses others without saying which."""
+    """Check an alias: an output can only reuse a buffer of its own size; XLA's refusal does not say which."""
     if (parameter.element_type, parameter.stored_shape, parameter.sharding) != (
         output.element_type,
         output.stored_shape,

@@ -1,14 +1,13 @@
-"""Broadcasts along dimensions of one element, which HLO text spells as three instructions, in one operation again.
+"""Joins broadcasts along dimensions of one element, spelled as three instructions in HLO text, into one operation.
 
-`[8, 1] -> [8, 4]` is `broadcast_in_dim` in StableHLO. HLO's `broadcast` cannot do it, so XLA's conversion writes
+`[8, 1] -> [8, 4]` is `broadcast_in_dim` in StableHLO. HLO's `broadcast` cannot do it; XLA's conversion writes
 
     a = [8, 1] broadcast(x), dimensions={0, 1}    r = [8] reshape(a)    b = [8, 4] broadcast(r), dimensions={0}
 
-(`XlaBuilder::BroadcastInDim`, xla/hlo/builder/xla_builder.cc). Read back as three operations, the first is an identity,
-which the next conversion folds away, and XLA's simplifier does not know the program again: it writes
-`x / broadcast(s)` as `x * broadcast(1 / s)` where only that broadcast reads its operand (algebraic_simplifier.cc), and
-by then whatever else reads the divisor, such as a softmax's gradient, reads the same operand. XLA:CPU then stores the
-divisor as large as the scores.
+(`XlaBuilder::BroadcastInDim`, xla/hlo/builder/xla_builder.cc). Read back as three operations, the first is an identity
+and is folded away by the next conversion. XLA's simplifier then misses the pattern: it writes `x / broadcast(s)` as `x
+* broadcast(1 / s)` if only that broadcast reads its operand (algebraic_simplifier.cc); by then other readers of the
+divisor, such as a softmax's gradient, read the same operand. XLA:CPU then stores the divisor at the size of the scores.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shardwright.xla.operations import operations_within
 _BROADCAST, _RESHAPE = "stablehlo.broadcast_in_dim", "stablehlo.reshape"
 
 
-class _Spelled(NamedTuple):
+class _BroadcastChain(NamedTuple):
     """The three operations, in order."""
 
     first: Any
@@ -33,29 +32,29 @@ class _Spelled(NamedTuple):
 
 
 def join_broadcasts(module: Any, plans: Mapping[str, InstructionPlan]) -> dict[str, InstructionPlan]:
-    """Write each such broadcast of a StableHLO module as one operation, where no value between its parts is moved.
+    """Write each such broadcast of a StableHLO module as one operation, unless a value between its parts is resharded.
 
-    plans: by instruction name, as operations are located. Returns them without the instructions that have no operation
-    any more; the last one of a broadcast takes what its first one took. Changes the module.
+    plans: by instruction name, the operations' location. Returns the plans without instructions that lost their
+    operation; the last part of a broadcast takes over the first part's operands. Changes the module.
     """
-    left = dict(plans)
+    plan_of_name = dict(plans)
     for operation in list(operations_within(module.operation)):
-        spelled = _spelled(operation)
+        spelled = _match_broadcast(operation)
         if spelled is None:
             continue
         # Looked up in `plans`: conversion leaves copies of regions behind, whose operations have the same names.
-        first, reshape, last = (plans.get(private.location_name(each.location) or "") for each in spelled)
-        if first is None or reshape is None or last is None or not _stays_put(first, reshape, last):
+        first, reshape, last = (plans.get(private.location_name(part.location) or "") for part in spelled)
+        if first is None or reshape is None or last is None or not _is_in_place(first, reshape, last):
             continue
         _join(spelled)
-        left[last.name] = replace(last, operands=first.operands)
-        left.pop(first.name, None)
-        left.pop(reshape.name, None)
-    return left
+        plan_of_name[last.name] = replace(last, operands=first.operands)
+        plan_of_name.pop(first.name, None)
+        plan_of_name.pop(reshape.name, None)
+    return plan_of_name
 
 
-def _spelled(last: Any) -> _Spelled | None:
-    """The broadcast that ends with an operation; None where there is none."""
+def _match_broadcast(last: Any) -> _BroadcastChain | None:
+    """The broadcast ending with an operation; None without one."""
     reshape = _maker(last, _BROADCAST)
     first = _maker(reshape, _RESHAPE)
     if first is None or first.name != _BROADCAST:
@@ -68,11 +67,11 @@ def _spelled(last: Any) -> _Spelled | None:
     others_are_one = all(size == 1 for dim, size in enumerate(between) if dim not in same)
     if not (is_shortened and others_are_one and _dimensions(last) == same):
         return None
-    return _Spelled(first, reshape, last)
+    return _BroadcastChain(first, reshape, last)
 
 
 def _maker(reader: Any, name: str) -> Any:
-    """The operation that makes the only operand of one called `name`, if nothing else reads that."""
+    """The operation called `name` that makes the only operand of another, if nothing else reads the operand."""
     if reader is None or reader.name != name:
         return None
     operand = reader.operands[0]
@@ -84,8 +83,8 @@ def _dimensions(broadcast: Any) -> list[int]:
     return list(broadcast.attributes["broadcast_dimensions"])
 
 
-def _stays_put(first: InstructionPlan, reshape: InstructionPlan, last: InstructionPlan) -> bool:
-    """Whether the values between are used as they lie, and whole."""
+def _is_in_place(first: InstructionPlan, reshape: InstructionPlan, last: InstructionPlan) -> bool:
+    """Whether the values in between are used whole and in their own layout."""
     between = (*first.result, *reshape.result)
     return (
         (first.result, reshape.result) == (reshape.operands[0], last.operands[0])
@@ -94,7 +93,7 @@ def _stays_put(first: InstructionPlan, reshape: InstructionPlan, last: Instructi
     )
 
 
-def _join(spelled: _Spelled) -> None:
+def _join(spelled: _BroadcastChain) -> None:
     ir = private.ir()
     first, reshape, last = spelled
     joined = ir.Operation.create(

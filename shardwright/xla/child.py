@@ -27,7 +27,7 @@ class ChildKilledError(CompilationAbortedError):
 
 
 class CompileChild:
-    """A process that answers one request after the other. device_count: on `cpu`, the devices that it makes."""
+    """A process answering one request after the other. device_count: number of devices on `cpu`."""
 
     def __init__(self, device_count: int, platform: str) -> None:
         self.device_count = device_count
@@ -90,8 +90,8 @@ class CompileChild:
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while len(self._buffer) < size:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
+                remaining_s = None if until is None else until - time.monotonic()
+                if remaining_s is not None and (remaining_s <= 0 or not selector.select(remaining_s)):
                     raise DeadlineError(
                         "the compilation did not finish within its deadline",
                         remedy="give it longer; to read the partitioned program takes less than to compile it",
@@ -100,9 +100,9 @@ class CompileChild:
                 if not chunk:
                     break
                 self._buffer += chunk
-        taken = bytes(self._buffer[:size])
+        content = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return content
 
     def _died(self) -> CompilationAbortedError:
         code = self._process.wait()
@@ -122,8 +122,8 @@ class CompileChild:
         self._stderr.seek(max(0, size - _STDERR_BYTES))
         lines = self._stderr.read().decode(errors="replace").splitlines()
         # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
-        told = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
-        return "\n".join(f"  {line[:400]}" for line in told[-12:])
+        reason_lines = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
+        return "\n".join(f"  {line[:400]}" for line in reason_lines[-12:])
 
 
 def child_environment(device_count: int, platform: str) -> dict[str, str]:

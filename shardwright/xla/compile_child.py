@@ -1,8 +1,7 @@
 """The process that compiles: reads requests on stdin, answers on stdout, may die of any of them.
 
-Started by `CompileService` with the device count in its environment and its folder for
-temporary files as its argument. Ends when stdin does, so that it never outlives the
-process that started it, and leaves no file.
+Started by `CompileService`, with the device count in its environment and its folder of temporary files in its argument.
+Ends with stdin: it never outlives its parent and leaves no file.
 """
 
 from __future__ import annotations
@@ -92,13 +91,13 @@ def _reply(program: CompiledProgram) -> tuple[Header, list[bytes]]:
 
 
 def _compile_stablehlo(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
-    from shardwright.xla.compiling import compile_stablehlo, partitioned_hlo
-    from shardwright.xla.private import compiled_hlo
+    from shardwright.xla.compiling import compile_stablehlo, partition_hlo
+    from shardwright.xla.private import hlo_of_executable
 
     stablehlo, device_count = blobs[0].decode(), header["device_count"]
     if header["inspect"] == "partition-pass":
-        return {}, [partitioned_hlo(stablehlo, device_count).encode()]
-    return {}, [compiled_hlo(compile_stablehlo(stablehlo, device_count)).encode()]
+        return {}, [partition_hlo(stablehlo, device_count).encode()]
+    return {}, [hlo_of_executable(compile_stablehlo(stablehlo, device_count)).encode()]
 
 
 def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:

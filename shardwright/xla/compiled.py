@@ -1,4 +1,4 @@
-"""What a compilation tells about a planned program."""
+"""Results of compiling a planned program."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from shardwright.plans import OptionValue
 class ObservedCollective:
     """A collective that XLA put into a partitioned program.
 
-    kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute; an all-reduce
-        of which every device only keeps its slice counts as the reduce-scatter that
-        GPU and TPU make of it.
+    kind: all-reduce, all-gather, reduce-scatter, all-to-all or collective-permute; an all-reduce with only a slice kept
+    on every device counts as a reduce-scatter, its form on GPU and TPU.
     payload_bytes: bytes on one device of the larger of operand and result (all arrays of a
         combined collective together): the whole array of an all-reduce, all-gather or
         reduce-scatter, one shard of an all-to-all or permute.
@@ -24,10 +23,10 @@ class ObservedCollective:
     group_size / group_count: devices that work together, and how many such groups
         (a permute has one group of the devices that send to another or receive).
     count: executions a step, trip counts of loops multiplied in.
-    trip_counts_known: False where a loop's trip count is not in the program (it counts once).
+    trip_counts_known: False if a loop's trip count is not in the program (it counts once).
     groups: as XLA printed them.
-    instruction: its name in the partitioned HLO.
-    op_name: the planned HLO instruction it was made for, where XLA kept its name.
+    instruction: name in the partitioned HLO.
+    op_name: the planned HLO instruction behind it, if XLA kept its name.
     """
 
     kind: str
@@ -58,13 +57,13 @@ class CompiledMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """A planned program after XLA saw it.
+    """A planned program after XLA's compilation.
 
-    stablehlo: the emitted module, as text.
-    partitioned_gzip: the HLO text that each device runs, from before XLA:CPU combines collectives; gzip-compressed.
-    serialized: XLA's executable, or None where it was not asked for or cannot be serialized.
-    collectives: what XLA inserted, in program order.
-    memory: None where only the partitioner ran.
+    stablehlo: the emitted module, in text.
+    partitioned_gzip: the HLO text of each device, from before XLA:CPU combines collectives; gzip-compressed.
+    serialized: XLA's executable, or None if it was not requested or cannot be serialized.
+    collectives: inserted by XLA, in program order.
+    memory: None if only the partitioner ran.
     """
 
     stablehlo: str
@@ -81,7 +80,7 @@ class CompiledProgram:
 
 
 def refusal(error: Exception, options: Mapping[str, OptionValue]) -> CompilationError:
-    """What XLA says against a program or one of the options that it is compiled with."""
+    """XLA's error against a program or one of its compile options."""
     said = beginning_of(error)
     name = next((name for name in options if f"'{name}'" in said or f"option {name}," in said), None)
     if name is None:
@@ -94,6 +93,6 @@ def refusal(error: Exception, options: Mapping[str, OptionValue]) -> Compilation
 
 
 def beginning_of(error: Exception, limit: int = 2000) -> str:
-    """XLA's message, cut where it goes on with stack dumps and module text: `limit` characters."""
+    """XLA's message, cut before stack dumps and module text: `limit` characters."""
     message = str(error).strip()
     return message if len(message) <= limit else f"{message[:limit]} … ({len(message)} characters)"

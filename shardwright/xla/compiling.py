@@ -18,8 +18,8 @@ from shardwright.plans import OptionValue, Plan
 from shardwright.xla import private
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo
-from shardwright.xla.inspect import observed_collectives
-from shardwright.xla.layouts import require_shardings
+from shardwright.xla.inspect import find_collectives
+from shardwright.xla.jax_shardings import require_shardings
 
 #: Passes whose input or output is worth reading: the partitioner's result, and the program
 #: just before XLA:CPU merges all its all-reduces into one (which GPU and TPU do not).
@@ -32,8 +32,8 @@ _POLL_S = 0.05
 def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
     """Emit and compile a plan for this process' devices.
 
-    want_executable: also serialize XLA's executable. Raises CompilationError where XLA
-    refuses the program or changed a sharding at its boundary.
+    want_executable: also serialize XLA's executable. Raises CompilationError if XLA refuses the program or changed a
+    sharding at its boundary.
     """
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=not want_executable)
@@ -42,7 +42,7 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
 
 
 def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
-    """The same of what `emit_stablehlo` made of the plan."""
+    """Compile the result of `emit_stablehlo`."""
     started = time.perf_counter()
     devices = private.local_devices()[: plan.mesh.device_count]
     if len(devices) < plan.mesh.device_count:
@@ -50,7 +50,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         executable = _compile(stablehlo, devices, folder, plan.compile_options)
         compile_s = time.perf_counter() - started
-        text = _newest(folder, _BEFORE_COMBINER) or private.compiled_hlo(executable)
+        text = _newest(folder, _BEFORE_COMBINER) or private.hlo_of_executable(executable)
     require_shardings(
         "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
     )
@@ -60,9 +60,9 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     arguments, outputs, alias, temporaries = private.memory_figures(executable)
     return CompiledProgram(
         stablehlo=stablehlo,
-        partitioned_gzip=_compressed(text),
+        partitioned_gzip=_compress(text),
         serialized=private.serialize_executable(executable) if want_executable else None,
-        collectives=observed_collectives(text, plan.mesh.device_count),
+        collectives=find_collectives(text, plan.mesh.device_count),
         memory=CompiledMemory(
             argument_bytes=arguments, output_bytes=outputs, alias_bytes=alias, temporary_bytes=temporaries
         ),
@@ -72,39 +72,39 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
 
 
 def inspect_partitioned(hlo_text: str, plan: Plan) -> CompiledProgram:
-    """Read the collectives as soon as XLA's partitioner is done, minutes before a deep model is compiled.
+    """Read the collectives right after XLA's partitioner, minutes before a deep model is compiled.
 
     XLA goes on compiling in a thread of this process: end the process afterwards.
     """
     started = time.perf_counter()
     stablehlo = emit_stablehlo(hlo_text, plan, with_stand_ins=True)
     emitted = time.perf_counter()
-    text = partitioned_hlo(stablehlo, plan.mesh.device_count)
+    text = partition_hlo(stablehlo, plan.mesh.device_count)
     return CompiledProgram(
         stablehlo=stablehlo,
-        partitioned_gzip=_compressed(text),
+        partitioned_gzip=_compress(text),
         serialized=None,
-        collectives=observed_collectives(text, plan.mesh.device_count),
+        collectives=find_collectives(text, plan.mesh.device_count),
         memory=None,
         emit_s=emitted - started,
         compile_s=time.perf_counter() - emitted,
     )
 
 
-def partitioned_hlo(stablehlo: str, device_count: int) -> str:
-    """HLO text of StableHLO with Shardy marks as XLA's partitioner leaves it, while XLA goes on in a thread.
+def partition_hlo(stablehlo: str, device_count: int) -> str:
+    """HLO text of StableHLO with Shardy marks, after XLA's partitioner, while XLA goes on in a thread.
 
-    For one device there is nothing to partition: the program compiled to the end is read.
-    Raises CompilationError where XLA refuses the program.
+    On one device there is nothing to partition: the fully compiled program is read. Raises CompilationError if XLA
+    refuses the program.
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
     try:
-        return _partitioned_text(stablehlo, private.local_devices()[:device_count], folder)
+        return _partition_text(stablehlo, private.local_devices()[:device_count], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
+def _partition_text(stablehlo: str, devices: list[Any], folder: str) -> str:
     failures: list[Exception] = []
     compiled: list[Any] = []
 
@@ -126,7 +126,7 @@ def _partitioned_text(stablehlo: str, devices: list[Any], folder: str) -> str:
         raise failures[0]
     text = _newest(folder, _PARTITIONED)
     if text is None and len(devices) == 1:
-        text = private.compiled_hlo(compiled[0])
+        text = private.hlo_of_executable(compiled[0])
     if text is None:
         raise CompilationError("XLA dumped no partitioned program", remedy="run `shardwright doctor`")
     return text
@@ -153,16 +153,16 @@ def _compile(
 
 
 def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
-    """Compile StableHLO text as it is, for a look at what XLA makes of it."""
+    """Compile unchanged StableHLO text, to inspect XLA's result."""
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         return _compile(stablehlo, private.local_devices()[:device_count], folder)
 
 
-def _compressed(text: str) -> bytes:
+def _compress(text: str) -> bytes:
     return gzip.compress(text.encode(), compresslevel=1)
 
 
 def _newest(folder: str, pattern: str) -> str | None:
     """The text of the largest dumped module that matches: helpers of XLA's own are small."""
-    found = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
-    return found[-1].read_text() if found else None
+    paths = sorted(Path(folder).glob(pattern), key=lambda path: path.stat().st_size)
+    return paths[-1].read_text() if paths else None

@@ -1,29 +1,27 @@
-"""A plan onto StableHLO: Shardy constraints put on operations by name.
+"""Writes a plan onto StableHLO: Shardy constraints on operations, found by name.
 
-Converted HLO carries the HLO instruction's name as each operation's location,
-so a decision about `dot.5` lands on the operation named `dot.5`. What is put:
+Converted HLO carries the HLO instruction's name in each operation's location: a decision about `dot.5` lands on the
+operation named `dot.5`. Inserted are:
 
 1. One `sdy.mesh`, and its sharding on every argument and every output of `main`.
-2. After each operation, a `sdy.sharding_constraint` of its result. Where a sum lies scattered, one of the
-   whole sum comes first: asked for the scattered result at once, XLA adds permutes and gathers wherever
-   another mesh axis is idle; the two together become one reduce-scatter.
-3. Before an operation, a constraint for operand **uses** that differ from how the value lies; what is full of one
-   number is made again for them. A constraint on the result alone does not fix how an operation is computed (XLA
-   would gather a contracted operand instead of summing partial products). Uses that agree
-   stay bare: the value's own constraint holds for them, which is why every array value has
-   one.
-4. Padding of variables that their axes do not divide, explicitly: the argument
-   comes padded and is sliced, the output is padded with zeros. XLA would
-   silently change such a boundary sharding instead. Partial sums at the boundary are stored as stacks of
-   their terms (`boundary`).
+2. After each operation, a `sdy.sharding_constraint` of its result. A scattered sum gets a constraint of the whole sum
+   first: asked for the scattered result at once, XLA adds permutes and gathers wherever another mesh axis is idle; the
+   two together become one reduce-scatter.
+3. Before an operation, a constraint on each operand **use** with a layout other than the value's own; a value full of
+   one number is rematerialized there. A constraint on the result alone does not fix the computation (XLA would gather a
+   contracted operand instead of summing partial products). Equal uses stay bare: the value's own constraint holds for
+   them; therefore every array value has one.
+4. Explicit padding of variables not divided by their axes: the argument comes padded and is sliced, the output is
+   padded with zeros. XLA would silently change such a boundary sharding instead. Partial sums at the boundary are
+   stored as stacks of their terms (`boundary`).
 
-Partial sums: a value that the plan leaves partial is marked `unreduced` where it is made, and so is every value
-on its way, for XLA believes the mark: one value left out is a sum scaled by the size of the axis. A sum that is made
-and reduced in one place needs no mark, unless its operands are partial already.
+Partial sums: a value left partial by the plan is marked `unreduced` at its definition, and so is every value on its
+way, for XLA believes the mark: one missing mark scales a sum by the size of the axis. A sum made and reduced in one
+place needs no mark, unless its operands are partial already.
 
-Steps: strip the user's own shardings → join what HLO spells as several operations (`broadcasts`) → collect how values
-lie and are used → insert constraints → write what XLA would gather as manual computations (`manual`) → pad → set
-aliases → pin layouts (`row_major`).
+Steps: strip the user's own shardings → join operations split by HLO (`broadcasts`) → collect layouts of values and uses
+→ insert constraints → write operations that XLA would gather as manual computations (`manual`) → pad → set aliases →
+pin layouts (`row_major`).
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ from typing import Any
 from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.hlo import require_values
-from shardwright.plans import InstructionPlan, Plan, served_from
+from shardwright.plans import InstructionPlan, Plan, choose_layout
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts
-from shardwright.xla.manual import compute_in_parts, is_in_parts
+from shardwright.xla.manual_computation import compute_manually, is_manual
 from shardwright.xla.operations import operations_within
-from shardwright.xla.partial_sums import steps_of_sum, steps_to
+from shardwright.xla.partial_sums import steps_of_reduction, steps_to
 from shardwright.xla.row_major import pin_row_major
 from shardwright.xla.strip import annotation_target, erase_annotations, strip_foreign_shardings
 
@@ -56,13 +54,13 @@ CALLS = frozenset({"func.call", "call"})
 
 
 def emit_stablehlo(hlo_text: str, plan: Plan, *, with_stand_ins: bool = False) -> str:
-    """StableHLO text of `hlo_text` in which `plan` is written as Shardy constraints.
+    """StableHLO text of `hlo_text`, with `plan` written in Shardy constraints.
 
-    The text compiles with any XLA that has Shardy, for `plan.mesh.device_count`
-    devices. with_stand_ins: constants that the text leaves out get numbers of XLA's, for a program that is
-    looked at and never run. Raises UnsupportedProgramError for such constants otherwise,
-    PlanError where an instruction of the plan is not in the program or the plan's argument
-    and output counts differ from it, HloSyntaxError where XLA cannot read `hlo_text`.
+    The text compiles with any XLA that has Shardy, for `plan.mesh.device_count` devices. with_stand_ins: elided
+    constants get numbers of XLA's, in a program that is inspected and never run.
+
+    Raises UnsupportedProgramError: such constants without `with_stand_ins`. PlanError: an instruction of the plan is
+    not in the program, or the plan's argument and output counts differ. HloSyntaxError: XLA cannot read `hlo_text`.
     """
     if not with_stand_ins:
         require_values(hlo_text)
@@ -85,23 +83,23 @@ def mesh_text(mesh: Mesh) -> str:
 class _Use:
     operation: Any
     index: int
-    wanted: TensorSharding | None  # None: takes the value as it lies
+    wanted: TensorSharding | None  # None: takes the value in its own layout
 
 
 @dataclass(slots=True)
 class _Value:
-    """A tensor value: how it lies, who uses it, and whether its lie must be written down."""
+    """A tensor value: its layout, its uses, and whether the layout must be written down."""
 
     value: Any
-    lies: TensorSharding | None
+    sharding: TensorSharding | None
     pinned: bool  # put a constraint where it is defined
-    steps: tuple[TensorSharding, ...] = ()  # how it lies ahead of that
+    steps: tuple[TensorSharding, ...] = ()  # its layouts ahead of that
     shared: TensorSharding | None = None  # how it is brought to lie once, for readers that want it otherwise
     uses: list[_Use] = field(default_factory=list)
 
 
 class _Emitter:
-    """Walks `main` and what it reaches once, then inserts."""
+    """Walks `main` and its callees once, then inserts."""
 
     def __init__(self, module: Any, plan: Plan) -> None:
         self.module = module
@@ -129,7 +127,7 @@ class _Emitter:
             )
         self._add_mesh()
         logical = store_arguments(self.main, self.plan, self.attribute)
-        shared = self._shared_arguments()
+        shared = self._argument_layouts()
         for value, variable, brought in zip(logical, self.plan.parameters, shared, strict=True):
             self._define(value, variable.sharding, pinned=variable.is_padded, shared=brought)
         self._walk_block(self.main.body.blocks[0], tuple(output.sharding for output in self.plan.outputs))
@@ -137,25 +135,25 @@ class _Emitter:
         for value in list(self.values.values()):
             self._insert(value)
         for operation, entry in self.in_parts:
-            compute_in_parts(operation, entry, self.plan.mesh, self.attribute)
+            compute_manually(operation, entry, self.plan.mesh, self.attribute)
         erase_annotations(self.annotations)
         finish_boundary(self.module, self.main, self.plan, self.attribute)
         pin_row_major(self.module)
 
-    def _shared_arguments(self) -> list[TensorSharding | None]:
-        """Per argument of `main`, its second layout for readers."""
-        found: list[TensorSharding | None] = []
+    def _argument_layouts(self) -> list[TensorSharding | None]:
+        """Per argument of `main`, its second, shared layout."""
+        layouts: list[TensorSharding | None] = []
         leaf: dict[str, int] = {}
         for argument in self.main.arguments:
             name = private.location_name(argument.location) or ""
             entry = self.entries.get(name)
             number = leaf[name] = leaf.get(name, -1) + 1
-            found.append(entry.shared[number] if entry is not None and entry.shared else None)
-        return found
+            layouts.append(entry.shared[number] if entry is not None and entry.shared else None)
+        return layouts
 
     # ---- collect -----------------------------------------------------------
     def _walk_block(self, block: Any, returned: Sequence[TensorSharding | None] | None) -> None:
-        """Record every definition and use in a block. `returned`: what its terminator hands on."""
+        """Record every definition and use in a block. returned: layouts of its terminator's operands."""
         operations = list(block.operations)
         for operation in operations[:-1]:
             self._walk_operation(operation)
@@ -172,14 +170,14 @@ class _Emitter:
             self._use(operation, index, operand, _fitting(use, operand))
         if annotation_target(operation) in IDENTITY_TARGETS:
             self.annotations.append(operation)
-            if entry is None:  # the planner kept no trace of it: the value lies as its operand
-                self._define(operation.results[0], self._lies(operation.operands[0]), pinned=False)
+            if entry is None:  # the planner kept no trace of it: the value has its operand's sharding
+                self._define(operation.results[0], self._sharding_of(operation.operands[0]), pinned=False)
                 return
         if entry is not None:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
-        if entry is not None and is_in_parts(operation):
+        if entry is not None and is_manual(operation):
             self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)
@@ -187,7 +185,7 @@ class _Emitter:
             self._walk_call(operation, entry)
 
     def _entry(self, operation: Any) -> InstructionPlan | None:
-        """The plan of the instruction that this operation computes."""
+        """The plan of the instruction behind this operation."""
         entry = self.entries.get(private.location_name(operation.location) or "")
         if entry is None:
             return None
@@ -203,13 +201,13 @@ class _Emitter:
         for number, (_, result) in enumerate(_tensors(operation.results)):
             if entry is None and result in self.values:  # an argument, taken from how it is stored
                 continue
-            lies = _fitting(shardings[number], result) if number < len(shardings) else None
+            sharding = _fitting(shardings[number], result) if number < len(shardings) else None
             shape = tuple(result.type.shape)
-            steps = steps_of_sum(operation, entry, lies, shape, self.plan.mesh) if entry and lies else ()
+            steps = steps_of_reduction(operation, entry, sharding, shape, self.plan.mesh) if entry and sharding else ()
             # A scalar made of scalars has nothing to decide; a constraint would only cost time.
-            idle = from_scalars and _is_whole_scalar(lies) and not steps
+            idle = from_scalars and _is_whole_scalar(sharding) and not steps
             shared = entry.shared[number] if entry and number < len(entry.shared) else None
-            self._define(result, lies, pinned=lies is not None and not idle, steps=steps, shared=shared)
+            self._define(result, sharding, pinned=sharding is not None and not idle, steps=steps, shared=shared)
 
     def _walk_regions(self, operation: Any, entry: InstructionPlan | None) -> None:
         handed_on = list(entry.result) if entry is not None else None
@@ -217,8 +215,8 @@ class _Emitter:
         for number, region in enumerate(operation.regions):
             block = region.blocks[0]
             for index, (_, argument) in enumerate(_tensors(block.arguments)):
-                lies = handed_on[index] if handed_on is not None and index < len(handed_on) else None
-                self._define(argument, _fitting(lies, argument), pinned=not _is_whole_scalar(lies))
+                sharding = handed_on[index] if handed_on is not None and index < len(handed_on) else None
+                self._define(argument, _fitting(sharding, argument), pinned=not _is_whole_scalar(sharding))
             is_condition = carried and number == 0
             self._walk_block(block, None if is_condition else handed_on)
 
@@ -235,10 +233,10 @@ class _Emitter:
             name = private.location_name(argument.location) or ""
             leaf = seen[name] = seen.get(name, -1) + 1
             parameter = self.entries.get(name)
-            lies = parameter.result[leaf] if parameter and leaf < len(parameter.result) else None
-            if lies is None and index < len(wanted):
-                lies = wanted[index]
-            self._define(argument, _fitting(lies, argument), pinned=not _is_whole_scalar(lies))
+            sharding = parameter.result[leaf] if parameter and leaf < len(parameter.result) else None
+            if sharding is None and index < len(wanted):
+                sharding = wanted[index]
+            self._define(argument, _fitting(sharding, argument), pinned=not _is_whole_scalar(sharding))
         self._walk_block(function.body.blocks[0], entry.result if entry is not None else None)
 
     def _define(
@@ -257,9 +255,9 @@ class _Emitter:
         if value is not None:
             value.uses.append(_Use(operation, index, wanted))
 
-    def _lies(self, operand: Any) -> TensorSharding | None:
+    def _sharding_of(self, operand: Any) -> TensorSharding | None:
         value = self.values.get(operand)
-        return None if value is None else value.lies
+        return None if value is None else value.sharding
 
     def _require_all_landed(self) -> None:
         """Every instruction of the plan is an operation, or can have none."""
@@ -278,7 +276,7 @@ class _Emitter:
     # ---- insert ------------------------------------------------------------
     def _insert(self, value: _Value) -> None:
         source = value.value
-        if value.pinned and value.lies is not None:
+        if value.pinned and value.sharding is not None:
             source = self._constrain_definition(value)
         brought: dict[tuple[Any, TensorSharding], Any] = {}  # once per block: it stands before the first use there
 
@@ -288,28 +286,29 @@ class _Emitter:
                 return before
             if key not in brought:
                 if _is_filled(value.value) and not wanted.unreduced and lies is not None and not lies.unreduced:
-                    before = self._made_again(value.value.owner, use.operation)
+                    before = self._clone_broadcast(value.value.owner, use.operation)
                     lies = wanted
-                brought[key] = self._bring(before, lies, wanted, use.operation)
+                brought[key] = self._reshard(before, lies, wanted, use.operation)
             return brought[key]
 
         for use in value.uses:
             operand = source
             if use.wanted is not None:
-                lies = value.lies
-                if value.shared is not None and lies is not None:
-                    lies = served_from(lies, value.shared, use.wanted)
-                    operand = bring(use, source, value.lies, lies)
-                operand = bring(use, operand, lies, use.wanted)
+                layout = value.sharding
+                if value.shared is not None and layout is not None:
+                    layout = choose_layout(layout, value.shared, use.wanted)
+                    operand = bring(use, source, value.sharding, layout)
+                operand = bring(use, operand, layout, use.wanted)
             if operand is not value.value:
                 use.operation.operands[use.index] = operand
 
-    def _made_again(self, broadcast: Any, user: Any) -> Any:
-        """An array full of one number, made for a user alone: of one that lies otherwise XLA cuts each device's part,
-        and where the parts are not equal it stores the whole first, padded."""
+    def _clone_broadcast(self, broadcast: Any, user: Any) -> Any:
+        """An array full of one number, made for one user. From one in another layout XLA cuts each device's part, and
+        with uneven parts it stores the whole first, padded.
+        """
         return broadcast.clone(self.ir.InsertionPoint(user)).results[0]
 
-    def _bring(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
+    def _reshard(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
             for step in (*steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
                 source = self._constraint(source, step, user.location)
@@ -323,7 +322,7 @@ class _Emitter:
             point, location = self.ir.InsertionPoint.after(owner), owner.location
         source = value.value
         with point:
-            for step in (*value.steps, value.lies):
+            for step in (*value.steps, value.sharding):
                 source = self._constraint(source, step, location)
         return source
 
@@ -333,11 +332,11 @@ class _Emitter:
 
     def attribute(self, sharding: TensorSharding) -> Any:
         """The `#sdy.sharding` attribute, one object per distinct sharding."""
-        found = self.attributes.get(sharding)
-        if found is None:
-            found = self.ir.Attribute.parse(f"#sdy.sharding<@{MESH_NAME}, {sharding_text(sharding)}>")
-            self.attributes[sharding] = found
-        return found
+        attribute = self.attributes.get(sharding)
+        if attribute is None:
+            attribute = self.ir.Attribute.parse(f"#sdy.sharding<@{MESH_NAME}, {sharding_text(sharding)}>")
+            self.attributes[sharding] = attribute
+        return attribute
 
     def _add_mesh(self) -> None:
         mesh = self.ir.Operation.parse(mesh_text(self.plan.mesh))
@@ -349,7 +348,7 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
 
 
 def _is_whole_scalar(lies: TensorSharding | None) -> bool:
-    """Whether there is nothing to say of how a value lies: of a scalar, or of no array at all."""
+    """Whether a value has no sharding to write down: a scalar, or no array at all."""
     return lies is None or not (lies.dims or lies.unreduced)
 
 
@@ -360,7 +359,7 @@ def _is_filled(value: Any) -> bool:
 
 
 def _fitting(sharding: TensorSharding | None, value: Any) -> TensorSharding | None:
-    """The sharding, if it speaks of an array of this rank."""
+    """The sharding, if its rank is the array's."""
     return sharding if sharding is not None and len(sharding.dims) == value.type.rank else None
 
 

@@ -1,7 +1,7 @@
-"""What XLA really inserted: the collectives of a partitioned HLO module, with bytes and counts.
+"""XLA's actual collectives: those of a partitioned HLO module, with bytes and counts.
 
-Read by our own HLO parser. Bytes on the wire follow the ring algorithms, as the
-cost model's do, but are computed here on their own so that the two can be compared.
+Read by our own HLO parser. Bytes on the wire follow the ring algorithms, like the cost model's, but are computed
+independently here: the two can be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardwright.hlo import Computation, Instruction, Module
 from shardwright.plans import COLLECTIVE_KINDS
 from shardwright.xla.compiled import ObservedCollective
 from shardwright.xla.offsets import slice_offsets
-from shardwright.xla.scatter import Users, kept_slices, reduced_before
+from shardwright.xla.reduce_scatter import Users, find_inner_all_reduce, find_kept_slices
 
 _OPCODES = {
     **{kind: kind for kind in COLLECTIVE_KINDS},
@@ -33,23 +33,23 @@ class _Times(NamedTuple):
     known: bool
 
 
-def observed_collectives(hlo_text: str, device_count: int) -> tuple[ObservedCollective, ...]:
+def find_collectives(hlo_text: str, device_count: int) -> tuple[ObservedCollective, ...]:
     """Every collective of a partitioned HLO module, in program order.
 
-    device_count: devices of the program; groups that name none mean all of them.
-    Raises HloSyntaxError where the text is not HLO.
+    device_count: devices of the program; groups without devices mean all of them. Raises HloSyntaxError if the text is
+    not HLO.
     """
     module = hlo.parse(hlo_text)
     users = Users(module)
     return tuple(
         _observe(instruction, times, device_count, users)
-        for instruction, times in _executed(module)
+        for instruction, times in _iterate_executed(module)
         if instruction.opcode in _OPCODES
     )
 
 
-def _executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
-    """Instructions that run, with how often; reducers of collectives and the like are left out."""
+def _iterate_executed(module: Module) -> Iterator[tuple[Instruction, _Times]]:
+    """Executed instructions with their execution counts; reducers of collectives and the like are left out."""
     pending: list[tuple[Computation, _Times]] = [(module.entry, _Times(1, True))]
     while pending:
         computation, times = pending.pop()
@@ -89,9 +89,11 @@ def _observe(instruction: Instruction, times: _Times, device_count: int, users: 
 
 
 def _is_scattered(all_reduce: Instruction, device_count: int, users: Users) -> bool:
-    """Whether each device keeps a slice of its own of what its group sums."""
-    slices = kept_slices(all_reduce, users)
-    return bool(slices) and all(_differ_in_groups(all_reduce, each, device_count, users) for each in slices)
+    """Whether each device keeps a slice of its own of the group's sum."""
+    slices = find_kept_slices(all_reduce, users)
+    return bool(slices) and all(
+        _differ_in_groups(all_reduce, slice_instruction, device_count, users) for slice_instruction in slices
+    )
 
 
 def _differ_in_groups(all_reduce: Instruction, dynamic_slice: Instruction, device_count: int, users: Users) -> bool:
@@ -108,16 +110,16 @@ def _differ_in_groups(all_reduce: Instruction, dynamic_slice: Instruction, devic
 def _split_before(scattered: Instruction, device_count: int, users: Users) -> int:
     """Into how many parts the reduce-scatters before this one in a chain have split the array."""
     parts = 1
-    before = reduced_before(scattered)
+    before = find_inner_all_reduce(scattered)
     while before is not None:
         if _is_scattered(before, device_count, users):
             parts *= _groups(before, device_count)[0]
-        before = reduced_before(before)
+        before = find_inner_all_reduce(before)
     return parts
 
 
 def _groups(instruction: Instruction, device_count: int) -> tuple[int, int, str]:
-    """(devices of a group, groups, the text that says so)."""
+    """(devices of a group, groups, their text)."""
     pairs = instruction.attributes.get("source_target_pairs")
     if pairs is not None:
         moving = {device for source, target in pairs.value if source != target for device in (source, target)}
@@ -129,8 +131,9 @@ def _groups(instruction: Instruction, device_count: int) -> tuple[int, int, str]
 
 
 def ring_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
-    """Bytes one device sends for one collective: 2(n−1)/n of an all-reduce's array, all of a
-    permute's shard, (n−1)/n of the others' payload."""
+    """Bytes one device sends in one collective: 2(n−1)/n of an all-reduce's array, all of a permute's shard, (n−1)/n of
+    the others' payload.
+    """
     if group_size <= 1:
         return 0
     if kind == "collective-permute":
@@ -142,14 +145,14 @@ def ring_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
 # ---- loops -----------------------------------------------------------------
 def trip_count(loop: Instruction) -> int | None:
     """How often a while's body runs: XLA's annotation, else a counter compared with a constant."""
-    known = loop.attributes.get("backend_config")
-    if known is not None and (match := _KNOWN_TRIPS.search(known.text)):
+    annotation = loop.attributes.get("backend_config")
+    if annotation is not None and (match := _KNOWN_TRIPS.search(annotation.text)):
         return int(match[1])
-    return _counted_trips(loop)
+    return _count_trips(loop)
 
 
-def _counted_trips(loop: Instruction) -> int | None:
-    """`for i in range(start, limit)`: condition `i < limit`, body `i + 1`, start a constant."""
+def _count_trips(loop: Instruction) -> int | None:
+    """Trip count of `for i in range(start, limit)`: condition `i < limit`, body `i + 1`, start a constant."""
     root = _through(loop.called["condition"][0].root)
     if root.opcode != "compare" or root.get("direction") != "LT" or len(root.operands) != 2:
         return None
@@ -173,7 +176,7 @@ def _through(value: Instruction) -> Instruction:
 
 
 def _element(value: Instruction, index: int) -> Instruction | None:
-    """Element `index` of a tuple that is built in sight."""
+    """Element `index` of a tuple with a visible construction."""
     value = _through(value)
     return _through(value.operands[index]) if value.opcode == "tuple" and index < len(value.operands) else None
 

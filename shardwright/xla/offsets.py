@@ -1,7 +1,7 @@
-"""Where each device slices: the offsets of a dynamic-slice as numbers, one per device.
+"""Slice positions of each device: the offsets of a dynamic-slice in numbers, one per device.
 
-The partitioner computes offsets from `partition-id` with tables and integer arithmetic; both are evaluated
-here for all devices at once.
+The partitioner computes offsets from `partition-id` with tables and integer arithmetic; both are evaluated here for all
+devices at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from shardwright.hlo import Instruction
-from shardwright.xla.scatter import Users, sources
+from shardwright.xla.reduce_scatter import Users, sources
 
 #: One value per device, or None where the expression is not understood.
 PerDevice = list[int] | None
@@ -33,7 +33,7 @@ _DEPTH = 60
 
 
 def slice_offsets(dynamic_slice: Instruction, device_count: int, users: Users) -> list[tuple[int, ...]] | None:
-    """Per device, the offsets of a dynamic-slice in elements; None where they are not a matter of the device alone."""
+    """Per device, the offsets of a dynamic-slice in elements; None if they depend on more than the device."""
     columns = []
     for index in dynamic_slice.operands[1:]:
         column = _evaluate(index, device_count, users, _DEPTH)
@@ -55,16 +55,16 @@ def _evaluate(value: Instruction, device_count: int, users: Users, depth: int) -
     if value.opcode in _SAME and len(operands) == 1:
         return _evaluate(operands[0], device_count, users, depth - 1)
     if value.opcode == "dynamic-slice" and value.operands[0].opcode == "constant":
-        return _looked_up(value, device_count, users, depth)
+        return _look_up(value, device_count, users, depth)
     if value.opcode in _ARITHMETIC and len(operands) == 2:
-        left, right = (_evaluate(operand, device_count, users, depth - 1) for operand in operands)
-        if left is None or right is None or (value.opcode in ("divide", "remainder") and 0 in right):
+        first, second = (_evaluate(operand, device_count, users, depth - 1) for operand in operands)
+        if first is None or second is None or (value.opcode in ("divide", "remainder") and 0 in second):
             return None
-        return [_ARITHMETIC[value.opcode](a, b) for a, b in zip(left, right, strict=True)]
+        return [_ARITHMETIC[value.opcode](a, b) for a, b in zip(first, second, strict=True)]
     return None
 
 
-def _looked_up(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
+def _look_up(value: Instruction, device_count: int, users: Users, depth: int) -> PerDevice:
     """One element of a constant table."""
     table = _numbers(value.operands[0])
     index = _evaluate(value.operands[1], device_count, users, depth - 1) if len(value.operands) == 2 else None

@@ -1,7 +1,7 @@
-"""How sums over devices are written down, on the way from the summands that devices hold to how a value lies.
+"""Layouts of a sum over devices, from the summands on the devices to the value's final layout.
 
-Which constraints stand between decides what XLA makes of a sum: a reduce-scatter, an all-reduce, or a wrong number
-(`emit` says what marks mean).
+The intermediate constraints decide XLA's result: a reduce-scatter, an all-reduce, or a wrong number (see `emit` on the
+meaning of marks).
 """
 
 from __future__ import annotations
@@ -9,38 +9,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.moves.reshard import scattered_by_steps
+from shardwright.cost.moves.reshard import reduce_scatter_steps
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 
-def steps_of_sum(
+def steps_of_reduction(
     operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
-    """How a result that is summed where it is made lies on its way: as summands, where its operands
-    are partial already, XLA would reduce over one axis after the other or only some of the axes scatter it, and as
-    the whole sum, where it ends scattered. Summands have even shards: Shardy aborts at others."""
+    """Intermediate layouts of a result summed at its definition.
+
+    - Summands: if its operands are partial already, XLA would reduce over one axis after the other, or only some of the
+      axes scatter it.
+    - The whole sum: if it ends scattered.
+
+    Summands have even shards: Shardy aborts at others.
+    """
     if not entry.partial:
         return ()
     whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
     handed_on = {axis for used in _uses(entry) for axis in used.unreduced} & set(entry.partial)
     is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
     if is_even and not _reduces_at_once(operation, entry):
-        summands = _marked(whole, {*entry.partial, *lies.unreduced}, mesh)
-        between = _scattered(summands, lies, set(summands.unreduced), shape, mesh)
+        summands = _with_unreduced(whole, {*entry.partial, *lies.unreduced}, mesh)
+        between = _scatter_steps(summands, lies, set(summands.unreduced), shape, mesh)
         if between:  # else XLA would reduce whole arrays over all axes
             return (summands, *between)
     held = set(entry.partial) if is_even and _reduces_apart(operation, entry) else handed_on
-    steps = [_marked(whole, {*held, *lies.unreduced}, mesh)] if held else []
+    steps = [_with_unreduced(whole, {*held, *lies.unreduced}, mesh)] if held else []
     if whole != lies:
         steps.append(whole)
     return tuple(steps)
 
 
 def _reduces_apart(operation: Any, entry: InstructionPlan) -> bool:
-    """Whether XLA reduces over one dimension of several that are summed after the other (`AllReduceAlongShardingDims`),
-    where one all-reduce over all of their axes moves less."""
+    """Whether XLA reduces over one of several summed dimensions after the other (`AllReduceAlongShardingDims`), where
+    one all-reduce over all of their axes moves less.
+    """
     kind = operation.operation.name
     if kind == "stablehlo.reduce":
         first = next(iter(operation.regions[0].blocks[0].operations))
@@ -52,9 +58,9 @@ def _reduces_apart(operation: Any, entry: InstructionPlan) -> bool:
 
 
 def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:
-    """Whether XLA reduces what the operation sums over devices by itself, and would take a mark for a further sum.
+    """Whether XLA itself reduces the operation's sum over devices, and would take a mark for a further sum.
 
-    The planner's `linear.reduced_at_once` is the same table, for its instructions.
+    The planner's `linear.why_not_partial` is the same table, for its instructions.
     """
     kind = operation.operation.name
     if kind == "stablehlo.convolution":
@@ -63,13 +69,13 @@ def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:
 
 
 def _splits_image(convolution: Any, entry: InstructionPlan) -> bool:
-    """Whether devices hold blocks of an image that lack borders (`Span.BORDERS` of the planner's rules)."""
+    """Whether devices hold blocks of an image without their borders (`Span.BORDERS` of the planner's rules)."""
     numbers = private.dialect("stablehlo").ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
     image, kernel = (tuple(operand.type.shape) for operand in convolution.operands)
-    lies = _uses(entry)[0]
+    sharding = _uses(entry)[0]
     spatial = zip(numbers.input_spatial_dimensions, numbers.kernel_spatial_dimensions, strict=True)
     return any(
-        lies.dims[dim] and _has_borders(convolution, number, image[dim], kernel[tap])
+        sharding.dims[dim] and _has_borders(convolution, number, image[dim], kernel[tap])
         for number, (dim, tap) in enumerate(spatial)
     )
 
@@ -93,34 +99,35 @@ def _uses(entry: InstructionPlan) -> tuple[TensorSharding, ...]:
     return tuple(leaf for operand in entry.operands for leaf in operand)
 
 
-def _marked(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
+def _with_unreduced(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
     return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
 
 
 def steps_to(
     lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
-    """How a partial value lies on its way to a use that scatters it over some axes and reduces it over others:
-    scattered first, as in `steps_of_sum`; whole first, where it ends in uneven shards. All other moves XLA makes in
-    the order that is meant: it reduces before it moves, and moves before it keeps a whole value on one device for a
-    sum."""
+    """Intermediate layouts of a partial value on its way to a use that scatters it over some axes and reduces it over
+    others: scattered first, like in `steps_of_reduction`; whole first, if it ends in uneven shards. XLA makes all other
+    moves in the intended order: it reduces before it moves, and moves before it keeps a whole value on one device for a
+    sum.
+    """
     if lies is None or not lies.unreduced:
         return ()
     if not wanted.is_even(shape, mesh):
         return (TensorSharding(lies.dims),)
     summed = set(lies.unreduced) - set(wanted.unreduced)
     if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
-        return (_marked(lies, set(lies.unreduced) - summed, mesh),)
-    return _scattered(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
+        return (_with_unreduced(lies, set(lies.unreduced) - summed, mesh),)
+    return _scatter_steps(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
 
 
-def _scattered(
+def _scatter_steps(
     lies: TensorSharding, wanted: TensorSharding, unreduced: set[str], shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
-    """How a sum lies behind each of its reduce-scatters that leaves it a sum of summands over other axes still."""
+    """The sum's layout behind each of its reduce-scatters that leaves a sum of summands over other axes."""
     steps = [
-        _marked(TensorSharding(dims), unreduced.difference(*dims), mesh)
-        for dims in scattered_by_steps(shape, lies, wanted, mesh)
+        _with_unreduced(TensorSharding(dims), unreduced.difference(*dims), mesh)
+        for dims in reduce_scatter_steps(shape, lies, wanted, mesh)
     ]
     return tuple(step for step in steps if set(step.unreduced) > set(wanted.unreduced))
 

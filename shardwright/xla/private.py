@@ -1,8 +1,7 @@
-"""The only module that touches names which jax and jaxlib do not document.
+"""The only module that touches undocumented names of jax and jaxlib.
 
-Each function wraps one use of a private name; `tests/xla/test_private.py` pins
-every one of them, and `check_platform` looks all of them up, so that a jaxlib
-which moved one gives one clear error before anything runs.
+Each function wraps one use of a private name. `tests/xla/test_private.py` pins every one of them; `check_platform`
+looks all of them up: a jaxlib that moved one gives one clear error before anything runs.
 
 Written against jax/jaxlib 0.10.2.
 """
@@ -71,9 +70,9 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
 #: Passes that XLA:CPU leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
 #: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all.
 #: XLA:GPU runs it after that, and refuses programs with barriers where it is left out.
-LEFT_OUT_PASSES = ("cse_barrier_expander",)
+DISABLED_PASSES = ("cse_barrier_expander",)
 
-_PASSES_OFF = "xla_disable_hlo_passes"
+_DISABLE_PASSES_FLAG = "xla_disable_hlo_passes"
 
 
 @cache
@@ -86,16 +85,16 @@ def _module(name: str) -> Any:
 def check_platform() -> None:
     """Look up every private name that Shardwright needs.
 
-    Raises PlatformError naming what the installed jaxlib lacks.
+    Raises PlatformError naming the names missing in the installed jaxlib.
     """
     missing = []
     for module, names in PRIVATE_NAMES.items():
         try:
-            found = _module(module)
+            loaded = _module(module)
         except (ImportError, AttributeError):
             missing.append(module)
             continue
-        missing += [f"{module}.{name}" for name in names if not _has(found, name)]
+        missing += [f"{module}.{name}" for name in names if not _has(loaded, name)]
     if missing:
         raise PlatformError(
             f"jax {_version('jax')} with jaxlib {_version('jaxlib')} lacks {', '.join(missing)}",
@@ -120,16 +119,16 @@ def _version(package: str) -> str:
 
 # ---- functions -----------------------------------------------------------
 def jit_marks(fn: Any) -> Any:
-    """The `static_argnums`, `static_argnames`, `donate_argnums` and `donate_argnames` of a `jax.jit`, as attributes.
+    """The `static_argnums`, `static_argnames`, `donate_argnums` and `donate_argnames` of a `jax.jit`, in attributes.
 
-    Of a Flax NNX `jit` as well. None for what is neither.
+    Also of a Flax NNX `jit`. None for anything else.
     """
     return getattr(getattr(fn, "jitted_fn", fn), "_jit_info", None)
 
 
 # ---- HLO text ------------------------------------------------------------
 def parse_hlo(text: str) -> Any:
-    """XLA's own `HloModule` of HLO text; HloSyntaxError with XLA's message where it refuses."""
+    """XLA's own `HloModule` of HLO text; HloSyntaxError with XLA's message if it refuses."""
     try:
         return _module("jaxlib._hlo").hlo_module_from_text(text)
     except Exception as error:  # XlaRuntimeError or RuntimeError, by version
@@ -137,7 +136,7 @@ def parse_hlo(text: str) -> Any:
 
 
 def canonical_hlo(text: str) -> str:
-    """HLO text as XLA prints it after parsing: the referee for our parser and printer."""
+    """HLO text printed by XLA after parsing: the referee of our parser and printer."""
     return str(parse_hlo(text).to_string())
 
 
@@ -148,7 +147,7 @@ _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 def stablehlo_of(hlo_text: str) -> str:
     """StableHLO text of HLO text; every operation's location is its HLO instruction's name.
 
-    Metadata is left out: where it has an `op_name`, XLA makes that the location.
+    Metadata is left out: XLA would make an `op_name` in it the location.
     """
     bare = _METADATA.sub("", hlo_text)
     computation = _module("jaxlib._hlo").XlaComputation(parse_hlo(bare).as_serialized_hlo_module_proto())
@@ -189,7 +188,7 @@ def mlir_context() -> Iterator[Any]:
 def parse_module(stablehlo: str) -> Any:
     """An `ir.Module` of converted HLO, in the current context.
 
-    Raises UnsupportedProgramError where the HLO has an instruction that StableHLO lacks.
+    Raises UnsupportedProgramError if the HLO has an instruction missing in StableHLO.
     """
     try:
         return ir().Module.parse(stablehlo)
@@ -198,7 +197,7 @@ def parse_module(stablehlo: str) -> Any:
 
 
 def verify(module: Any) -> None:
-    """MLIR's own checks of a module; UnsupportedProgramError where a converted program fails them."""
+    """MLIR's own checks of a module; UnsupportedProgramError if a converted program fails them."""
     try:
         module.operation.verify()
     except Exception as error:
@@ -209,7 +208,7 @@ def verify(module: Any) -> None:
 
 
 def location_name(location: Any) -> str | None:
-    """The HLO instruction name that a location carries, or None."""
+    """The HLO instruction name in a location, or None."""
     return location.name_str if isinstance(location, ir().NameLoc) else None
 
 
@@ -219,10 +218,8 @@ def compile_options(
 ) -> Any:
     """Options that partition a module with Shardy over the devices, in mesh order.
 
-    platform: of the devices, as JAX calls it.
-
-    overrides: XLA debug options as (name, value), e.g. `("xla_dump_to", "/tmp/d")`; passes to switch off are added
-    to `LEFT_OUT_PASSES` of the CPU.
+    platform: of the devices, in JAX's spelling. overrides: XLA debug options in the form (name, value), e.g.
+    `("xla_dump_to", "/tmp/d")`; passes to switch off are added to `DISABLED_PASSES` of the CPU.
     """
     import numpy as np
 
@@ -239,9 +236,9 @@ def compile_options(
     build.allow_spmd_sharding_propagation_to_output = [True]
     build.device_assignment = client.DeviceAssignment.create(np.asarray([list(device_ids)], dtype=np.int32))
     named = dict(overrides)
-    left_out = LEFT_OUT_PASSES if platform == "cpu" else ()
-    off = ",".join(filter(None, (*left_out, named.pop(_PASSES_OFF, ""))))
-    options.env_option_overrides = [*named.items(), (_PASSES_OFF, off)]
+    left_out = DISABLED_PASSES if platform == "cpu" else ()
+    off = ",".join(filter(None, (*left_out, named.pop(_DISABLE_PASSES_FLAG, ""))))
+    options.env_option_overrides = [*named.items(), (_DISABLE_PASSES_FLAG, off)]
     return options
 
 
@@ -250,7 +247,7 @@ def device_list(devices: Sequence[Any]) -> Any:
 
 
 def compile_and_load(stablehlo: str, devices: Sequence[Any], options: Any) -> Any:
-    """XLA's loaded executable of a StableHLO module; XLA's own exception where it refuses."""
+    """XLA's loaded executable of a StableHLO module; XLA's own exception if it refuses."""
     return local_client().compile_and_load(stablehlo, device_list(devices), options)
 
 
@@ -276,8 +273,8 @@ def deserialize_executable(payload: bytes, devices: Sequence[Any], options: Any)
     return local_client().deserialize_executable(payload, device_list(devices), options)
 
 
-def compiled_hlo(executable: Any) -> str:
-    """HLO text of what each device runs, collectives included."""
+def hlo_of_executable(executable: Any) -> str:
+    """HLO text of each device's program, collectives included."""
     return str(executable.hlo_modules()[0].to_string())
 
 
@@ -285,7 +282,7 @@ _LAPACK_CALL = 'custom_call_target="lapack_'
 
 
 def prepare_custom_calls(compiled_text: str) -> None:
-    """Give XLA:CPU what the custom calls of a program need before it runs.
+    """Prepare XLA:CPU for the custom calls of a program before it runs.
 
     LAPACK's functions are null pointers in a process that has lowered no such call: running one ends it.
     """
@@ -296,8 +293,8 @@ def prepare_custom_calls(compiled_text: str) -> None:
 _ALIAS_ENTRY = re.compile(r"\{[0-9, ]*\}: \((\d+), \{[0-9, ]*\}, (?:may|must)-alias\)")
 
 
-def aliased_parameters(compiled_text: str) -> set[int]:
-    """Numbers of the arguments whose buffers become outputs, from `compiled_hlo`."""
+def find_aliased_parameters(compiled_text: str) -> set[int]:
+    """Numbers of the arguments whose buffers become outputs, from `hlo_of_executable`."""
     header = compiled_text.split("\n", 1)[0]
     return {int(number) for number in _ALIAS_ENTRY.findall(header)}
 
@@ -320,14 +317,14 @@ def tile_coordinates(op_sharding: Any, rank: int, device_count: int) -> tuple[tu
     if not sharding.is_tiled():
         return ((-1,) * (rank + 1),) * device_count  # on one device, manual, …: like no plan's
     sizes = sharding.tile_assignment_dimensions()
-    found: list[tuple[int, ...]] = [()] * device_count
+    shard_of_device: list[tuple[int, ...]] = [()] * device_count
     for place, device in enumerate(sharding.tile_assignment_devices()):
         shard, rest = [], place
         for size in reversed(sizes):
             rest, index = divmod(rest, size)
             shard.append(index)
-        found[device] = tuple(reversed(shard))[:rank]
-    return tuple(found)
+        shard_of_device[device] = tuple(reversed(shard))[:rank]
+    return tuple(shard_of_device)
 
 
 def memory_figures(executable: Any) -> tuple[int, int, int, int]:
@@ -348,7 +345,7 @@ def execute(executable: Any, arrays: Sequence[Any], handlers: Sequence[Any]) -> 
 
 
 def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
-    """What makes a global `jax.Array` of an output's per-device buffers, without checks."""
+    """A function making a global `jax.Array` from an output's per-device buffers, without checks."""
     import jax
 
     aval = jax.core.ShapedArray(shape, dtype)
@@ -365,8 +362,8 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 def register_array_type(cls: type, value_of: Callable[[Any], Any]) -> None:
     """Make `cls`, a subclass of `jax.Array` with an `aval`, an array to all of jax.
 
-    While a function is traced its instances stay what they are: constants of the jaxpr. Where a computation on this
-    machine, or a program's text, needs their contents, `value_of` gives them, as an array that jax knows.
+    While a function is traced, its instances stay unchanged: constants of the jaxpr. When a computation on this
+    machine, or a program's text, needs their contents, `value_of` returns them in an array known to jax.
     """
     mlir, pxla = _module("jax._src.interpreters.mlir"), _module("jax._src.interpreters.pxla")
 
@@ -400,8 +397,8 @@ def register_key_type(cls: type, value_of: Callable[[Any], Any]) -> None:
     )
 
 
-def traced_attribute(array: Any, name: str) -> Any:
-    """What `jax.Array` has by that name, of an array whose contents are not known while a function is traced."""
+def attribute_while_traced(array: Any, name: str) -> Any:
+    """The `jax.Array` attribute of that name, on an array with unknown contents in a traced function."""
     if name == "__getitem__":
         return lambda index: array.aval._getitem(array, index)
     if name == "__iter__":
@@ -409,11 +406,11 @@ def traced_attribute(array: Any, name: str) -> Any:
     return getattr(_module("jax._src.array").ArrayImpl, name).__get__(array)
 
 
-def weakly_typed(value: Any) -> Any:
-    """The array with a weak type, such as Python numbers have."""
+def make_weakly_typed(value: Any) -> Any:
+    """The array with a weak type, like Python numbers."""
     return _module("jax._src.lax.lax")._convert_element_type(value, weak_type=True)
 
 
 def trace_context() -> Any:
-    """Equal, and hashed alike, where a function would be traced and lowered the same: jax's settings that matter."""
+    """Equal, with equal hashes, under equal jax settings of tracing and lowering."""
     return _module("jax._src.config").trace_context()

@@ -16,7 +16,7 @@ _REFUSED = 3
 
 
 def refusal_of(hlo_text: str, *, timeout_s: float = 60.0) -> str | None:
-    """Why XLA takes a text for no valid program; None where it is one, or where XLA does not answer in time."""
+    """XLA's objection to a program text; None if it is valid, or if XLA does not answer in time."""
     try:
         child = subprocess.run(
             [sys.executable, "-m", "shardwright.xla.referee"],

@@ -1,9 +1,9 @@
-"""Results that XLA:CPU can compute in row-major order only, pinned to it.
+"""Pins results that XLA:CPU can compute in row-major order only.
 
-XLA:CPU's layout assignment lets a Fourier transform take whatever layout its readers want (an all-gather wants the
-gathered dimension first), and its run time then refuses the program: `fft_thunk.cc: IsMonotonicWithDim0Major`. A
-`LayoutConstraint` of the result, what `jax.experimental.layout.with_layout_constraint` leaves, fixes it; XLA's
-partitioner takes the call shard by shard, and where the layout is row-major anyway it costs nothing.
+XLA:CPU's layout assignment gives a Fourier transform any layout its readers want (an all-gather wants the gathered
+dimension first); its run time then refuses the program: `fft_thunk.cc: IsMonotonicWithDim0Major`. A `LayoutConstraint`
+on the result, the custom call of `jax.experimental.layout.with_layout_constraint`, fixes it. XLA's partitioner takes
+the call shard by shard; on a layout already row-major it costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROW_MAJOR_ONLY = frozenset({"stablehlo.fft"})
 
 
 def pin_row_major(module: Any) -> None:
-    """Put a `LayoutConstraint` behind every operation of a StableHLO module that must not be laid out otherwise."""
+    """Put a `LayoutConstraint` behind every operation of a StableHLO module that needs a row-major result."""
     for operation in list(operations_within(module.operation)):
         if operation.name in _ROW_MAJOR_ONLY:
             _pin(operation.results[0])

@@ -17,7 +17,7 @@ from shardwright.plans import OptionValue, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.compiled import beginning_of, refusal
-from shardwright.xla.layouts import jax_mesh, mesh_devices, named_sharding, require_shardings
+from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, require_shardings, to_named_sharding
 
 if TYPE_CHECKING:
     import jax
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundaryArray:
-    """How one argument or output lies on the devices: what `load_program` compares and builds.
+    """Sharding of one argument or output on the devices, compared and used by `load_program`.
 
-    stored_shape: dimensions as stored, padded up to what the axes divide.
+    stored_shape: dimensions in storage, padded to multiples of the axes.
     """
 
     element_type: str
@@ -60,8 +60,8 @@ class LoadedProgram:
         outputs: Sequence[BoundaryArray],
     ) -> None:
         self._executable = executable
-        self.argument_shardings = tuple(named_sharding(mesh, argument.sharding) for argument in arguments)
-        self.output_shardings = tuple(named_sharding(mesh, output.sharding) for output in outputs)
+        self.argument_shardings = tuple(to_named_sharding(mesh, argument.sharding) for argument in arguments)
+        self.output_shardings = tuple(to_named_sharding(mesh, output.sharding) for output in outputs)
         self._expected = [
             (sharding, argument.stored_shape, to_dtype(argument.element_type))
             for argument, sharding in zip(arguments, self.argument_shardings, strict=True)
@@ -75,8 +75,8 @@ class LoadedProgram:
         """Start the program on global arrays in argument order; returns its outputs at once.
 
         Donated arguments are consumed: their buffers become outputs. The call returns
-        before the devices are done. Raises ExecutionError for arrays that are not what the
-        program takes (XLA would end the process), or with XLA's message.
+        before the devices are done. Raises ExecutionError on arrays of another type (XLA would end the process), or
+        with XLA's message.
         """
         if len(arrays) != len(self._expected):
             raise ExecutionError(f"the program takes {len(self._expected)} arguments, {len(arrays)} were given")
@@ -92,7 +92,7 @@ class LoadedProgram:
             raise ExecutionError(f"XLA could not start the program: {beginning_of(error)}") from error
 
     def _refuse(self, number: int, array: jax.Array) -> None:
-        """Raise for an argument that is not what the program takes; other spellings of its sharding pass."""
+        """Raises on an argument of another type; other spellings of its sharding pass."""
         sharding, shape, dtype = self._expected[number]
         if array.shape == shape and array.dtype == dtype and array.sharding.is_equivalent_to(sharding, len(shape)):
             return
@@ -103,8 +103,8 @@ class LoadedProgram:
         )
 
     def hlo_text(self) -> str:
-        """What each device runs."""
-        return private.compiled_hlo(self._executable)
+        """The HLO text of each device."""
+        return private.hlo_of_executable(self._executable)
 
 
 def load_program(
@@ -120,14 +120,13 @@ def load_program(
 ) -> LoadedProgram:
     """Load a compiled program, or compile its StableHLO text, onto `devices` in mesh order.
 
-    payload: `CompiledProgram.serialized`, or its StableHLO text as UTF-8.
+    payload: `CompiledProgram.serialized`, or its StableHLO text in UTF-8.
     devices: default all devices of the job, by process, then id.
     donated: argument numbers whose buffers the program must reuse.
     compile_options: of XLA, by name.
 
-    What was loaded is compared with `arguments`, `outputs` and `donated` every time.
-    Raises CompilationError where it differs or XLA refuses it, PlanError where there
-    are too few devices.
+    The loaded program is compared with `arguments`, `outputs` and `donated` every time. Raises CompilationError if it
+    differs or XLA refuses it, PlanError if there are too few devices.
     """
     devices = list(mesh_devices() if devices is None else devices)[: mesh.device_count]
     grid = jax_mesh(mesh, devices)
@@ -142,14 +141,14 @@ def load_program(
         raise refusal(error, compile_options) from error
     require_shardings("argument", private.parameter_shardings(executable), [a.sharding for a in arguments], mesh)
     require_shardings("output", private.output_shardings(executable), [o.sharding for o in outputs], mesh)
-    text = private.compiled_hlo(executable)
+    text = private.hlo_of_executable(executable)
     private.prepare_custom_calls(text)
     _require_donations(text, donated)
     return LoadedProgram(executable, grid, arguments, outputs)
 
 
 def _require_donations(compiled_text: str, donated: Sequence[int]) -> None:
-    missing = sorted(set(donated) - private.aliased_parameters(compiled_text))
+    missing = sorted(set(donated) - private.find_aliased_parameters(compiled_text))
     if missing:
         raise CompilationError(
             f"the program does not reuse the buffers of its donated arguments {missing}",

@@ -1,7 +1,7 @@
 """Compilation in child processes, because XLA ends its process on some inputs.
 
-`CompileService` may live in a server: it imports neither jax nor MLIR. Children are started when first needed, with as
-many devices as the program needs, and started again after one died or was ended for taking too long.
+`CompileService` may live in a server: it imports neither jax nor MLIR. Children start at first need, with the program's
+device count, and are restarted after a crash or a timeout.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import psutil
 
 from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
 from shardwright.plans import Plan
+from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
 from shardwright.xla.messages import Header
-from shardwright.xla.twins import Canonical
 
 _log = logging.getLogger("shardwright.xla")
 
@@ -44,7 +44,7 @@ _BYTES_WORTH_A_CHILD = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileJob:
-    """A program to compile. name: what errors call it. want_executable: see `CompileService.compile`."""
+    """A program to compile. name: in errors. want_executable: see `CompileService.compile`."""
 
     name: str
     hlo_text: str
@@ -52,16 +52,16 @@ class CompileJob:
     want_executable: bool = True
 
 
-def _compiled_as(job: CompileJob) -> Hashable:
-    """What besides a program's text decides what XLA makes of it."""
+def _compilation_key(job: CompileJob) -> Hashable:
+    """Everything except a program's text that XLA's result depends on."""
     return str(job.plan.mesh), job.want_executable, tuple(sorted(job.plan.compile_options.items()))
 
 
 class CompileService:
-    """Owns compile children. Thread-safe; a request waits for a child that is free.
+    """Owns compile children. Thread-safe; a request waits for a free child.
 
-    device_count: the most devices that programs are for. platform: jax's name (`cpu`, `cuda`). children: how many may
-    compile at a time; default: one for each core.
+    device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). children: maximum of
+    parallel compilations; default: one per core.
     """
 
     def __init__(self, device_count: int, platform: str = "cpu", *, children: int | None = None) -> None:
@@ -84,45 +84,45 @@ class CompileService:
     ) -> CompiledProgram:
         """Emit `plan` onto `hlo_text`, compile it, read its collectives and memory.
 
-        want_executable: also return XLA's serialized executable, for one process with
-        all the devices. inspect="partition-pass" stops once XLA has partitioned the program
-        (full compiles of deep models take minutes): no executable, no memory.
+        want_executable: also return XLA's serialized executable, for one process with all the devices.
+        inspect="partition-pass" stops once XLA has partitioned the program (full compiles of deep models take minutes):
+        no executable, no memory.
 
-        Raises CompilationError with XLA's message, CompilationAbortedError where XLA ended
-        its process, DeadlineError after `deadline_s` seconds, and what emission raises.
+        Raises CompilationError with XLA's message, CompilationAbortedError if XLA ended its process, DeadlineError
+        after `deadline_s` seconds, and emission's errors.
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan.to_json().encode()]
         is_partial = inspect == "partition-pass"
-        made = self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial)
+        result = self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial)
         self._keep_one()
-        return _program(*made)
+        return _program(*result)
 
     def compile_all(self, jobs: Sequence[CompileJob]) -> list[CompiledProgram]:
-        """Compile many programs, several at a time as far as memory allows; equal ones once, whatever they call
-        their instructions.
+        """Compile many programs, several at a time within memory; programs equal up to instruction names are compiled
+        once.
 
-        Raises what `compile` raises, with the name of the program.
+        Raises the errors of `compile`, with the name of the program.
         """
         if len(jobs) == 1:
             (job,) = jobs
-            with _named(job):
+            with _name_job_in_errors(job):
                 return [self.compile(job.hlo_text, job.plan, want_executable=job.want_executable)]
         devices = max((job.plan.mesh.device_count for job in jobs), default=1)
-        at_once = _fitting([len(job.hlo_text) for job in jobs], self._count)
-        emitted = self._map(lambda job: self._emitted(job, devices), jobs, at_once)
+        at_once = _count_at_once([len(job.hlo_text) for job in jobs], self._count)
+        emitted = self._map(lambda job: self._emit_job(job, devices), jobs, at_once)
         twins: dict[Hashable, int] = {}
         first_of = [
-            twins.setdefault((text.text, _compiled_as(job)), number)
+            twins.setdefault((text.text, _compilation_key(job)), number)
             for number, (job, text) in enumerate(zip(jobs, emitted, strict=True))
         ]
         distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first
-        at_once = _fitting([len(emitted[number].original) for number in distinct], self._count)
-        made = self._map(lambda n: self._compiled(jobs[n], emitted[n].original, devices), distinct, at_once)
+        at_once = _count_at_once([len(emitted[number].original) for number in distinct], self._count)
+        programs = self._map(lambda n: self._compile_job(jobs[n], emitted[n].original, devices), distinct, at_once)
         self._keep_one()
-        compiled = dict(zip(distinct, made, strict=True))
+        compiled = dict(zip(distinct, programs, strict=True))
         return [
-            compiled[number] if number == first else emitted[number].like(emitted[first], compiled[first])
+            compiled[number] if number == first else emitted[number].rename_compiled(emitted[first], compiled[first])
             for number, first in enumerate(first_of)
         ]
 
@@ -135,15 +135,16 @@ class CompileService:
     def compile_stablehlo(
         self, stablehlo: str, *, inspect: Inspect = "compiled", deadline_s: float | None = None
     ) -> str:
-        """HLO text that each device runs, for StableHLO with Shardy marks as it stands; or what the partitioner
-        left of it, which is there earlier."""
+        """HLO text of each device, from unchanged StableHLO with Shardy marks; or the partitioner's output, available
+        earlier.
+        """
         header = {"job": "compile_stablehlo", "device_count": self.device_count, "inspect": inspect}
         is_partial = inspect == "partition-pass"
         _, parts = self._request(header, [stablehlo.encode()], deadline_s, self.device_count, ends_child=is_partial)
         return parts[0].decode()
 
     def close(self) -> None:
-        """End the children, whatever they do; the service may be used again."""
+        """End the children, even busy ones; the service may be used again."""
         with self._lock:
             idle, self._idle = self._idle, []
             for child in self._busy:
@@ -160,20 +161,20 @@ class CompileService:
         self.close()
 
     # ---- many programs -----------------------------------------------------
-    def _emitted(self, job: CompileJob, devices: int) -> Canonical:
-        with _named(job):
+    def _emit_job(self, job: CompileJob, devices: int) -> CanonicalModule:
+        with _name_job_in_errors(job):
             blobs = [job.hlo_text.encode(), job.plan.to_json().encode()]
             _, parts = self._request({"job": "emit"}, blobs, None, devices)
-            return Canonical.of(parts[0].decode())
+            return CanonicalModule.of(parts[0].decode())
 
-    def _compiled(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
-        with _named(job):
+    def _compile_job(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
+        with _name_job_in_errors(job):
             header = {"job": "compile_emitted", "want_executable": job.want_executable}
             return _program(*self._request(header, [stablehlo.encode(), job.plan.to_json().encode()], None, devices))
 
     @staticmethod
     def _map(work: Callable[[T], R], items: Sequence[T], at_once: int) -> list[R]:
-        """`work` of each, so many at a time; what has not begun when one fails is left."""
+        """`work` on each item, a limited number at a time; after a failure no further item begins."""
         pool = ThreadPoolExecutor(max_workers=max(min(at_once, len(items)), 1), thread_name_prefix="compile")
         try:
             return list(pool.map(work, items))
@@ -205,13 +206,13 @@ class CompileService:
 
     @contextmanager
     def _child(self, devices: int, deadline_s: float | None, ends_child: bool) -> Iterator[CompileChild]:
-        """A child with at least so many devices, kept for the next request unless this one fails."""
+        """A child with at least this many devices, kept for the next request unless this one fails."""
         if not self._slots.acquire(timeout=deadline_s):
             raise DeadlineError("other compilations did not leave a child free in time", remedy="give it longer")
         child = None
         is_well = False
         try:
-            child = self._taken(devices)
+            child = self._take_child(devices)
             yield child
             is_well = not ends_child
         finally:
@@ -227,7 +228,7 @@ class CompileService:
         if not is_well:
             child.end()
 
-    def _taken(self, devices: int) -> CompileChild:
+    def _take_child(self, devices: int) -> CompileChild:
         child = None
         with self._lock:
             if self._idle:
@@ -241,7 +242,7 @@ class CompileService:
         return child
 
     def _keep_one(self) -> None:
-        """The others would hold memory that training needs."""
+        """Keep one child; the others would hold memory needed in training."""
         with self._lock:
             ended, self._idle[1:] = self._idle[1:], []
         for child in ended:
@@ -249,8 +250,8 @@ class CompileService:
 
 
 @contextmanager
-def _named(job: CompileJob) -> Iterator[None]:
-    """Errors that leave it name the job's program."""
+def _name_job_in_errors(job: CompileJob) -> Iterator[None]:
+    """Add the job's program to errors passing through."""
     try:
         yield
     except ShardwrightError as error:
@@ -260,7 +261,7 @@ def _named(job: CompileJob) -> Iterator[None]:
         raise type(error)(error.message, where=where, remedy=error.remedy) from None
 
 
-def _fitting(sizes: Sequence[int], most: int) -> int:
+def _count_at_once(sizes: Sequence[int], most: int) -> int:
     """How many of these programs (bytes of text) to compile at a time, at least one."""
     free = psutil.virtual_memory().available // 2
     most = min(most, sum(sizes) // _BYTES_WORTH_A_CHILD)

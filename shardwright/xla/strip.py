@@ -25,9 +25,9 @@ def annotation_target(operation: Any) -> str | None:
 
 
 def strip_foreign_shardings(module: Any) -> None:
-    """Remove sharding attributes and meshes that are not the plan's.
+    """Remove sharding attributes and meshes not of the plan.
 
-    Raises UnsupportedProgramError for `shard_map` and its like.
+    Raises UnsupportedProgramError on `shard_map` and its like.
     """
     _strip_attributes(module.operation)
     for operation in list(module.body.operations):
@@ -70,12 +70,12 @@ def _strip_attributes(operation: Any) -> None:
         if name in attributes:
             del attributes[name]
     if _FRONTEND in attributes:
-        kept = {item.name: item.attr for item in attributes[_FRONTEND] if not item.name.startswith("xla.sdy.")}
+        remaining = {item.name: item.attr for item in attributes[_FRONTEND] if not item.name.startswith("xla.sdy.")}
         del attributes[_FRONTEND]
-        if kept:
+        if remaining:
             from shardwright.xla import private
 
-            attributes[_FRONTEND] = private.ir().DictAttr.get(kept)
+            attributes[_FRONTEND] = private.ir().DictAttr.get(remaining)
 
 
 def _strip_function(function: Any) -> None:
@@ -87,8 +87,8 @@ def _strip_function(function: Any) -> None:
             continue
         stripped = []
         for entry in function.attributes[key]:
-            kept = {item.name: item.attr for item in entry if not _is_foreign(item.name)}
-            stripped.append(ir.DictAttr.get(kept))
+            remaining = {item.name: item.attr for item in entry if not _is_foreign(item.name)}
+            stripped.append(ir.DictAttr.get(remaining))
         function.attributes[key] = ir.ArrayAttr.get(stripped)
 
 

@@ -14,7 +14,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
+from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
 from shardwright.shardings import Mesh
 
 
@@ -37,7 +37,7 @@ def plan() -> PipelinePlan:
     text = lowered.as_text("hlo", debug_info=True)
     module = parse(text)
     chunk_of = {each.name: int("chunk1" in each.op_name) for each in module.entry if "chunk" in each.op_name}
-    choice = Choice(
+    choice = PipelineSpec(
         module=module,
         groups=(StageGroup(first_device=0, mesh=Mesh.of({"x": 2})), StageGroup(first_device=2, mesh=Mesh.of({"x": 2}))),
         chunk_of=chunk_of,

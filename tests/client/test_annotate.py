@@ -12,12 +12,12 @@ import pytest
 from jaxlib import _hlo
 
 import shardwright as sw
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 
 
 def pins_in(fn: Any, *args: Any) -> list[tuple[str, str]]:
     """(shape, pins) of each annotation in the lowered text."""
-    with annotations_kept():
+    with keep_annotations():
         text = jax.jit(fn).lower(*args).as_text("hlo")
     _hlo.hlo_module_from_text(text)
     found = re.findall(r'= \w+\[([\d,]*)\].*custom_call_target="shardwright.annotate".*backend_config="([^"]*)"', text)

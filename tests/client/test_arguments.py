@@ -181,7 +181,7 @@ def test_donated_keywords() -> None:
     assert donated(program) == {"params", "state"}
     function = JaxFunction(update, donate_argnames="state")
     _, _, dynamic = function.describe((1.0,), {"state": ROWS, "params": [ROWS, ROWS]}, spec_of)
-    assert function.donated_leaves(dynamic) == {3}
+    assert function.find_donated_leaves(dynamic) == {3}
 
 
 @pytest.mark.parametrize(

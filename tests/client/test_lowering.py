@@ -99,7 +99,7 @@ def test_donated_arguments_are_aliased_by_flat_number() -> None:
     params = {"a": jnp.ones(3), "b": [jnp.ones((2, 2))]}
     program = lower(step, params, 0, np.ones(5, np.float32), donate=(0, 1))
     assert program.aliases == {0: 0, 1: 1, 3: 2}
-    assert JaxFunction(step, donate_argnums=(0, 1)).donated_leaves(((params, 0, 1.0), {})) == {0, 1, 2}
+    assert JaxFunction(step, donate_argnums=(0, 1)).find_donated_leaves(((params, 0, 1.0), {})) == {0, 1, 2}
 
 
 def test_arguments_that_jax_gives_away_to_whichever_output_are_aliased_by_type() -> None:

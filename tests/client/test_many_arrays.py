@@ -107,7 +107,7 @@ def test_what_went_wrong_with_a_leaf_is_said_when_that_leaf_is_read(session: sw.
 
 
 def test_an_announced_handle_lives_no_longer_than_its_user_wants(session: sw.Session, add: Any) -> None:
-    others = {id(handle) for handle in session._reader.announced()}  # of tests before, in the same session
+    others = {id(handle) for handle in session._reader.list_announced()}  # of tests before, in the same session
     state = add(leaves(), np.float32(1))
     for handle in state.values():
         handle.copy_to_host_async()
@@ -117,7 +117,7 @@ def test_an_announced_handle_lives_no_longer_than_its_user_wants(session: sw.Ses
     del handle, state
     gc.collect()
     assert all(reference() is None for reference in gone)
-    assert {id(handle) for handle in session._reader.announced()} <= others
+    assert {id(handle) for handle in session._reader.list_announced()} <= others
     assert comes_down_to(session, before - COUNT)
     assert first[0] == 1
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.client.places import Rows
+from shardwright.client.placement import RowParts
 from shardwright.pipelines import PipelinePlan
 from shardwright.xla import canonical_hlo, private
 from tests.client.pipeline_training import BAR, MODELS, SGD, distance, train
@@ -96,7 +96,9 @@ def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.
         expected, expected_loss = jax.jit(train_step)(expected, x[:rows], y[:rows])
         assert abs(float(loss) - float(expected_loss)) <= 1e-5
         if number == 0:
-            stages = {leaf._place.first_device for leaf in jax.tree.leaves(params) if not isinstance(leaf._place, Rows)}
+            stages = {
+                leaf._place.first_device for leaf in jax.tree.leaves(params) if not isinstance(leaf._place, RowParts)
+            }
             assert stages == {0, 4}, "each variable is on the stage that updates it"
         assert abs(float(evaluate(params, x, y)) - float(loss_of(expected, x, y))) <= 1e-5
     assert distance(params, expected) <= 1e-5
@@ -123,7 +125,7 @@ def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
         params, loss = step(params, x, y)
         expected, expected_loss = jax.jit(train_step)(expected, x, y)
         assert abs(float(loss) - float(expected_loss)) <= 1e-5
-    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [Rows, Rows]
+    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [RowParts, RowParts]
     assert distance(params, expected) <= 1e-5
     evaluate = session.parallelize(loss_of)
     with nothing_fetched(session):
@@ -133,7 +135,7 @@ def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
     with nothing_fetched(session):
         params, loss = again(params, x, y)  # and back into rows
     assert abs(float(loss) - float(found)) <= 1e-5
-    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [Rows, Rows]
+    assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [RowParts, RowParts]
     assert distance(params, jax.jit(train_step)(expected, x, y)[0]) <= 1e-5
 
 

@@ -19,7 +19,7 @@ import pytest
 import shardwright as sw
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import array_spec
-from shardwright.client.places import Place, Rows
+from shardwright.client.placement import Placement, RowParts
 from shardwright.layouts import Layout
 from shardwright.shardings import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
@@ -125,13 +125,13 @@ def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster
             sharding=TensorSharding(dims), first_device=first_device,
         )  # fmt: skip
 
-    def apart(first: int, first_rows: int) -> Rows:
+    def apart(first: int, first_rows: int) -> RowParts:
         """The first rows on four devices from `first` on, the others on the other four."""
         layouts = (on(first, first_rows), on(4 - first, 12 - first_rows))
-        return Rows(layouts, ((0, first_rows), (first_rows, 12)))
+        return RowParts(layouts, ((0, first_rows), (first_rows, 12)))
 
     value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
-    places: list[Place] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
+    places: list[Placement] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
     for here, there in zip(places, [*places[1:], places[0]], strict=True):
         handle = RemoteArray(cluster, spec, ids=cluster.upload([(value, here)])[0], place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
@@ -159,7 +159,7 @@ def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session, monkeypa
         )
         for size, axes, first in ((8, ("x",), 0), (8, (), 0), (4, ("x",), 0), (4, ("x",), 4), (2, (), 6))
     ]  # fmt: skip
-    places: list[Place] = [*layouts, Rows((layouts_of_rows(3, 0), layouts_of_rows(5, 4)), ((0, 3), (3, 8)))]
+    places: list[Placement] = [*layouts, RowParts((layouts_of_rows(3, 0), layouts_of_rows(5, 4)), ((0, 3), (3, 8)))]
     values = [(value, places[number % len(places)]) for number, value in enumerate(state.values())]
     spec = array_spec((8, 3), np.dtype("float32"))
     handles = {

@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.cluster import Cluster, ClusterNode
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, known_profiles
+from shardwright.cost import hardware_profile, list_profiles
 from shardwright.cost.profiles import SMALL_BYTES, memory_limit_bytes
 from shardwright.errors import OptionError
 
@@ -26,7 +26,7 @@ WANTED = {"cpu", "v100", "a100", "h100", "h200", "b200", "tpu-v4", "tpu-v5e", "t
 
 
 def test_known_profiles() -> None:
-    assert set(known_profiles()) == WANTED
+    assert set(list_profiles()) == WANTED
 
 
 @pytest.mark.parametrize("name", sorted(WANTED))

@@ -18,8 +18,8 @@ import numpy as np
 
 from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, parse
-from shardwright.planner.rules import Factor, denied, rule_of
-from shardwright.planner.rules.linear import LinearWay, linear_ways, reduced_at_once
+from shardwright.planner.rules import Factor, find_xla_bug, rule_of
+from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
 from shardwright.plans import InstructionPlan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
@@ -140,14 +140,14 @@ def trials_of(instruction: Instruction, mesh: Mesh) -> Iterator[Trial]:
     ways = [way for way in linear_ways(instruction) if way.operands]
     divided = [f for f in rule_of(instruction).factors if f.size % 4 == 0]
     factors = [f for f in divided if not f.contracted]
-    kept = [] if reduced_at_once(instruction) else [f for f in divided if f.reduction == "add"]
+    kept = [] if why_not_partial(instruction) else [f for f in divided if f.reduction == "add"]
     for way in (*ways, *kept):
         for choice in (None, way, *factors) if others else (None,):
             chosen: dict[str, Choice] = {first: way, **dict.fromkeys(others)}
             if others:
                 chosen[others[0]] = choice
             taken = {axis: factor for axis, factor in chosen.items() if isinstance(factor, Factor)}
-            if not denied(instruction, taken, mesh):
+            if not find_xla_bug(instruction, taken, mesh):
                 yield Trial(instruction, mesh, chosen)
 
 
@@ -346,4 +346,4 @@ def _run(
         place = jax.NamedSharding(grid, jax.P(*(dims if mesh else ())))
         (shape,) = output.shape.leaves
         results.append(np.asarray(jax.make_array_from_single_device_arrays(shape.dimensions, place, pieces)))
-    return results, private.compiled_hlo(executable)
+    return results, private.hlo_of_executable(executable)

@@ -18,12 +18,12 @@ from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner import cache as cache_module
-from shardwright.planner.again.labels import CannotRelabelError, Labels, Place, Relabelling
-from shardwright.planner.cache import cached_plan
-from shardwright.planner.digests import program_digest
+from shardwright.planner.cache import plan_cache as cache_module
+from shardwright.planner.cache.keys import program_digest
+from shardwright.planner.cache.plan_cache import plan_with_cache
+from shardwright.planner.cache.relabel import ProgramNames, Relabeler, RelabelError, SourceLocation
+from shardwright.planner.cache.store import FileStore, MemoryStore
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.store import FileStore, MemoryStore
 from shardwright.plans import Plan
 
 CLUSTER = Cluster.local(8)
@@ -75,9 +75,9 @@ def moved_lines(text: str, by: int = 7) -> str:
 
 
 def test_the_same_question_is_searched_once(searches: list[str], tmp_path: Path) -> None:
-    first = cached_plan(TEXT, CLUSTER, store=FileStore(tmp_path))
+    first = plan_with_cache(TEXT, CLUSTER, store=FileStore(tmp_path))
     phases: list[PlanProgress] = []
-    again = cached_plan(TEXT, CLUSTER, store=FileStore(tmp_path), progress=phases.append)
+    again = plan_with_cache(TEXT, CLUSTER, store=FileStore(tmp_path), progress=phases.append)
     assert len(searches) == 1
     assert same_but_for_time(first, again)
     assert [step.phase for step in phases] == ["cache"]
@@ -86,7 +86,7 @@ def test_the_same_question_is_searched_once(searches: list[str], tmp_path: Path)
 
 def test_without_a_store_everything_is_searched(searches: list[str]) -> None:
     for _ in range(2):
-        cached_plan(TEXT, CLUSTER, store=None)
+        plan_with_cache(TEXT, CLUSTER, store=None)
     assert len(searches) == 2
 
 
@@ -108,7 +108,7 @@ def test_another_question_is_searched(searches: list[str], other: Callable[[Call
     store = MemoryStore()
 
     def ask(text: str = TEXT, cluster: Cluster = CLUSTER, options: PlanOptions | None = None) -> None:
-        cached_plan(text, cluster, options, store=store)
+        plan_with_cache(text, cluster, options, store=store)
 
     ask()
     other(ask)
@@ -121,15 +121,15 @@ def test_where_a_cluster_is_and_who_may_connect_does_not_count(searches: list[st
         CLUSTER, name="elsewhere", token="secret", nodes=tuple(replace(n, ip="10.0.0.1", port=7) for n in CLUSTER.nodes)
     )
     for cluster in (CLUSTER, elsewhere):
-        cached_plan(TEXT, cluster, store=store)
+        plan_with_cache(TEXT, cluster, store=store)
     assert len(searches) == 1
 
 
 def test_plans_of_other_planners_are_not_found(searches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     monkeypatch.setattr(cache_module, "planner_version", lambda: b"newer")
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     assert len(searches) == 2
 
 
@@ -137,16 +137,16 @@ def test_plans_of_other_planners_are_not_found(searches: list[str], monkeypatch:
 def test_what_a_deadline_cut_short_is_searched_again(searches: list[str]) -> None:
     store = MemoryStore()
     for _ in range(2):
-        cached_plan(TEXT, CLUSTER, PlanOptions(deadline_s=1e-6), store=store)
+        plan_with_cache(TEXT, CLUSTER, PlanOptions(deadline_s=1e-6), store=store)
     assert len(searches) == 2
 
 
 def test_damaged_entries_are_searched_again(searches: list[str]) -> None:
     store = MemoryStore()
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     for key in list(store._entries):
         store.put(key, b"damaged")
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     assert len(searches) == 2
 
 
@@ -167,8 +167,8 @@ def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -
     """As though the program had been planned itself: the oracle is the planner, asked directly."""
     text, store = RELABELLED[name], MemoryStore()
     assert text != TEXT
-    cached_plan(TEXT, CLUSTER, store=store)
-    answer = cached_plan(text, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
+    answer = plan_with_cache(text, CLUSTER, store=store)
     assert len(searches) == 1
     expected = plan(text, CLUSTER)
     assert same_but_for_time(answer, expected)
@@ -177,17 +177,17 @@ def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -
 
 def test_other_scopes_are_planned_anew_for_segments_are_called_by_them(searches: list[str]) -> None:
     text, store = TEXT.replace("jvp()", "jvp(model)"), MemoryStore()
-    cached_plan(TEXT, CLUSTER, store=store)
-    answer = cached_plan(text, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
+    answer = plan_with_cache(text, CLUSTER, store=store)
     assert len(searches) == 2
     assert answer.segments[0].name.startswith("segment 0, model")
 
 
 def test_a_program_without_source_lines_is_searched_for_its_own_words(searches: list[str]) -> None:
     store = MemoryStore()
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     text = re.sub(r", metadata=\{[^{}]*\}", "", TEXT)
-    again, anew = cached_plan(text, CLUSTER, store=store), plan(text, CLUSTER)
+    again, anew = plan_with_cache(text, CLUSTER, store=store), plan(text, CLUSTER)
     assert isinstance(again, Plan)  # it follows the first search's trail, and says so
     assert again.cost.lower_bound_s == pytest.approx(anew.cost.lower_bound_s, rel=1e-12)  # the terms in another order
     again = replace(again, cost=replace(again.cost, lower_bound_s=anew.cost.lower_bound_s))
@@ -217,8 +217,8 @@ def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, searches:
         "argument": text_of(looped, up="first"),
         "instructions": re.sub(r"\b(mul|tanh)\.(\d+)", r"\1.\g<2>77", text),
     }[change]
-    first = cached_plan(text, CLUSTER, store=store)
-    answer = cached_plan(other, CLUSTER, store=store)
+    first = plan_with_cache(text, CLUSTER, store=store)
+    answer = plan_with_cache(other, CLUSTER, store=store)
     assert len(searches) == 1
     assert first.original_sha256
     assert Plan.from_json(answer.to_json()) == answer
@@ -229,31 +229,31 @@ def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, searches:
 
 def test_names_that_are_given_are_the_ones_reported(searches: list[str]) -> None:
     store = MemoryStore()
-    cached_plan(TEXT, CLUSTER, store=store)
+    plan_with_cache(TEXT, CLUSTER, store=store)
     options = PlanOptions(argument_names=("a", "b", "c"), output_names=("d", "e", "f"))
-    answer = cached_plan(TEXT, CLUSTER, options, store=store)
+    answer = plan_with_cache(TEXT, CLUSTER, options, store=store)
     assert [variable.name for variable in answer.parameters] == ["a", "b", "c"]
     assert same_but_for_time(answer, plan(TEXT, CLUSTER, options))
 
 
 def test_one_line_that_became_two_is_not_guessed() -> None:
     """What a sentence names must be one thing, and no common word."""
-    places = tuple(Place(f"stack_frame_id={i}", "jit(f)/mul", f"model.py:{i}") for i in range(3))
+    places = tuple(SourceLocation(f"stack_frame_id={i}", "jit(f)/mul", f"model.py:{i}") for i in range(3))
 
-    def labels(*place_of: int, names: tuple[str, ...] = ("dot", "add.2", "sum")) -> Labels:
-        return Labels(module="m", computations=("main",), instructions=names, place_of=place_of, places=places,
+    def labels(*place_of: int, names: tuple[str, ...] = ("dot", "add.2", "sum")) -> ProgramNames:
+        return ProgramNames(module="m", computations=("main",), instructions=names, place_of=place_of, places=places,
                       arguments=("p['a']",), outputs=())  # fmt: skip
 
-    moved = Relabelling(labels(0, 0, 1), labels(1, 1, 2))
-    assert moved.sentence("result of matmul (model.py:0), p['a']") == "result of matmul (model.py:1), p['a']"
-    split = Relabelling(labels(0, 0, 1), labels(0, 1, 1))
-    assert split.sentence("matmul (model.py:1)") == "matmul (model.py:1)"
-    with pytest.raises(CannotRelabelError):
-        split.sentence("matmul (model.py:0)")
-    renamed = Relabelling(labels(0, 0, 1), labels(0, 0, 1, names=("product", "add.3", "sum")))
-    assert renamed.sentence("the sum add.2.") == "the sum add.3."
-    with pytest.raises(CannotRelabelError):
-        renamed.sentence("a dot of two")
+    moved = Relabeler(labels(0, 0, 1), labels(1, 1, 2))
+    assert moved.relabel_text("result of matmul (model.py:0), p['a']") == "result of matmul (model.py:1), p['a']"
+    split = Relabeler(labels(0, 0, 1), labels(0, 1, 1))
+    assert split.relabel_text("matmul (model.py:1)") == "matmul (model.py:1)"
+    with pytest.raises(RelabelError):
+        split.relabel_text("matmul (model.py:0)")
+    renamed = Relabeler(labels(0, 0, 1), labels(0, 0, 1, names=("product", "add.3", "sum")))
+    assert renamed.relabel_text("the sum add.2.") == "the sum add.3."
+    with pytest.raises(RelabelError):
+        renamed.relabel_text("a dot of two")
 
 
 # ---- keys --------------------------------------------------------------------------
@@ -289,10 +289,10 @@ def test_pipelines_are_kept(tmp_path: Path) -> None:
     store, text = FileStore(tmp_path), TEXT
     options = PlanOptions(stages=2, micro_batches=2)
     told: list[PlanProgress] = []
-    made = cached_plan(text, CLUSTER, options, store=store, progress=told.append)
+    made = plan_with_cache(text, CLUSTER, options, store=store, progress=told.append)
     phases: list[str] = []
     begin_s = time.process_time()
-    again = cached_plan(text, CLUSTER, options, store=store, progress=lambda report: phases.append(report.phase))
+    again = plan_with_cache(text, CLUSTER, options, store=store, progress=lambda report: phases.append(report.phase))
     elapsed_s = time.process_time() - begin_s
     assert isinstance(again, PipelinePlan)
     assert phases == ["cache"]
@@ -304,10 +304,10 @@ def test_pipelines_are_kept(tmp_path: Path) -> None:
     assert made.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
     for other in (replace(options, micro_batches=4), replace(options, schedule="gpipe")):
         phases.clear()
-        cached_plan(text, CLUSTER, other, store=store, progress=lambda report: phases.append(report.phase))
+        plan_with_cache(text, CLUSTER, other, store=store, progress=lambda report: phases.append(report.phase))
         assert "stages" in phases
     renamed = text_of(up="upper")
     assert program_digest(parse(renamed)) == program_digest(parse(text))
-    found = cached_plan(renamed, CLUSTER, options, store=store)
+    found = plan_with_cache(renamed, CLUSTER, options, store=store)
     assert isinstance(found, PipelinePlan)
     assert any("upper" in entry.variable.name for entry in found.arguments)

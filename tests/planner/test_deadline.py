@@ -11,16 +11,16 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
-from shardwright.planner.memory.words import TooLargeError
+from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.planning import plan_step
-from shardwright.planner.search.found import Outcome
+from shardwright.planner.search.min_memory_plan import _next_micro_batches
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.sparing import _next_number
+from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
@@ -71,7 +71,7 @@ def test_no_time_at_all_gives_the_plan_that_is_known_at_once(
     data_parallel: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Search] = []
-    monkeypatch.setattr(Search, "outcome", begun.append)
+    monkeypatch.setattr(Search, "search_meshes", begun.append)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9))
     assert not begun, "what there is no time for"
     assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
@@ -116,9 +116,9 @@ def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | 
 @pytest.mark.usefixtures("just_late")
 def test_the_first_plan_fits_the_memory() -> None:
     wide, profile = lower(mlp(batch=8, width=128, hidden=512)), hardware_profile(CLUSTER.hardware)
-    limit = required_bytes(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
+    limit = bytes_with_margin(plan(wide, CLUSTER, PlanOptions(force="fsdp")).memory, profile)
     found = plan(wide, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
-    assert required_bytes(found.memory, profile) <= limit
+    assert bytes_with_margin(found.memory, profile) <= limit
     assert "'fully sharded (ZeRO-3)'" in found.cost.bound_scope
 
 
@@ -129,11 +129,11 @@ def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes
         Cluster.local(4),
         hardware_profile(CLUSTER.hardware),
     )
-    limit = required_bytes(plan(step, few, PlanOptions(force="fsdp")).memory, profile) * 2 // 3
+    limit = bytes_with_margin(plan(step, few, PlanOptions(force="fsdp")).memory, profile) * 2 // 3
     reports: list[PlanProgress] = []
     options = PlanOptions(deadline_s=1e-9, memory_budget=limit)
     found = plan(step, few, options, progress=reports.append)
-    assert required_bytes(found.memory, profile) <= limit
+    assert bytes_with_margin(found.memory, profile) <= limit
     assert found.recomputed
     assert "fully sharded" in found.cost.bound_scope
     told = [each for each in reports if each.incumbent_s]
@@ -143,7 +143,7 @@ def test_where_no_expert_fits_the_first_plan_takes_little_whatever_else_it_takes
 @pytest.mark.parametrize("count", [50, 1000, 4000])
 def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, data_parallel: Plan, count: int) -> None:
     first = plan(STEP, CLUSTER, PlanOptions(force="fsdp"))
-    limit = required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware))
+    limit = bytes_with_margin(data_parallel.memory, hardware_profile(CLUSTER.hardware))
     looks(count)
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1.0, memory_budget=limit))
     assert found.cost.step_s <= first.cost.step_s * (1 + 1e-3)
@@ -154,7 +154,7 @@ def test_it_is_no_worse_than_the_first_plan_where_memory_binds(looks: Looks, dat
 def test_where_data_parallelism_hardly_fits_the_fully_sharded_plan_comes_first(
     data_parallel: Plan, spare: float, name: str
 ) -> None:
-    limit = round(spare * required_bytes(data_parallel.memory, hardware_profile(CLUSTER.hardware)))
+    limit = round(spare * bytes_with_margin(data_parallel.memory, hardware_profile(CLUSTER.hardware)))
     found = plan(STEP, CLUSTER, PlanOptions(deadline_s=1e-9, memory_budget=limit))
     assert repr(name) in found.cost.bound_scope
 
@@ -167,8 +167,8 @@ def test_no_parts_of_the_batch_are_tried_that_cannot_be_enough(stored: int, limi
     refusal = TooLargeError("needs 100")
     refusal.needed_bytes, refusal.stored_bytes = 100, stored
     search = cast(Search, SimpleNamespace(limit_bytes=limit))
-    made = Outcome(search=search, tried=[], refusals={}, refusal=refusal)
-    assert _next_number(search, made, 1, most=16) == expected
+    made = SearchResult(search=search, solutions=[], mesh_errors={}, memory_error=refusal)
+    assert _next_micro_batches(search, made, 1, most=16) == expected
 
 
 def at(monkeypatch: pytest.MonkeyPatch, elapsed_s: float) -> None:
@@ -190,17 +190,17 @@ def test_without_a_plan_it_ends_a_fifth_after_the_deadline_or_two_seconds(
 
 
 def test_with_a_plan_it_ends_at_the_deadline_or_in_time_to_write_that_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(deadline_s=5.0, interrupts=True)
+    clock = Clock(deadline_s=5.0, may_stop=True)
     at(monkeypatch, 4.9)
     clock.check()
-    clock.took(1.0)  # the grace has room for that
+    clock.record_build_time(1.0)  # the grace has room for that
     clock.check()
     with pytest.raises(OutOfTimeError):
         clock.check(0.2)  # what takes longer than is left is not begun
-    clock.took(4.0)
+    clock.record_build_time(4.0)
     with pytest.raises(OutOfTimeError):
         clock.check()
-    assert not clock.fresh().is_over, "another search in the same time"
+    assert not clock.renew().must_stop, "another search in the same time"
 
 
 def answer(**asked: Any) -> Plan | PipelinePlan | PlanError:
@@ -212,7 +212,7 @@ def answer(**asked: Any) -> Plan | PipelinePlan | PlanError:
 
 @pytest.fixture(scope="module")
 def sharded_bytes() -> int:
-    return required_bytes(plan(STEP, CLUSTER, PlanOptions(force="fsdp")).memory, PROFILE)
+    return bytes_with_margin(plan(STEP, CLUSTER, PlanOptions(force="fsdp")).memory, PROFILE)
 
 
 @pytest.mark.parametrize("part", [0.2, 0.6])
@@ -224,7 +224,7 @@ def test_whenever_it_ends_before_something_fits_it_says_the_least_that_was_neede
     hard_end(count)
     made = answer(memory_budget=limit)
     if isinstance(made, Plan):
-        assert required_bytes(made.memory, PROFILE) <= limit
+        assert bytes_with_margin(made.memory, PROFILE) <= limit
     else:
         assert isinstance(made, MemoryBudgetError)
         assert "the least that was found needs" in made.message
@@ -255,7 +255,7 @@ def test_whatever_is_asked_for_it_ends(hard_end: Looks, asked: dict[str, Any], c
     looks = hard_end(count)
     made = answer(memory_budget=300_000, **asked)
     if isinstance(made, Plan):
-        assert required_bytes(made.memory, PROFILE) <= 300_000
+        assert bytes_with_margin(made.memory, PROFILE) <= 300_000
     assert next(looks) <= count + 1000, "hardly looked at any more"
 
 

@@ -17,17 +17,17 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
-from shardwright.planner.memory import exact_fit
-from shardwright.planner.memory.budget import Memory
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.search import program
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.layout import Variable, variables_of
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
+from shardwright.planner.segments.variables import Variable, variables_of
 from shardwright.shardings import Mesh, TensorSharding
 from tests.planner.programs import PLAIN_A100, lower, mlp
 
@@ -38,7 +38,7 @@ SEEDS = range(FIRST, FIRST + PROGRAMS)
 #: Programs with more plans than this are not judged for memory: each plan is written down for it.
 MOST_JUDGED = 800
 
-#: Preferences among equal plans may cost as much (`planner.strategies.preference.MOST`).
+#: Preferences among equal plans may cost as much (`planner.strategies.preference.MAX_SHARE`).
 TIES = 2e-5
 
 TWO = replace(Cluster.local(2), hardware=PLAIN_A100)
@@ -90,8 +90,8 @@ def searched(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]
 
 def every_plan(search: Search, mesh: Mesh) -> tuple[Chain, list[tuple[float, dict[Variable, int]]]]:
     """(seconds by the search's objective, states) of every plan, priced move by move."""
-    chain = search.chain(mesh, Forced(), frozenset())
-    variables, _ = variables_of(chain.graph.layout, [node for each in chain.instances for node in each.nodes])
+    chain = search.build_chain(mesh, ForcedStrategy(), frozenset())
+    variables, _ = variables_of(chain.graph.variables, [node for each in chain.instances for node in each.nodes])
     plans = []
     for states in product(*(range(len(chain.graph.set_of(variable))) for variable in variables)):
         chosen = dict(zip(variables, states, strict=True))
@@ -101,21 +101,21 @@ def every_plan(search: Search, mesh: Mesh) -> tuple[Chain, list[tuple[float, dic
     return chain, plans
 
 
-def seconds_of(graph: Graph, chosen: dict[Variable, int]) -> float:
+def seconds_of(graph: CostGraph, chosen: dict[Variable, int]) -> float:
     """Computing, arriving, and every move: from maker to hub, and from hub or maker to each reader."""
-    flow, prices, hubs = graph.flow, graph.prices, graph.layout.hubs
+    flow, prices, hubs = graph.flow, graph.prices, graph.variables.shared_layouts
     total = 0.0
 
     def moved_s(maker: int, have: TensorSharding, want: TensorSharding) -> float:
         seconds = prices.reshard_s(flow.nodes[maker].shapes[0], have, want)
-        is_written = seconds > 0 and graph.layout.kernels.is_fused[maker]
+        is_written = seconds > 0 and graph.variables.kernels.is_fused[maker]
         return seconds + prices.profile.launch_s if is_written else seconds
 
     for node in flow.nodes:
         mine = graph.set_of((node.index, -1))
         strategy = mine.strategies[chosen[node.index, -1]]
         total += node.weight * float(mine.time_s[chosen[node.index, -1]])
-        if node.index in graph.arriving:
+        if node.index in graph.fed_arguments:
             total += prices.arrival_s(node.shapes[0], strategy.results[0])
         if (node.index, 0) in hubs:
             hub = graph.set_of((node.index, 0)).strategies[chosen[node.index, 0]].results[0]
@@ -132,10 +132,10 @@ def test_search_finds_the_best_plan(first: int) -> None:
     for seed in range(first, min(first + 20, SEEDS.stop)):
         search, mesh = searched(random_program(seed))
         _, plans = every_plan(search, mesh)
-        found = search.on_mesh(mesh)
+        found = search.solve_mesh(mesh)
         best = min(seconds for seconds, _ in plans)
-        assert found.solved.value == pytest.approx(best, rel=TIES), random_program(seed)
-        assert found.solved.rolled_bound == pytest.approx(best, rel=TIES)
+        assert found.solution.value == pytest.approx(best, rel=TIES), random_program(seed)
+        assert found.solution.tied_bound == pytest.approx(best, rel=TIES)
 
 
 @pytest.mark.parametrize("first", SEEDS[::20])
@@ -150,7 +150,9 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
             continue
         fastest: dict[int, float] = {}
         for seconds, chosen in plans:
-            size = search.needed_bytes(search.found(chain, SolvedChain(states=chosen, value=0.0, rolled_bound=0.0), ()))
+            size = search.bytes_needed(
+                search.evaluate(chain, ChainSolution(states=chosen, value=0.0, tied_bound=0.0), ())
+            )
             fastest[size] = min(seconds, fastest.get(size, np.inf))
         limit = sorted(fastest)[len(fastest) // 2] - 1
         fitting = [seconds for size, seconds in fastest.items() if size <= limit]
@@ -160,12 +162,12 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
                 search.run()
             continue
         limited += 1
-        outcome = search.outcome()
-        assert search.fit(outcome)
-        assert outcome.found is not None
-        found = outcome.found
-        assert search.needed_bytes(found) <= limit
-        assert found.solved.value == pytest.approx(min(fitting), rel=TIES), text
+        outcome = search.search_meshes()
+        assert search.fit_memory(outcome)
+        assert outcome.best_plan is not None
+        found = outcome.best_plan
+        assert search.bytes_needed(found) <= limit
+        assert found.solution.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited
 
 
@@ -176,22 +178,22 @@ def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     text = lower((step, arguments, ()))
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
     fastest = plan(text, Cluster.local(4), options)
-    limited = replace(options, memory_budget=required_bytes(fastest.memory, hardware_profile("cpu")) - 1)
+    limited = replace(options, memory_budget=bytes_with_margin(fastest.memory, hardware_profile("cpu")) - 1)
     solved: list[int] = []
-    solve = exact_fit.ilp.solve
+    solve = ilp_with_memory_rows.ilp.solve
 
     def counted(*arguments: Any, **named: Any) -> Any:
         solved[-1] += 1
         return solve(*arguments, **named)
 
-    monkeypatch.setattr(exact_fit.ilp, "solve", counted)
-    for memory in (program.Memory, partial(_of_the_peak_alone, program.Memory)):
-        monkeypatch.setattr(program, "Memory", memory)
+    monkeypatch.setattr(ilp_with_memory_rows.ilp, "solve", counted)
+    for memory in (program.MemoryModel, partial(_of_the_peak_alone, program.MemoryModel)):
+        monkeypatch.setattr(program, "MemoryModelModel", memory)
         solved.append(0)
         assert plan(text, Cluster.local(4), limited).memory.peak_bytes < fastest.memory.peak_bytes
     with_margin, without = solved
     assert with_margin == 1 < without
 
 
-def _of_the_peak_alone(memory: type[Memory], **named: Any) -> Memory:
+def _of_the_peak_alone(memory: type[MemoryModel], **named: Any) -> MemoryModel:
     return memory(**{**named, "margin": 0.0})

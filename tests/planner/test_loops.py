@@ -12,15 +12,15 @@ import pytest
 from jax import lax
 
 from shardwright import annotate
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.ledger import planned_collectives
+from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.layout import variables_of
+from shardwright.planner.segments.variables import variables_of
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh, TensorSharding
 from tests.planner import programs
@@ -116,7 +116,7 @@ def followed() -> programs.Program:
 
 def test_a_gradient_that_a_loop_adds_up_is_reduced_once_for_those_that_read_a_part_of_it_too() -> None:
     program = followed()
-    with annotations_kept():
+    with keep_annotations():
         text = programs.lower(program)
     found = plan(text, Cluster.local(8), PlanOptions(mesh={"data": 8}))
     summed = [each for each in found.collectives if each.kind in ("all-reduce", "reduce-scatter")]
@@ -139,11 +139,11 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
     arguments = [jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((256, 256), shape)]
     text = jax.jit(recurrent, keep_unused=True).lower(*arguments).as_text("hlo")
     search = Search(text, Cluster.local(4), PlanOptions(mesh={"model": 4}))
-    chain = search.chain(Mesh.of({"model": 4}), Forced(), frozenset())
+    chain = search.build_chain(Mesh.of({"model": 4}), ForcedStrategy(), frozenset())
     graph = chain.graph
     columns, summands = TensorSharding(((), ("model",))), TensorSharding(((), ()), ("model",))
     made = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
-    variables, _ = variables_of(graph.layout, [node for each in chain.instances for node in each.nodes])
+    variables, _ = variables_of(graph.variables, [node for each in chain.instances for node in each.nodes])
     states = dict.fromkeys(variables, 0)
     for index, leaf in variables:
         node = graph.flow.nodes[index]
@@ -152,7 +152,7 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
             wanted = made[node.instruction.opcode] if leaf < 0 else columns
             results = [strategy.results[0] for strategy in graph.set_of((index, leaf)).strategies]
             states[index, leaf] = results.index(wanted)
-    moves = planned_collectives(decide(graph, states))
+    moves = list_collectives(decide(graph, states))
     assert [(each.kind, each.count) for each in moves if each.payload_bytes == 4 * 64 * 256] == [
         ("reduce-scatter", trips), ("all-gather", 1)
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner.pins.force import _named_like
+from shardwright.planner.constraints.forced import _suggest_names
 from shardwright.planner.search import experts, mesh_search
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
@@ -237,8 +237,10 @@ def test_wrong_options_are_refused(options: PlanOptions, message: str) -> None:
 
 def test_a_name_that_no_argument_has_is_answered_with_those_like_it() -> None:
     names = tuple(f"params['Block_{i}']['kernel']" for i in range(40))
-    assert _named_like("params['Blok_7']['kernel']", names).startswith("did you mean params['Block_7']['kernel'] or ")
-    assert _named_like("x", names).count("Block") == 8
+    assert _suggest_names("params['Blok_7']['kernel']", names).startswith(
+        "did you mean params['Block_7']['kernel'] or "
+    )
+    assert _suggest_names("x", names).count("Block") == 8
 
 
 # ---- fallbacks -----------------------------------------------------------------------
@@ -294,8 +296,8 @@ def test_candidates_progress_and_names() -> None:
 def test_a_large_program_is_held_against_experts_of_one_axis(
     monkeypatch: pytest.MonkeyPatch, vast_nodes: int, count: int
 ) -> None:
-    monkeypatch.setattr(mesh_search, "EXPERT_NODES", 1_000)
-    monkeypatch.setattr(experts, "VAST_NODES", vast_nodes)
+    monkeypatch.setattr(mesh_search, "LARGE_PROGRAM_NODES", 1_000)
+    monkeypatch.setattr(experts, "HUGE_PROGRAM_NODES", vast_nodes)
     text = lower(gpt2(layers=4, batch=16, length=16))
     planned = plan(text, EIGHT)
     found = {c.name: c for c in planned.candidates if c.name != "search"}

@@ -34,25 +34,25 @@ def test_stages_are_made_where_they_are_asked_for():
 
 
 def test_one_stage_is_no_pipeline(monkeypatch):
-    monkeypatch.setattr(planning, "WORTH_S", 0.0)
+    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
     assert isinstance(sw.plan(MLP, TWO_NODES, stages=1, cache=False), Plan)
 
 
 def test_nodes_far_apart_become_stages_where_that_is_faster(monkeypatch):
     """Short steps are not even tried; without the tasks' price, a pipeline beats gradients over a slow network."""
     assert isinstance(sw.plan(MLP, TWO_NODES, cache=False), Plan)
-    monkeypatch.setattr(planning, "WORTH_S", 0.0)
+    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
     with_price = sw.plan(MLP, TWO_NODES, cache=False)
     assert isinstance(with_price, Plan)
     assert any("pipeline" in note for note in with_price.notes)
 
 
 def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_say_that_they_are_not(monkeypatch):
-    monkeypatch.setattr(planning, "VAST_DEVICES", 4)
+    monkeypatch.setattr(planning, "HUGE_DEVICE_COUNT", 4)
     short = sw.plan(MLP, TWO_NODES, cache=False)
     assert len({str(candidate.mesh) for candidate in short.candidates if candidate.name == "search"}) > 1
-    monkeypatch.setattr(planning, "WORTH_S", 0.0)
-    monkeypatch.setattr(planning, "_faster", lambda text, cluster, options, whole, *_: whole)  # no pipeline is
+    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
+    monkeypatch.setattr(planning, "_choose_pipeline", lambda text, cluster, options, whole, *_: whole)  # no pipeline is
     long = sw.plan(MLP, TWO_NODES, cache=False)
     assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.planner.store import CACHE_VARIABLE, FileStore, MemoryStore, Store, default_store
+from shardwright.planner.cache.store import CACHE_VARIABLE, FileStore, MemoryStore, Store, default_store
 
 Make = Callable[..., Store]
 

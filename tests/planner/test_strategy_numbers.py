@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
@@ -89,7 +89,7 @@ def annotated() -> Program:
 
 
 def test_rule_mode() -> None:
-    with annotations_kept():
+    with keep_annotations():
         program = annotated()
         planned = plan(lower(program), EIGHT, PlanOptions(mesh={"data": 2, "model": 4}, mode="propagate"))
     assert planned.origin == "propagated from annotations"
@@ -108,7 +108,7 @@ def test_rule_mode_follows_what_is_split_somewhere() -> None:
         return step({**p, "w1": sw.annotate(p["w1"], {0: None, 1: True})}, s, x, y)
 
     program = said, arguments, donated
-    with annotations_kept():
+    with keep_annotations():
         planned = plan(lower(program), EIGHT, PlanOptions(mesh={"data": 8}, mode="propagate"))
     lies = {variable.name: variable.sharding.dims for variable in planned.parameters}
     assert (lies["p['w1']"], lies["p['w2']"]) == (((), ("data",)), (("data",), ()))

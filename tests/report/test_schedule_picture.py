@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.report.schedule import schedule_picture
-from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph
 
 
 def chain(stages: int, micro_batches: int, *, chunks: int = 1, schedule: str = "1f1b") -> TaskGraph:
@@ -18,25 +18,27 @@ def chain(stages: int, micro_batches: int, *, chunks: int = 1, schedule: str = "
     for c in range(count):
         ahead, back = ((f"y{c - 1}",), (f"g{c}",)) if c else ((), ("g0",))
         pieces.append(
-            Piece(program=f"f{c}", kind="forward", stage=at[c], chunk=c, reads=ahead, writes=(f"y{c}",), time_s=1.0)
+            ProgramSpec(
+                program=f"f{c}", kind="forward", stage=at[c], chunk=c, reads=ahead, writes=(f"y{c}",), time_s=1.0
+            )
         )
         reads = (f"y{c}", *((f"g{c + 1}",) if c + 1 < count else ()))
         pieces.append(
-            Piece(program=f"b{c}", kind="backward", stage=at[c], chunk=c, reads=reads, writes=back, time_s=2.0)
+            ProgramSpec(program=f"b{c}", kind="backward", stage=at[c], chunk=c, reads=reads, writes=back, time_s=2.0)
         )
     for stage in range(stages):
         reads = tuple(f"g{c}" for c in range(count) if at[c] == stage)
         pieces.append(
-            Piece(program=f"a{stage}", kind="apply", stage=stage, reads=reads, writes=(f"w{stage}",), time_s=1.0)
+            ProgramSpec(program=f"a{stage}", kind="apply", stage=stage, reads=reads, writes=(f"w{stage}",), time_s=1.0)
         )
     everywhere = dict.fromkeys(range(stages), 1)
     names = {name for piece in pieces for name in piece.writes}
     values = [
-        Value(name=name, scope="step" if name.startswith("w") else "micro_batch", sizes=everywhere)
+        StepValue(name=name, scope="step" if name.startswith("w") else "micro_batch", sizes=everywhere)
         for name in sorted(names)
     ]
     return task_graph(
-        StepPieces(micro_batches=micro_batches, stage_of_chunk=tuple(at), values=tuple(values), pieces=tuple(pieces)),
+        StepSpec(micro_batches=micro_batches, stage_of_chunk=tuple(at), values=tuple(values), programs=tuple(pieces)),
         Schedule.parse(schedule),
     )
 

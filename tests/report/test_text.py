@@ -22,7 +22,7 @@ from shardwright.plans import (
     VariablePlan,
 )
 from shardwright.report.collectives import explain_collectives
-from shardwright.report.groups import group_collectives, group_variables, joined_name
+from shardwright.report.groups import group_collectives, group_variables, join_names
 from shardwright.report.text import as_dict, describe_split, explain_plan, print_plan
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
@@ -160,7 +160,7 @@ def test_layers_laid_out_differently_stay_apart() -> None:
     ],
 )
 def test_joined_names(names: list[str], joined: str) -> None:
-    assert joined_name(names) == joined
+    assert join_names(names) == joined
 
 
 def test_collectives_are_grouped_by_cause() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from shardwright.links import Link
 from shardwright.report.trace import DevicePlace, MeasuredTask, write_trace
 from shardwright.report.trace import step_trace as trace_of_step
-from shardwright.tasks import Piece, Schedule, StepPieces, TaskGraph, Value, simulate, task_graph
+from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph
 from tests.report.trace_format import require_valid
 
 
@@ -20,25 +20,25 @@ def graph(stages: int = 2) -> TaskGraph:
     """Forward parts in a chain, one second each; the last stage joins them."""
     names = [f"y{stage}" for stage in range(stages)]
     pieces = [
-        Piece(
+        ProgramSpec(
             program=f"f{s}", kind="forward", stage=s, chunk=s, reads=names[s - 1 : s] if s else (), writes=(names[s],),
             time_s=1.0,
         )
         for s in range(stages)
     ]  # fmt: skip
     pieces.append(
-        Piece(program="join", kind="apply", stage=stages - 1, reads=(names[-1],), writes=("all",), time_s=2.0)
+        ProgramSpec(program="join", kind="apply", stage=stages - 1, reads=(names[-1],), writes=("all",), time_s=2.0)
     )
     everywhere = dict.fromkeys(range(stages), 8)
     return task_graph(
-        StepPieces(
+        StepSpec(
             micro_batches=3,
             stage_of_chunk=tuple(range(stages)),
             values=(
-                *(Value(name=name, scope="micro_batch", sizes=everywhere, sent_bytes=8) for name in names),
-                Value(name="all", scope="step", sizes=everywhere),
+                *(StepValue(name=name, scope="micro_batch", sizes=everywhere, sent_bytes=8) for name in names),
+                StepValue(name="all", scope="step", sizes=everywhere),
             ),
-            pieces=tuple(pieces),
+            programs=tuple(pieces),
             outputs=(("all", stages - 1),),
             links={(s, s + 1): Link(bandwidth_bytes_per_s=16.0) for s in range(stages)},
         ),

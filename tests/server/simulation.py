@@ -12,7 +12,7 @@ from shardwright.server.master.state import MasterState
 
 IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")
 WAIT_S = 100.0
-PROGRAM = ev.ProgramFacts(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
+PROGRAM = ev.ProgramInfo(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
 
 C = TypeVar("C")
 
@@ -113,7 +113,7 @@ class World:
         self.all_done()
         self.send(ev.StepsOpened(stream=1, session_id="s"))
 
-    def load(self, program: ev.ProgramFacts = PROGRAM) -> None:
+    def load(self, program: ev.ProgramInfo = PROGRAM) -> None:
         self.send(ev.LoadRequested(call=2, session_id="s", plan_id=program.plan_id))
         self.send(ev.CompileFinished(plan_id=program.plan_id, program=program))
         self.all_done()
@@ -121,8 +121,8 @@ class World:
     def arrives(self, array_id: int, *nodes: int, devices: range = range(1 << 20)) -> None:
         for node in nodes or range(self.node_count):
             connection = self.executor_connection(node)
-            array = ev.ArrivedArray(array_id=array_id, size_bytes=8, devices=devices)
-            self.send(ev.ArraysArrived(connection=connection, session_id="s", arrays=(array,)))
+            array = ev.UploadedArray(array_id=array_id, size_bytes=8, devices=devices)
+            self.send(ev.ArraysUploaded(connection=connection, session_id="s", arrays=(array,)))
 
     def step(self, number: int, arguments: tuple[int, ...], outputs: tuple[int, ...], **more: object) -> None:
         step: dict[str, object] = {"stream": 1, "session_id": "s", "executable_id": "plan"} | more

@@ -25,9 +25,9 @@ TREE = trees.Node(kind="dict", children=(("w", trees.Leaf(name="w")),))
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-def halves() -> dict[str, files.Part]:
+def halves() -> dict[str, files.ArrayPart]:
     blocks = tuple(((slice(0, 4), slice(at, at + 3)), W[:, at : at + 3]) for at in (0, 3))
-    return {"w": files.Part(shape=W.shape, chunk=(4, 3), blocks=blocks)}
+    return {"w": files.ArrayPart(shape=W.shape, chunk=(4, 3), blocks=blocks)}
 
 
 def save(directory: Path, step: int, token: str = "token") -> None:
@@ -84,7 +84,9 @@ def test_a_full_disk_is_called_one_and_what_was_complete_stays(full_disk: Path) 
     files.begin(str(full_disk), 2, "token")
     (full_disk / "other").write_bytes(b"x" * (64 << 10))
     large = np.random.default_rng(0).normal(size=(256, 256))
-    parts = {"w": files.Part(shape=large.shape, chunk=large.shape, blocks=(((slice(0, 256), slice(0, 256)), large),))}
+    parts = {
+        "w": files.ArrayPart(shape=large.shape, chunk=large.shape, blocks=(((slice(0, 256), slice(0, 256)), large),))
+    }
     with pytest.raises(CheckpointError, match="cannot be written: its disk is full") as refusal:
         files.write(str(full_disk), 2, "token", TREE, parts)
     assert "free space" in refusal.value.remedy
@@ -100,7 +102,7 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "SEEN_WITHIN_S", 0.3)
+    monkeypatch.setattr(files, "DIRECTORY_VISIBLE_S", 0.3)
     with pytest.raises(CheckpointError, match="does not see the directory") as caught:
         files.write(str(tmp_path), 1, "token", TREE, halves())
     assert "that all workers share" in caught.value.remedy

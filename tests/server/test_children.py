@@ -14,7 +14,7 @@ import pytest
 from shardwright.config import PlanOptions
 from shardwright.errors import CompilationAbortedError, InternalError, PlanError, ShardwrightError
 from shardwright.server.worker.child import ExecutorChild
-from shardwright.server.worker.state import ChildExited, Start
+from shardwright.server.worker.state import ChildExited, StartRequested
 from tests.server.programs import training_step
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 
@@ -131,7 +131,7 @@ def test_a_compiler_that_is_killed_again_is_an_error_that_speaks_of_memory(runni
 def test_an_executor_that_prints_very_long_lines_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; print('x' * 300_000, file=sys.stderr)")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    start = Start(generation=7, coordinator_address="", process_count=1, process_id=0, data_port=0)
+    start = StartRequested(generation=7, coordinator_address="", process_count=1, process_id=0, data_port=0)
     ends: list[ChildExited] = []
     asyncio.run(ExecutorChild(start, ends.append).run(environment, {}))  # the configuration lacks everything
     assert [(end.generation, end.exit_code) for end in ends] == [(7, 1)]

@@ -159,7 +159,7 @@ class MasterHistory(RuleBasedStateMachine):
     def saves(self, array_id: int) -> None:
         session = self.world.state.sessions.get("s")
         accepted = session.last_number if session else 0
-        files = ev.FileFacts(is_save=True)
+        files = ev.FileStepInfo(is_save=True)
         self.world.step(self.next_number, (array_id,), (), stream=self.stream, executable_id="", files=files)
         if session is not None and session.last_number > accepted:
             self.next_number = session.last_number + 1
@@ -169,7 +169,7 @@ class MasterHistory(RuleBasedStateMachine):
     def waits_for_a_save(self, back: int) -> None:
         self.next_call += 1
         self.waiting.add(self.next_call)
-        self.world.send(ev.SaveWaited(call=self.next_call, session_id="s", number=max(1, self.next_number - back)))
+        self.world.send(ev.SaveAwaited(call=self.next_call, session_id="s", number=max(1, self.next_number - back)))
         self.deliver()
 
     @rule(array_ids=st.lists(ids, max_size=3).map(tuple), ahead=st.integers(-1, 2))
@@ -222,7 +222,7 @@ class MasterHistory(RuleBasedStateMachine):
             self.deliver()
         for session in world.state.sessions.values():
             assert not session.running
-            assert saves.current(session) is None
+            assert saves.current_save(session) is None
             assert not any(isinstance(item.request, ev.StepRequested) for item in session.queue)
         assert not self.waiting, "whoever waited for a save was told"
 

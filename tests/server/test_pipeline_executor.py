@@ -14,9 +14,9 @@ from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master.executables import compile_facts, load_orders, load_result
+from shardwright.server.master.content_store import PlanRecord
+from shardwright.server.master.executables import compile_program, load_messages, load_result
 from shardwright.server.master.formation import Formation, Identity, Member
-from shardwright.server.master.library import PlanRecord
 from shardwright.server.runtime.arrays import ArrayStore, local_positions
 from shardwright.server.runtime.executor import Executor
 from shardwright.server.runtime.transport import Endpoint
@@ -54,9 +54,9 @@ class OneNode:
 
     def load(self, compiler: CompileService) -> master_pb2.LoadResult:
         record = PlanRecord(plan=self.plan, json_gzip=b"")
-        program = compile_facts("plan", record, compiler, self.formation.nodes_of)
+        program = compile_program("plan", record, compiler, self.formation.nodes_of)
         assert program.stages == (frozenset({0}),) * 2
-        *chunks, load = load_orders(ev.LoadOnWorkers(sequence=1, session_id=SESSION, program=program), self.formation)
+        *chunks, load = load_messages(ev.LoadOnWorkers(sequence=1, session_id=SESSION, program=program), self.formation)
         for chunk in chunks:
             self.executor.handle(chunk.message)
         done = self.answer(load.message)

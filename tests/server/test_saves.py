@@ -8,12 +8,12 @@ from shardwright.errors import CheckpointError, DeadlineError, InternalError, Se
 from shardwright.server.master import events as ev
 from tests.server.simulation import World, ready_world
 
-SAVE = {"executable_id": "", "files": ev.FileFacts(is_save=True)}
+SAVE = {"executable_id": "", "files": ev.FileStepInfo(is_save=True)}
 CALL = 77
 
 
 def wait_for(world: World, number: int) -> None:
-    world.send(ev.SaveWaited(call=CALL, session_id="s", number=number))
+    world.send(ev.SaveAwaited(call=CALL, session_id="s", number=number))
 
 
 def answer(world: World) -> object:
@@ -174,7 +174,7 @@ def test_closing_the_session_tells_whoever_waits() -> None:
 
 def test_a_restore_makes_arrays_that_later_steps_may_read() -> None:
     world = ready_world()
-    files = ev.FileFacts(is_save=False, output_bytes=(100, 200))
+    files = ev.FileStepInfo(is_save=False, output_bytes=(100, 200))
     world.step(1, (), (8, 9), executable_id="", files=files)
     world.step(2, (8, 9), (10, 11))
     assert world.runs() == [1, 2]
@@ -183,7 +183,7 @@ def test_a_restore_makes_arrays_that_later_steps_may_read() -> None:
 
 def test_a_restore_that_fails_fails_what_reads_it() -> None:
     world = ready_world()
-    world.step(1, (), (8, 9), executable_id="", files=ev.FileFacts(is_save=False, output_bytes=(8, 8)))
+    world.step(1, (), (8, 9), executable_id="", files=ev.FileStepInfo(is_save=False, output_bytes=(8, 8)))
     world.all_done(error=CheckpointError("gone"))
     world.step(2, (8, 9), (10, 11))
     assert "gone" in str(world.take(ev.ReplyStep)[-1].error)

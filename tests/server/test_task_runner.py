@@ -13,10 +13,10 @@ import pytest
 
 from shardwright.errors import DeadlineError, ExecutionError, ShardwrightError, WorkerLostError
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions, sharding_of, whole_to_host
-from shardwright.server.runtime.handover import Handover
-from shardwright.server.runtime.moves import Section
-from shardwright.server.runtime.tasks import Buffers, Program, StageRecord, StageRunner, TaskRunner
-from shardwright.server.runtime.transport import Endpoint, Stop
+from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
+from shardwright.server.runtime.resharding import RowSection
+from shardwright.server.runtime.tasks import Buffers, StageRecord, StageRunner, TaskProgram, TaskRunner
+from shardwright.server.runtime.transport import Endpoint, StopSignal
 from shardwright.tasks import MICRO_BATCH, Buffer, Task
 from tests.server import two_stages as step
 
@@ -39,20 +39,20 @@ class Jitted:
         return self._run(*arrays)
 
 
-def jitted(micro_batches: int) -> dict[str, Program]:
+def jitted(micro_batches: int) -> dict[str, TaskProgram]:
     return {each.piece.program: Jitted(each, micro_batches) for each in step.PIECES}
 
 
-def runner_of(micro_batches: int, schedule: str, programs: dict[str, Program]) -> TaskRunner:
+def runner_of(micro_batches: int, schedule: str, programs: dict[str, TaskProgram]) -> TaskRunner:
     graph, lying = step.graph(micro_batches, schedule), step.layouts(micro_batches)
     transport = Endpoint(local_positions(), None).transport_to({})
 
-    def handover(task: Task) -> Handover:
+    def handover(task: Task) -> CrossMeshReshard:
         is_send = task.kind == "send"
         value = (task.reads if is_send else task.writes)[0].value
         source, target = (task.stage, task.peer) if is_send else (task.peer, task.stage)
-        return Handover(
-            (Section(lying[value, source]),), Section(lying[value, target]), node_of=lambda position: 0,
+        return CrossMeshReshard(
+            (RowSection(lying[value, source]),), RowSection(lying[value, target]), node_of=lambda position: 0,
             devices=local_positions(), transport=transport,
         )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_steps_agree_with_one_device(schedule: str, micro_batches: int) -> None:
     runner = runner_of(micro_batches, schedule, jitted(micro_batches))
     arrays, expected = step.inputs(), step.inputs()
     for number in range(1, 4):
-        done = results(runner.run(number, Stop(WAIT_S), arguments(arrays, micro_batches)), micro_batches)
+        done = results(runner.run(number, StopSignal(WAIT_S), arguments(arrays, micro_batches)), micro_batches)
         after = step.reference(expected)
         for name, value in after.items():
             np.testing.assert_allclose(done[name], value, rtol=1e-5, atol=1e-6)
@@ -104,7 +104,7 @@ def test_steps_agree_with_one_device(schedule: str, micro_batches: int) -> None:
 def test_the_first_stage_holds_as_many_micro_batches_as_the_schedule_says(schedule: str, most: int) -> None:
     runner = runner_of(8, schedule, jitted(8))
     records = {stage: StageRecord(stage=stage) for stage in (0, 1)}
-    runner.run(1, Stop(WAIT_S), arguments(step.inputs(), 8), records)
+    runner.run(1, StopSignal(WAIT_S), arguments(step.inputs(), 8), records)
     assert records[0].peak_micro_batches == most
     assert len(records[0].spans) == len(runner.stages[0].tasks)
     for record in records.values():
@@ -116,7 +116,7 @@ def test_the_first_stage_holds_as_many_micro_batches_as_the_schedule_says(schedu
 class Failing:
     """Raises at its third run."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: TaskProgram) -> None:
         self._program = program
         self._left = 2
 
@@ -131,19 +131,19 @@ def test_a_failing_task_ends_the_step_for_all_stages_and_is_named() -> None:
     programs = jitted(4)
     working = runner_of(4, "1f1b", dict(programs))
     failing = runner_of(4, "1f1b", programs | {"backward.1": Failing(programs["backward.1"])})
-    stop = Stop(WAIT_S)
+    stop = StopSignal(WAIT_S)
     started_s = time.monotonic()
     with pytest.raises(ExecutionError, match=r"no memory left$") as caught:
         failing.run(1, stop, arguments(step.inputs(), 4))
     assert time.monotonic() - started_s < WAIT_S / 2, "the other stage waited to its deadline"
     assert caught.value.where.startswith("stage 1, task ")
     assert "backward.1 of micro-batch 2" in caught.value.where
-    done = results(working.run(2, Stop(WAIT_S), arguments(step.inputs(), 4)), 4)
+    done = results(working.run(2, StopSignal(WAIT_S), arguments(step.inputs(), 4)), 4)
     np.testing.assert_allclose(done["loss"], step.reference(step.inputs())["loss"], rtol=1e-5)
 
 
 class Stuck:
-    def __init__(self, program: Program, until: threading.Event) -> None:
+    def __init__(self, program: TaskProgram, until: threading.Event) -> None:
         self._program = program
         self._until = until
 
@@ -152,7 +152,7 @@ class Stuck:
         return self._program.run(arrays)
 
 
-def _ended_by(act: Callable[[Stop], None], stop: Stop) -> ShardwrightError:
+def _ended_by(act: Callable[[StopSignal], None], stop: StopSignal) -> ShardwrightError:
     """The error of a step whose first stage hangs until `act` was done."""
     until = threading.Event()
     programs = jitted(2)
@@ -165,11 +165,11 @@ def _ended_by(act: Callable[[Stop], None], stop: Stop) -> ShardwrightError:
 
 def test_an_order_to_stop_ends_the_waits() -> None:
     lost = WorkerLostError("node 7 is gone")
-    assert _ended_by(lambda stop: stop.set(lost), Stop(WAIT_S)) is lost
+    assert _ended_by(lambda stop: stop.set(lost), StopSignal(WAIT_S)) is lost
 
 
 def test_no_wait_is_without_end() -> None:
-    error = _ended_by(lambda stop: time.sleep(0.5), Stop(0.2))
+    error = _ended_by(lambda stop: time.sleep(0.5), StopSignal(0.2))
     assert isinstance(error, DeadlineError)
     assert "stage 1" in error.where
     assert "backward.1 of micro-batch 0" in error.where
@@ -178,7 +178,7 @@ def test_no_wait_is_without_end() -> None:
 class Sleeping:
     """Takes its time on the stage's thread, as a device would."""
 
-    def __init__(self, program: Program, time_s: float) -> None:
+    def __init__(self, program: TaskProgram, time_s: float) -> None:
         self._program = program
         self._time_s = time_s
 
@@ -194,11 +194,11 @@ def test_stages_work_at_the_same_time() -> None:
         name: Sleeping(program, time_s) for name, program in programs.items() if name[:8] in ("forward.", "backward")
     }
     runner = runner_of(micro_batches, "1f1b", programs | slow)
-    runner.run(1, Stop(WAIT_S), arguments(step.inputs(), micro_batches))  # compiles
+    runner.run(1, StopSignal(WAIT_S), arguments(step.inputs(), micro_batches))  # compiles
     took_s = math.inf
     for number in range(2, 7):  # the fastest counts: whatever else the machine does makes a step slower
         started_s = time.monotonic()
-        runner.run(number, Stop(WAIT_S), arguments(step.inputs(), micro_batches))
+        runner.run(number, StopSignal(WAIT_S), arguments(step.inputs(), micro_batches))
         took_s = min(took_s, time.monotonic() - started_s)
     alone_s = 3 * micro_batches * time_s
     assert took_s < 0.95 * alone_s, f"{took_s:.3f} s for {alone_s:.3f} s of work on two stages"

@@ -10,10 +10,10 @@ import pytest
 
 from shardwright.errors import DeadlineError, WorkerLostError
 from shardwright.server.runtime.arrays import local_positions
-from shardwright.server.runtime.moves import Piece
-from shardwright.server.runtime.transport import Endpoint, LocalTransport, Stop, Stops, first_number
+from shardwright.server.runtime.resharding import TransferPiece
+from shardwright.server.runtime.transport import Endpoint, LocalTransport, StopSignal, StopSignals, first_number
 
-PIECE = Piece(number=0, section=0, source=0, target=1, cut=None, shape=(4,))
+PIECE = TransferPiece(number=0, section=0, source=0, target=1, cut=None, shape=(4,))
 
 
 def array(value: float) -> jax.Array:
@@ -28,7 +28,7 @@ def test_either_side_may_come_first(sender_is_first: bool) -> None:
     arrival = transport.receive(7, PIECE, np.float32)
     if not sender_is_first:
         threading.Timer(0.05, lambda: transport.send(7, array(3.0), 1)).start()
-    found = arrival.wait(Stop(10.0))
+    found = arrival.wait(StopSignal(10.0))
     assert found.devices() == {local_positions()[1]}
     np.testing.assert_array_equal(found, np.full(4, 3.0))
 
@@ -47,23 +47,23 @@ def test_waits_end_by_an_error_or_by_their_deadline() -> None:
     transport = LocalTransport(local_positions())
     arrival = transport.receive(first_number(5, 0), PIECE, np.float32)
     with pytest.raises(DeadlineError, match=r"nothing came within 0\.1 s"):
-        arrival.wait(Stop(0.1))
-    stop, lost = Stop(10.0), WorkerLostError("gone")
+        arrival.wait(StopSignal(0.1))
+    stop, lost = StopSignal(10.0), WorkerLostError("gone")
     threading.Timer(0.05, lambda: stop.set(lost)).start()
     with pytest.raises(WorkerLostError, match="gone"):
         arrival.wait(stop)
     transport.forget(5)
     transport.send(first_number(5, 0), array(1.0), 1)  # to nobody: what was asked for is forgotten
     with pytest.raises(DeadlineError):
-        arrival.wait(Stop(0.1))
+        arrival.wait(StopSignal(0.1))
 
 
 def test_an_order_to_stop_may_come_before_its_step_and_after() -> None:
-    stops = Stops(10.0)
+    stops = StopSignals(10.0)
     lost = WorkerLostError("gone")
     stops.abort(3, lost)
     assert stops.of(3).error is lost
     assert stops.of(4).error is None
-    stops.ended(4)
+    stops.end_step(4)
     stops.abort(4, lost)
     assert stops.of(5).error is None

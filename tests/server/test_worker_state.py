@@ -9,11 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError
 from shardwright.server.worker import state as st_
 
-AWAY = st_.Undialed(error=ServerUnavailableError("nobody there"))
+AWAY = st_.ConnectionLost(error=ServerUnavailableError("nobody there"))
 
 
-def start(generation: int) -> st_.Start:
-    return st_.Start(generation=generation, coordinator_address="h:1", process_count=1, process_id=0, data_port=0)
+def start(generation: int) -> st_.StartRequested:
+    return st_.StartRequested(
+        generation=generation, coordinator_address="h:1", process_count=1, process_id=0, data_port=0
+    )
 
 
 def exited(generation: int) -> st_.ChildExited:
@@ -22,7 +24,7 @@ def exited(generation: int) -> st_.ChildExited:
 
 def joined() -> st_.DaemonState:
     state = st_.DaemonState(master_address="h:1", wait_s=10.0)
-    assert state.handle(st_.Dialed(), 0.0) == [st_.SayHello()]
+    assert state.handle(st_.ConnectionOpened(), 0.0) == [st_.SayHello()]
     return state
 
 
@@ -43,13 +45,13 @@ def test_dialing_backs_off_and_gives_up_after_the_wait() -> None:
 def test_a_wrong_token_is_not_tried_again() -> None:
     state = st_.DaemonState(master_address="h:1", wait_s=10.0)
     error = AuthenticationError("no")
-    assert state.handle(st_.Undialed(error=error), 0.0) == [st_.Exit(code=1, error=error)]
+    assert state.handle(st_.ConnectionLost(error=error), 0.0) == [st_.Exit(code=1, error=error)]
 
 
 def test_executors_follow_each_other() -> None:
     state = joined()
     assert state.handle(start(1), 0.0) == [st_.Spawn(start=start(1))]
-    assert state.handle(st_.Stop(generation=1), 0.0) == [st_.KillExecutor(generation=1)]
+    assert state.handle(st_.StopRequested(generation=1), 0.0) == [st_.KillExecutor(generation=1)]
     assert state.handle(exited(1), 0.0) == [st_.ReportExit(child=exited(1))]
     assert state.handle(start(2), 0.0) == [st_.Spawn(start=start(2))]
     assert state.handle(start(3), 0.0) == [st_.KillExecutor(generation=2)], "never two at once: they share devices"
@@ -62,15 +64,15 @@ def test_a_lost_master_takes_the_executor_and_is_dialed_again() -> None:
     commands = state.handle(AWAY, 100.0)
     assert [type(command) for command in commands] == [st_.Log, st_.KillExecutor, st_.Dial]
     assert state.handle(exited(1), 101.0) == [], "nobody to tell"
-    assert state.handle(st_.Dialed(), 101.0) == [st_.SayHello()]
+    assert state.handle(st_.ConnectionOpened(), 101.0) == [st_.SayHello()]
 
 
 def test_every_end_waits_for_the_executor() -> None:
     refusal = ClusterConfigError("files differ")
     for event, code in (
-        (st_.Refused(error=refusal), 1),
-        (st_.Ended(reason="stopping"), 0),
-        (st_.Asked(exit_code=130), 130),
+        (st_.NodeRefused(error=refusal), 1),
+        (st_.MasterEnded(reason="stopping"), 0),
+        (st_.ExitRequested(exit_code=130), 130),
     ):
         state = joined()
         state.handle(start(1), 0.0)
@@ -94,12 +96,12 @@ class DaemonHistory(RuleBasedStateMachine):
 
     @rule(
         event=st.one_of(
-            st.just(st_.Dialed()),
+            st.just(st_.ConnectionOpened()),
             st.just(AWAY),
             st.integers(1, 5).map(start),
-            st.integers(1, 5).map(lambda generation: st_.Stop(generation=generation)),
-            st.just(st_.Ended(reason="r")),
-            st.just(st_.Asked(exit_code=130)),
+            st.integers(1, 5).map(lambda generation: st_.StopRequested(generation=generation)),
+            st.just(st_.MasterEnded(reason="r")),
+            st.just(st_.ExitRequested(exit_code=130)),
         ),
         seconds=st.sampled_from([0.0, 3.0]),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.layouts import Layout
 from shardwright.shardings import Mesh, TensorSharding
-from shardwright.tasks import MICRO_BATCH, Piece, Schedule, StepPieces, TaskGraph, Value, task_graph
+from shardwright.tasks import MICRO_BATCH, ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, task_graph
 
 ROWS, WIDTH, HIDDEN = 16, 8, 12
 RATE = 0.1
@@ -78,7 +78,7 @@ def _apply(w: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
 class HandPiece:
     """A piece and the function that it computes."""
 
-    piece: Piece
+    piece: ProgramSpec
     function: Callable[..., tuple[jax.Array, ...]]
 
 
@@ -87,7 +87,7 @@ def _piece(name: str, function: Callable[..., Any], reads: str, writes: str, don
     chunk = int(number) if kind in ("forward", "backward") else None
     return HandPiece(
         function=function,
-        piece=Piece(
+        piece=ProgramSpec(
             program=name, kind=kind, stage=int(number), chunk=chunk, reads=tuple(reads.split()),
             writes=tuple(writes.split()), donates=tuple(donates.split()), time_s=1e-3,
         ),
@@ -148,16 +148,16 @@ def graph(micro_batches: int, schedule: str) -> TaskGraph:
     lying = layouts(micro_batches)
     names = dict.fromkeys(name for name, _ in lying if name != MICRO_BATCH)
     values = tuple(
-        Value(
+        StepValue(
             name=name,
             scope="micro_batch" if name in micro else "step",
             sizes={stage: lying[name, stage].shard_bytes for stage in (0, 1) if (name, stage) in lying},
         )
         for name in names
     )
-    pieces = StepPieces(
+    pieces = StepSpec(
         micro_batches=micro_batches, stage_of_chunk=(0, 1), values=values,
-        pieces=tuple(each.piece for each in PIECES), arguments=ARGUMENTS, outputs=OUTPUTS,
+        programs=tuple(each.piece for each in PIECES), arguments=ARGUMENTS, outputs=OUTPUTS,
     )  # fmt: skip
     return task_graph(pieces, Schedule.parse(schedule))
 

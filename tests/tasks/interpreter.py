@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from zlib import crc32
 
-from shardwright.tasks import MICRO_BATCH, Buffer, StepPieces, Task, TaskGraph
+from shardwright.tasks import MICRO_BATCH, Buffer, StepSpec, Task, TaskGraph
 
 DEADLINE_S = 30.0
 
@@ -29,13 +29,13 @@ def outputs_of(program: str, reads: Sequence[str], writes: Sequence[str], inputs
     return [old.get(name, 0) + mixed(program, place, others) for place, name in enumerate(writes)]
 
 
-def whole_step(pieces: StepPieces, arguments: Mapping[str, int]) -> dict[str, int]:
+def whole_step(pieces: StepSpec, arguments: Mapping[str, int]) -> dict[str, int]:
     """The outputs of the step, piece by piece with no regard to stages: micro-batch after micro-batch."""
     step = dict(arguments)
     scopes = {value.name: value.scope for value in pieces.values}
 
     def run(kinds: tuple[str, ...], tables: Sequence[dict[str, int]], index: int) -> None:
-        waiting = [piece for piece in pieces.pieces if piece.kind in kinds]
+        waiting = [piece for piece in pieces.programs if piece.kind in kinds]
         while waiting:
             table = {**step, **tables[index], MICRO_BATCH: index} if tables else step
             made = {name for piece in waiting for name in piece.writes if name not in piece.reads}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.tasks import MICRO_BATCH, Piece, StepPieces, Value
+from shardwright.tasks import MICRO_BATCH, ProgramSpec, StepSpec, StepValue
 
 
 def step_pieces(
@@ -17,7 +17,7 @@ def step_pieces(
     backward_s: Sequence[float] | float = 2.0,
     weight_s: float = 1.0,
     is_last_fused: bool = True,
-) -> StepPieces:
+) -> StepSpec:
     """A chain of `stages * chunks` chunks with a skip connection from the first to the last, a variable that both
     read, a batch split on the first and the last stage, accumulators, and a global norm before the update.
 
@@ -29,11 +29,15 @@ def step_pieces(
     forwards = [forward_s] * count if isinstance(forward_s, float | int) else list(forward_s)
     backwards = [backward_s] * count if isinstance(backward_s, float | int) else list(backward_s)
     has_skip = count > 1
-    pieces: list[Piece] = []
+    pieces: list[ProgramSpec] = []
 
-    pieces.append(Piece(program="split.in", kind="split", stage=0, reads=("tokens", MICRO_BATCH), writes=("token",)))
     pieces.append(
-        Piece(program="split.out", kind="split", stage=last_stage, reads=("labels", MICRO_BATCH), writes=("label",))
+        ProgramSpec(program="split.in", kind="split", stage=0, reads=("tokens", MICRO_BATCH), writes=("token",))
+    )
+    pieces.append(
+        ProgramSpec(
+            program="split.out", kind="split", stage=last_stage, reads=("labels", MICRO_BATCH), writes=("label",)
+        )
     )
     for chunk in range(count):
         stage = stage_of_chunk[chunk]
@@ -48,7 +52,7 @@ def step_pieces(
         sums = (f"acc.{chunk}", *(("acc.tied",) if is_last and has_skip else ()), *(("loss",) if is_last else ()))
         if not is_fused:
             pieces.append(
-                Piece(
+                ProgramSpec(
                     program=f"forward.{chunk}",
                     kind="forward",
                     stage=stage,
@@ -62,7 +66,7 @@ def step_pieces(
         delayed = sums[:1] if has_weight else ()
         now = sums[len(delayed) :]
         pieces.append(
-            Piece(
+            ProgramSpec(
                 program=f"backward.{chunk}",
                 kind="backward",
                 stage=stage,
@@ -76,7 +80,7 @@ def step_pieces(
         )
         if has_weight:
             pieces.append(
-                Piece(
+                ProgramSpec(
                     program=f"weight.{chunk}",
                     kind="weight",
                     stage=stage,
@@ -99,12 +103,14 @@ def step_pieces(
         own = [chunk for chunk in range(count) if stage_of_chunk[chunk] == stage]
         accumulators = tuple(f"acc.{chunk}" for chunk in own)
         tied = ("acc.tied",) if has_skip and stage == first_stage else ()
-        pieces.append(Piece(program=f"start.{stage}", kind="start", stage=stage, writes=tuple(sums_of[stage])))
+        pieces.append(ProgramSpec(program=f"start.{stage}", kind="start", stage=stage, writes=tuple(sums_of[stage])))
         pieces.append(
-            Piece(program=f"apply.0.{stage}", kind="apply", stage=stage, reads=accumulators, writes=(f"norm.{stage}",))
+            ProgramSpec(
+                program=f"apply.0.{stage}", kind="apply", stage=stage, reads=accumulators, writes=(f"norm.{stage}",)
+            )
         )
         pieces.append(
-            Piece(
+            ProgramSpec(
                 program=f"apply.2.{stage}",
                 kind="apply",
                 stage=stage,
@@ -114,26 +120,26 @@ def step_pieces(
             )
         )
     norms = tuple(f"norm.{stage}" for stage in range(stages))
-    pieces.append(Piece(program="apply.1", kind="apply", stage=last_stage, reads=norms, writes=("norm",)))
+    pieces.append(ProgramSpec(program="apply.1", kind="apply", stage=last_stage, reads=norms, writes=("norm",)))
     arguments = [*((f"w.{c}", stage_of_chunk[c]) for c in range(count)), ("tokens", 0), ("labels", last_stage)]
     outputs = [*((f"w.{c}.new", stage_of_chunk[c]) for c in range(count)), ("loss", last_stage)]
-    return StepPieces(
+    return StepSpec(
         micro_batches=micro_batches,
         stage_of_chunk=stage_of_chunk,
         values=_values(pieces, [name for name, _ in arguments], stages),
-        pieces=tuple(pieces),
+        programs=tuple(pieces),
         arguments=tuple(arguments),
         outputs=tuple(outputs),
     )
 
 
-def _values(pieces: Sequence[Piece], arguments: Sequence[str], stages: int) -> tuple[Value, ...]:
+def _values(pieces: Sequence[ProgramSpec], arguments: Sequence[str], stages: int) -> tuple[StepValue, ...]:
     """Every name that a piece mentions: 10 bytes an activation, 100 a variable, 1 everything else, on any stage."""
     once = {name for piece in pieces if piece.kind in ("start", "apply") for name in piece.writes} | set(arguments)
     names = dict.fromkeys(name for piece in pieces for name in (*piece.reads, *piece.writes) if name != MICRO_BATCH)
     sizes = {"act": 10, "res": 10, "grad": 10, "w": 100}
     return tuple(
-        Value(
+        StepValue(
             name=name,
             scope="step" if name in once else "micro_batch",
             sizes=dict.fromkeys(range(stages), sizes.get(name.split(".")[0], 1)),

@@ -17,16 +17,16 @@ from shardwright.tasks import (
     Buffer,
     ChunkEdge,
     ChunkTime,
-    Piece,
+    ProgramSpec,
     Schedule,
-    StepPieces,
+    StepSpec,
+    StepValue,
     Task,
     TaskGraph,
     Timeline,
-    Value,
+    estimate_step,
     in_flight,
     memory_over_time,
-    pace,
     simulate,
     task_graph,
 )
@@ -85,7 +85,7 @@ def test_transfers_run_beside_computing_and_only_the_first_and_last_are_waited_f
     stages, micro_batches, link_s = 4, 16, 0.5
     free, waited = (
         {
-            name: pace(
+            name: estimate_step(
                 Schedule.parse(name),
                 stage_of_chunk=range(stages),
                 micro_batches=micro_batches,
@@ -108,16 +108,16 @@ def test_links_must_be_given_for_all_transfers() -> None:
 
 def test_memory_is_counted_from_first_write_to_last_read_and_until_what_is_sent_has_arrived() -> None:
     """Three times 10 bytes, 10 seconds each on the link; stage 1 adds them to 4 bytes with 2 bytes of workspace."""
-    pieces = StepPieces(
+    pieces = StepSpec(
         micro_batches=3,
         stage_of_chunk=(0, 1),
         values=(
-            Value(name="y", scope="micro_batch", sizes={0: 10, 1: 10}, sent_bytes=10),
-            Value(name="sum", scope="step", sizes={1: 4}),
+            StepValue(name="y", scope="micro_batch", sizes={0: 10, 1: 10}, sent_bytes=10),
+            StepValue(name="sum", scope="step", sizes={1: 4}),
         ),
-        pieces=(
-            Piece(program="make", kind="forward", stage=0, chunk=0, writes=("y",), time_s=1.0),
-            Piece(
+        programs=(
+            ProgramSpec(program="make", kind="forward", stage=0, chunk=0, writes=("y",), time_s=1.0),
+            ProgramSpec(
                 program="add", kind="backward", stage=1, chunk=1, reads=("y", "sum"), writes=("sum",), donates=("sum",),
                 time_s=1.0, workspace_bytes=2,
             ),
@@ -259,7 +259,7 @@ def test_the_pace_is_that_of_the_task_graph(
     if is_last_fused:
         chunks[-1] = ChunkTime(forward_s=None, backward_s=backward[-1], weight_s=weight_s)
     pairs = [(c, c + 1) for c in range(count - 1)] + ([(0, count - 1)] if count > 2 else [])
-    quick = pace(
+    quick = estimate_step(
         Schedule.parse(kind[0]),
         stage_of_chunk=[chunk % stages for chunk in range(count)],
         micro_batches=micro_batches,
@@ -272,7 +272,7 @@ def test_the_pace_is_that_of_the_task_graph(
 
 def test_the_pace_knows_what_links_take() -> None:
     """One micro-batch over three stages: every chunk and every transfer after the other."""
-    quick = pace(
+    quick = estimate_step(
         Schedule.parse("1f1b"),
         stage_of_chunk=(0, 1, 2),
         micro_batches=1,

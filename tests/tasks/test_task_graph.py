@@ -16,12 +16,12 @@ from shardwright.errors import OptionError, PlanCheckError, PlanError
 from shardwright.tasks import (
     MICRO_BATCH,
     Buffer,
-    Piece,
+    ProgramSpec,
     Schedule,
-    StepPieces,
+    StepSpec,
+    StepValue,
     Task,
     TaskGraph,
-    Value,
     channel_capacity,
     simulate,
     task_graph,
@@ -38,7 +38,7 @@ def built(name: str, stages: int, micro_batches: int, chunks: int = 1, *, is_las
     return task_graph(made(name, stages, micro_batches, chunks, is_last_fused=is_last_fused), Schedule.parse(name))
 
 
-def made(name: str, stages: int, micro_batches: int, chunks: int = 1, *, is_last_fused: bool = True) -> StepPieces:
+def made(name: str, stages: int, micro_batches: int, chunks: int = 1, *, is_last_fused: bool = True) -> StepSpec:
     return step_pieces(
         stages, micro_batches, chunks=chunks, has_weight=name == "zero-bubble", is_last_fused=is_last_fused
     )
@@ -122,16 +122,16 @@ def test_receives_are_posted_while_the_stage_computes_what_is_before() -> None:
 
 
 def test_a_once_piece_reads_the_buffers_of_all_micro_batches() -> None:
-    pieces = StepPieces(
+    pieces = StepSpec(
         micro_batches=3,
         stage_of_chunk=(0, 1),
         values=(
-            Value(name="y", scope="micro_batch", sizes={0: 4, 1: 4}),
-            Value(name="all", scope="step", sizes={1: 12}),
+            StepValue(name="y", scope="micro_batch", sizes={0: 4, 1: 4}),
+            StepValue(name="all", scope="step", sizes={1: 12}),
         ),
-        pieces=(
-            Piece(program="f", kind="forward", stage=0, chunk=0, writes=("y",)),
-            Piece(program="join", kind="apply", stage=1, reads=("y",), writes=("all",)),
+        programs=(
+            ProgramSpec(program="f", kind="forward", stage=0, chunk=0, writes=("y",)),
+            ProgramSpec(program="join", kind="apply", stage=1, reads=("y",), writes=("all",)),
         ),
         outputs=(("all", 1),),
     )
@@ -141,19 +141,21 @@ def test_a_once_piece_reads_the_buffers_of_all_micro_batches() -> None:
 
 def test_accumulate_pieces_follow_what_they_add() -> None:
     pieces = step_pieces(1, 2)
-    term = Value(name="term", scope="micro_batch", sizes={0: 1})
-    backward = next(p for p in pieces.pieces if p.kind == "backward")
-    add = Piece(
+    term = StepValue(name="term", scope="micro_batch", sizes={0: 1})
+    backward = next(p for p in pieces.programs if p.kind == "backward")
+    add = ProgramSpec(
         program="add", kind="accumulate", stage=0, reads=("term", "acc.0"), writes=("acc.0",), donates=("acc.0",)
     )
-    rest = tuple(p for p in pieces.pieces if p is not backward)
+    rest = tuple(p for p in pieces.programs if p is not backward)
     changed = replace(
         backward,
         reads=tuple(n for n in backward.reads if n != "acc.0"),
         writes=("term", *(n for n in backward.writes if n != "acc.0")),
         donates=tuple(n for n in backward.donates if n != "acc.0"),
     )
-    graph = task_graph(replace(pieces, pieces=(*rest, changed, add), values=(*pieces.values, term)), Schedule("gpipe"))
+    graph = task_graph(
+        replace(pieces, programs=(*rest, changed, add), values=(*pieces.values, term)), Schedule("gpipe")
+    )
     names = [str(task) for task in graph.stages[0] if task.kind in ("backward", "accumulate")]
     assert names == [f"{program} of micro-batch {i}" for i in range(2) for program in ("backward.0", "add")]
 
@@ -161,12 +163,12 @@ def test_accumulate_pieces_follow_what_they_add() -> None:
 # ---- what cannot be ordered ------------------------------------------------
 
 
-def with_piece(program: str, **changes: object) -> StepPieces:
+def with_piece(program: str, **changes: object) -> StepSpec:
     pieces = step_pieces(3, 2)
-    assert any(piece.program == program for piece in pieces.pieces)
+    assert any(piece.program == program for piece in pieces.programs)
     return replace(
         pieces,
-        pieces=tuple(replace(p, **changes) if p.program == program else p for p in pieces.pieces),  # type: ignore[arg-type]
+        programs=tuple(replace(p, **changes) if p.program == program else p for p in pieces.programs),  # type: ignore[arg-type]
     )
 
 
@@ -183,7 +185,7 @@ def with_piece(program: str, **changes: object) -> StepPieces:
         (with_piece("forward.0", reads=("w.0", "token", "act.1")), "stages wait for each other"),
     ],
 )
-def test_pieces_that_do_not_fit_are_refused(pieces: StepPieces, message: str) -> None:
+def test_pieces_that_do_not_fit_are_refused(pieces: StepSpec, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         task_graph(pieces, Schedule.parse("1f1b"))
 
@@ -262,27 +264,28 @@ def test_a_step_without_a_backward_part_runs_its_forward_cells(name: str, chunks
     stages, micro_batches = 3, 5
     count = stages * chunks
     values = [
-        Value(name=f"y{chunk}", scope="micro_batch", sizes=dict.fromkeys(range(stages), 1)) for chunk in range(count)
+        StepValue(name=f"y{chunk}", scope="micro_batch", sizes=dict.fromkeys(range(stages), 1))
+        for chunk in range(count)
     ]
     pieces = [
-        Piece(
+        ProgramSpec(
             program=f"f{chunk}", kind="forward", stage=chunk % stages, chunk=chunk,
             reads=(f"y{chunk - 1}",) if chunk else ("x", MICRO_BATCH), writes=(f"y{chunk}",),
         )
         for chunk in range(count)
     ]  # fmt: skip
     last = (count - 1) % stages
-    step = StepPieces(
+    step = StepSpec(
         micro_batches=micro_batches,
         stage_of_chunk=tuple(chunk % stages for chunk in range(count)),
         values=(
             *values,
-            Value(name="x", scope="step", sizes={0: 1}),
-            Value(name="all", scope="step", sizes={last: micro_batches}),
+            StepValue(name="x", scope="step", sizes={0: 1}),
+            StepValue(name="all", scope="step", sizes={last: micro_batches}),
         ),
-        pieces=(
+        programs=(
             *pieces,
-            Piece(program="join", kind="apply", stage=last, reads=(f"y{count - 1}",), writes=("all",)),
+            ProgramSpec(program="join", kind="apply", stage=last, reads=(f"y{count - 1}",), writes=("all",)),
         ),
         arguments=(("x", 0),),
         outputs=(("all", last),),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
-from shardwright.planner.rules.linear import is_zero, linear_ways, reduced_at_once
+from shardwright.planner.rules.linear import is_zero, linear_ways, why_not_partial
 from shardwright.plans import InstructionPlan, Plan
 from shardwright.shardings import TensorSharding
 
@@ -125,7 +125,7 @@ class _Axis:
         sums = instruction.opcode in ("dot", "convolution", "scatter") or any(
             way.operands for way in linear_ways(instruction)
         )
-        return self.axis in entry.partial and not splits and sums and not reduced_at_once(instruction)
+        return self.axis in entry.partial and not splits and sums and not why_not_partial(instruction)
 
     def _way(self, instruction: Instruction) -> frozenset[int] | None:
         entry = self.entries[instruction.name]

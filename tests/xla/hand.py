@@ -45,7 +45,7 @@ def entry(
 def variable(
     number: int, element_type: str, shape: tuple[int, ...], lies: TensorSharding, mesh: Mesh, alias: int | None = None
 ) -> VariablePlan:
-    return VariablePlan.lying(number, f"v{number}", element_type, shape, lies, mesh, alias=alias)
+    return VariablePlan.from_sharding(number, f"v{number}", element_type, shape, lies, mesh, alias=alias)
 
 
 def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str, tuple[int, ...]]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardwright.hlo import Computation, Instruction, Module, TupleShape, parse
-from shardwright.planner.rules import Factor, denied, rule_of
+from shardwright.planner.rules import Factor, find_xla_bug, rule_of
 from shardwright.plans import InstructionPlan, Plan
 from shardwright.shardings import Mesh, TensorSharding, ValueSharding
 from tests.xla.hand import Dims, plan, sharding
@@ -108,7 +108,7 @@ class _Walker:
             parts = self.mesh.size(tuple(a for a, f in taken.items() if f is factor)) * self.mesh.sizes[axis]
             if any(f != s for f, s in pairs) or factor.size % parts or factor.reduction not in (None, "add"):
                 continue
-            if len(pairs) > score and not denied(instruction, taken | {axis: factor}, self.mesh):
+            if len(pairs) > score and not find_xla_bug(instruction, taken | {axis: factor}, self.mesh):
                 best, score = factor, len(pairs)
         return best
 

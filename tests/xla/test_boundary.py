@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import CompilationError, PlanError
-from shardwright.xla import BoundaryArray, emit_stablehlo, load_program, named_shardings
+from shardwright.xla import BoundaryArray, emit_stablehlo, load_program, to_named_shardings
 from shardwright.xla.compiling import compile_planned
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 
@@ -167,7 +167,7 @@ def test_an_argument_that_is_not_reused_is_named():
 def test_shardings_serve_the_users_own_jit():
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     planned = plan(lower(lambda x: x @ x, x), {"x": 4, "y": 2}, {0: ("x", "y")}, {0: (("y", "x"), None)})
-    arguments, outputs = named_shardings(planned)
+    arguments, outputs = to_named_shardings(planned)
     out = jax.jit(lambda x: x @ x, in_shardings=arguments, out_shardings=outputs[0])(x)
     assert out.sharding.is_equivalent_to(outputs[0], 2)
     np.testing.assert_allclose(np.asarray(out), x @ x)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.cost import wire_bytes
-from shardwright.xla import observed_collectives
+from shardwright.xla import find_collectives
 from shardwright.xla.compiled import ObservedCollective
 
 REDUCER = "add {\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT s = f32[] add(a, b)\n}\n\n"
@@ -20,7 +20,7 @@ def module(*lines: str, before: str = "") -> str:
 
 
 def only(text: str, device_count: int = 8) -> ObservedCollective:
-    (found,) = observed_collectives(text, device_count)
+    (found,) = find_collectives(text, device_count)
     return found
 
 
@@ -127,7 +127,7 @@ def test_a_sum_that_is_padded_or_cut_before_it_is_sliced_is_an_all_reduce(betwee
 
 
 def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
-    found = observed_collectives(
+    found = find_collectives(
         module(
             "x = f32[64]{0} parameter(0)",
             "p = u32[] partition-id()",
@@ -204,7 +204,7 @@ def test_against_what_stock_jax_compiles():
         jax.grad(lambda p, x: jnp.tanh(x @ p[0] + p[1]).mean()), in_shardings=(whole, rows), out_shardings=whole
     )
     p, x = (np.ones((32, 16), np.float32), np.ones(16, np.float32)), np.ones((64, 32), np.float32)
-    found = observed_collectives(gradient.lower(p, x).compile().as_text(), 8)
+    found = find_collectives(gradient.lower(p, x).compile().as_text(), 8)
     assert sum(c.payload_bytes * c.count for c in found) == 4 * (32 * 16 + 16)
     assert {(c.kind, c.group_size) for c in found} == {("all-reduce", 8)}
 

@@ -113,7 +113,7 @@ def test_verification_is_typed():
 
 
 def test_partitioned_by_shardy_over_the_given_devices(executable):
-    text = private.compiled_hlo(executable)
+    text = private.hlo_of_executable(executable)
     assert "num_partitions=8" in text.split("\n", 1)[0]
     assert "all-to-all" in text or "collective-permute" in text or "all-gather" in text
 
@@ -174,7 +174,7 @@ def test_an_attribute_on_an_ordinary_operation_is_ignored_a_constraint_is_not(de
     def collectives(mark: str, constraint: str, result: str) -> bool:
         text = ATTRIBUTE_ONLY.replace("MARK", mark).replace("CONSTRAINT", constraint).replace("RESULT", result)
         loaded = private.compile_and_load(text, devices, private.compile_options([d.id for d in devices]))
-        return "all-gather" in private.compiled_hlo(loaded)
+        return "all-gather" in private.hlo_of_executable(loaded)
 
     assert not collectives('{sdy.sharding = #sdy.sharding_per_value<[<@m, [{"x"}, {}]>]>}', "", "0")
     constraint = '%1 = sdy.sharding_constraint %0 <@m, [{"x"}, {}]> : tensor<64x8xf32>'
@@ -238,10 +238,10 @@ def test_a_traced_array_has_the_attributes_of_jax_arrays():
     array = Elsewhere(jnp.arange(6.0).reshape(2, 3))
 
     def function(x):
-        first = private.traced_attribute(array, "__getitem__")(0)
-        rows = list(private.traced_attribute(array, "__iter__")())
-        total = private.traced_attribute(array, "sum")(axis=0)
-        return first + rows[1] + total + private.traced_attribute(array, "T")[:, 1] + x
+        first = private.attribute_while_traced(array, "__getitem__")(0)
+        rows = list(private.attribute_while_traced(array, "__iter__")())
+        total = private.attribute_while_traced(array, "sum")(axis=0)
+        return first + rows[1] + total + private.attribute_while_traced(array, "T")[:, 1] + x
 
     closed = jax.make_jaxpr(function)(1.0)
     assert array.reads == 0
@@ -257,7 +257,7 @@ def test_registered_keys_are_keys():
 
 
 def test_a_weak_type_is_given():
-    value = private.weakly_typed(jnp.ones(3))
+    value = private.make_weakly_typed(jnp.ones(3))
     assert value.weak_type
     assert (value * jnp.ones(3, jnp.bfloat16)).dtype == jnp.bfloat16
 

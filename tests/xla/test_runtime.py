@@ -16,7 +16,7 @@ import pytest
 
 from shardwright.errors import CompilationError, ExecutionError, PlanError
 from shardwright.shardings import Mesh
-from shardwright.xla import BoundaryArray, jax_mesh, load_program, mesh_devices, named_sharding
+from shardwright.xla import BoundaryArray, jax_mesh, load_program, mesh_devices, to_named_sharding
 from shardwright.xla.compiling import compile_planned
 from tests.xla.hand import entry, lower, named, plan, sharding
 
@@ -108,7 +108,7 @@ def test_a_mesh_needs_its_devices():
     grid = jax_mesh(Mesh.of({"x": 2, "y": 4}))
     assert [d.id for d in grid.devices.flat] == [d.id for d in mesh_devices()]
     with pytest.raises(PlanError, match="cannot lie as"):
-        named_sharding(grid, sharding((None,), ("x",)))
+        to_named_sharding(grid, sharding((None,), ("x",)))
 
 
 WORKER = """

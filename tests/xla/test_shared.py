@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import PlanCheckError
@@ -59,7 +59,7 @@ def searched() -> Plan:
         return (*rows, annotate(total @ w, {0: ("x", "y"), 1: None}))
 
     a, u, v, w = np.zeros((4096, 512), np.float32), *np.zeros((3, 512, 2048), np.float32)
-    with annotations_kept():
+    with keep_annotations():
         text = lower(step, a, u, v, w)
     return search(text, Cluster.local(8), PlanOptions(mesh=MESH))
 

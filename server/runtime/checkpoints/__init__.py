@@ -1,1 +1,1 @@
-"""Checkpoints: what a worker writes of the arrays it holds, and reads back under any other plan."""
+"""Checkpoints: a worker writes its part of the arrays, and reads it back under any other plan."""

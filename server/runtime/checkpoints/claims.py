@@ -1,16 +1,15 @@
-"""Who saves in a directory: one session at a time, from its first save there until it is closed.
+"""Claims on a directory: one session at a time saves in it, from its first save there until it is closed.
 
-A claim is a small file in the folder of the session's newest save, temporary or complete, so that a directory
-holds nothing but saves. It names the session and its server's process, and is renewed every RENEW_S.
-It counts
+A claim is a small file in the folder of the session's newest save, temporary or complete, a directory thus holds
+nothing but saves. It names the session and its server's process, and is renewed every RENEW_S. It counts
 
 - on the server that it names, while the session is open;
 - elsewhere, while it was renewed within LEASE_S by the clock of the file system, and, on the same machine,
   while that process runs.
 
-So what a killed server has left lapses by itself, and so does a copy of a checkpoint with its claim. Who comes to a
-directory looks for claims, makes one, and looks again: of two that come at the same moment both may be refused, but
-never does a second one go on.
+The claims of a killed server thus lapse by themselves, and so does a copy of a checkpoint with its claim. A new session
+looks for claims, makes one, and looks again: of two that come at the same moment both may be refused, but never does a
+second one go on.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ def write(folder: Any, token: str) -> None:
         machine=machine,
         host=socket.gethostname(),
         pid=pid,
-        started=_started(pid) or "",
+        started=_start_tick(pid) or "",
     )
     (folder / FILE).write_text(json.dumps(asdict(claim)))
 
 
 def read(folder: Any) -> Claim | None:
-    """The claim in the folder of a save; None where there is none. What cannot be read is of nobody known."""
+    """The claim in the folder of a save; None if there is none. An unreadable one has no known owner."""
     file = folder / FILE
     try:
         text = file.read_text() if file.exists() else None
@@ -108,9 +107,9 @@ def of_session(found: dict[Any, Claim], token: str) -> list[Any]:
 
 
 def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: IsOpen) -> None:
-    """Raises CheckpointError, which names the holder, where one of the claims is another session's and counts."""
+    """Raises CheckpointError naming the holder if one of the claims is another session's and counts."""
     for folder, claim in found.items():
-        if not counts(folder, claim, token, is_open):
+        if not is_blocking(folder, claim, token, is_open):
             continue
         if _is_of_this_server(claim):
             hint = "its server closes it by itself soon after its program has ended"
@@ -123,7 +122,7 @@ def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: I
         )
 
 
-def counts(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
+def is_blocking(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
     """Whether it keeps the session of `token` out."""
     if claim.session_id == session_of(token):
         return False
@@ -131,12 +130,12 @@ def counts(folder: Any, claim: Claim, token: str, is_open: IsOpen) -> bool:
         return False  # a copy
     if _is_of_this_server(claim):
         return is_open(claim.session_id)
-    if claim.machine == _machine() and _started(claim.pid) != claim.started:
+    if claim.machine == _machine() and _start_tick(claim.pid) != claim.started:
         return False
     return _age_s(folder) < LEASE_S
 
 
-class Keeper:
+class ClaimRenewer:
     """Renews the claims of this server's sessions until they are closed."""
 
     def __init__(self, is_open: IsOpen) -> None:
@@ -158,8 +157,8 @@ class Keeper:
         with self._lock:
             earlier = self._folders.get((session_id, directory), set())
             self._folders[session_id, directory] = {folder}
-        for each in earlier - {folder}:
-            remove(each)
+        for folder_before in earlier - {folder}:
+            remove(folder_before)
 
     def release(self, session_id: str) -> None:
         """The session is closed."""
@@ -201,7 +200,7 @@ def renew(folder: Any) -> None:
 
 def _is_of_this_server(claim: Claim) -> bool:
     pid = os.getppid()
-    return (claim.machine, claim.pid, claim.started) == (_machine(), pid, _started(pid) or "")
+    return (claim.machine, claim.pid, claim.started) == (_machine(), pid, _start_tick(pid) or "")
 
 
 def _directory_of(folder: Any) -> str:
@@ -234,7 +233,7 @@ def _machine() -> str:
         return f"{uuid.getnode():x}"
 
 
-def _started(pid: int) -> str | None:
+def _start_tick(pid: int) -> str | None:
     """The tick at which a process of this machine started; None where it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -35,7 +35,7 @@ from shardwright.server.runtime.checkpoints.folders import ITEM, METADATA, STRUC
 #: Largest chunk in which arrays are stored and read.
 CHUNK_BYTES = 32 << 20
 #: Seconds until a directory that one node has made must be seen by the others (network file systems cache).
-SEEN_WITHIN_S = 20.0
+DIRECTORY_VISIBLE_S = 20.0
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ Block = tuple[Slices, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ArrayPart:
     """What this process writes of one array: blocks, each a box of `shape` and made of whole chunks."""
 
     shape: tuple[int, ...]
@@ -79,50 +79,50 @@ class Contents:
 
 def steps(directory: str) -> tuple[int, ...]:
     """Numbers of the complete checkpoints, ascending; none where the directory does not exist."""
-    return _checked(directory, "cannot be listed", lambda: tuple(folders.checkpoints(directory)))
+    return _with_checkpoint_errors(directory, "cannot be listed", lambda: tuple(folders.checkpoints(directory)))
 
 
 def keep_latest(directory: str, count: int) -> None:
     """Remove those of our checkpoints that `count` later ones of ours follow, oldest first."""
-    _checked(directory, "cannot be tidied", lambda: folders.keep_latest(directory, count))
+    _with_checkpoint_errors(directory, "cannot be tidied", lambda: folders.keep_latest(directory, count))
 
 
 # ---- one save, in phases ------------------------------------------------------------------
 
 
 def begin(directory: str, step: int, token: str, is_open: claims.IsOpen = lambda session_id: True) -> list[Any]:
-    """By one process, before any writes: make the folder of the save, which does not count as a checkpoint yet.
+    """By one process, before any writes: makes the folder of the save, not yet a checkpoint.
 
-    What broken saves of ours have left in `directory` is removed. Returns the folders that hold the session's claims.
+    Leftovers of our broken saves in `directory` are removed. Returns the folders that hold the session's claims.
 
     Args:
       token: "session/number", of this save alone.
       is_open: whether a session of this server is open.
 
-    Raises CheckpointError where another session saves in `directory`, `step` does not come after the checkpoints that
-    are there or is the name of something else, or nothing can be written.
+    Raises CheckpointError if another session saves in `directory`, `step` does not follow its checkpoints or names
+    something else, or nothing can be written.
     """
 
-    def begun() -> list[Any]:
-        found = folders.claimed(directory)
-        held = claims.of_session(found, token)
+    def make_folder() -> list[Any]:
+        claims_by_folder = folders.read_claims(directory)
+        held = claims.of_session(claims_by_folder, token)
         if not held:
-            claims.require_free(directory, found, token, is_open)
-        folders.tidy(directory, token, is_open)
+            claims.require_free(directory, claims_by_folder, token, is_open)
+        folders.remove_leftovers(directory, token, is_open)
         _require_next(directory, step)
-        folder = folders.temporary(directory, step, token).get()
+        folder = folders.temporary_path(directory, step, token).get()
         folder.mkdir(parents=True)
         try:
             claims.write(folder, token)
             if not held:  # another may have begun at the same moment
-                claims.require_free(directory, folders.claimed(directory), token, is_open)
+                claims.require_free(directory, folders.read_claims(directory), token, is_open)
             (folder / ITEM).mkdir()
         except Exception:
             folder.rmtree(missing_ok=True)
             raise
         return [*held, folder]
 
-    return _checked(directory, "cannot be written", begun)
+    return _with_checkpoint_errors(directory, "cannot be written", make_folder)
 
 
 def _require_next(directory: str, step: int) -> None:
@@ -142,31 +142,31 @@ def _require_next(directory: str, step: int) -> None:
         )
 
 
-def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[str, Part]) -> int:
+def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[str, ArrayPart]) -> int:
     """By every process, at the same time: its parts of all arrays; returns their bytes.
 
     Raises CheckpointError where the directory that `begin` has made is not seen here.
     """
-    folder = folders.temporary(directory, step, token).get()
+    folder = folders.temporary_path(directory, step, token).get()
     _await_claim(directory, folder, token)
     item = trees.build(tree, lambda leaf: parts[leaf.name], trees.plain)
     arguments = ocp.args.PyTreeSave(item, custom_metadata={STRUCTURE: trees.to_json(tree)})
 
-    def written() -> int:
+    def write_parts() -> int:
         handler = _handler()
         for future in asyncio.run(handler.async_save(folder / ITEM, args=arguments)) or ():
             future.result()
         handler.close()
         return sum(part.nbytes for part in parts.values())
 
-    return _checked(directory, "cannot be written", written)
+    return _with_checkpoint_errors(directory, "cannot be written", write_parts)
 
 
 def commit(directory: str, step: int, token: str) -> Any:
     """By the process that began, once all have written: from now on it is a checkpoint; returns its folder."""
 
-    def committed() -> Any:
-        temporary = folders.temporary(directory, step, token)
+    def commit_folder() -> Any:
+        temporary = folders.temporary_path(directory, step, token)
         claim = claims.read(temporary.get())
         if claim is None or claim.token != token:
             raise CheckpointError(
@@ -185,12 +185,12 @@ def commit(directory: str, step: int, token: str) -> Any:
         asyncio.run(temporary.finalize())
         return temporary.get_final()
 
-    return _checked(directory, "cannot be written", committed)
+    return _with_checkpoint_errors(directory, "cannot be written", commit_folder)
 
 
 def abandon(directory: str, step: int, token: str) -> None:
     """Remove what `begin` and `write` have made, unless it was committed, or is another's by now."""
-    folder = folders.temporary(directory, step, token).get()
+    folder = folders.temporary_path(directory, step, token).get()
     claim = claims.read(folder)
     if (claim is None or claim.token == token) and not folders.is_complete(folder):
         folder.rmtree(missing_ok=True)
@@ -200,7 +200,7 @@ def abandon(directory: str, step: int, token: str) -> None:
 
 
 def contents(directory: str, step: int) -> Contents:
-    """What checkpoint `step` holds, whoever wrote it. Raises CheckpointError where it is not complete, or not there."""
+    """Contents of checkpoint `step`, by any writer. Raises CheckpointError if it is not complete, or not there."""
     if not folders.is_complete(epath.Path(directory) / str(step)):
         raise CheckpointError(
             f"there is no complete checkpoint {step}", where=directory, remedy="`shardwright checkpoints` lists them"
@@ -212,9 +212,9 @@ def contents(directory: str, step: int) -> Contents:
         arrays: dict[str, StoredType] = {}
         found = _tree_of(metadata.tree, (), arrays)
         tree = found if own is None else trees.from_json(own)
-        return Contents(tree=tree, arrays=arrays, saved_at=_saved_at(directory, step))
+        return Contents(tree=tree, arrays=arrays, saved_at=_read_save_time(directory, step))
 
-    return _checked(directory, f"holds no PyTree that can be read as checkpoint {step}", read)
+    return _with_checkpoint_errors(directory, f"holds no PyTree that can be read as checkpoint {step}", read)
 
 
 def read(directory: str, step: int, boxes: Sequence[tuple[str, Slices]]) -> list[np.ndarray]:
@@ -228,7 +228,7 @@ def read(directory: str, step: int, boxes: Sequence[tuple[str, Slices]]) -> list
         opened = dict(zip(stores, await asyncio.gather(*stores.values()), strict=True))
         return list(await asyncio.gather(*(opened[name][box].read() for name, box in boxes)))
 
-    return _checked(directory, f"checkpoint {step} cannot be read", lambda: asyncio.run(all_boxes()))
+    return _with_checkpoint_errors(directory, f"checkpoint {step} cannot be read", lambda: asyncio.run(all_boxes()))
 
 
 def _open(item: Any, name: str, facts: dict[str, Any], context: Any) -> Any:
@@ -254,7 +254,7 @@ def _item(directory: str, step: int) -> Any:
     return next((item for item in candidates if (item / METADATA).exists()), folder / ITEM)
 
 
-def _saved_at(directory: str, step: int) -> datetime | None:
+def _read_save_time(directory: str, step: int) -> datetime | None:
     """Local time; None where the writer has not said it."""
     facts = folders.step_metadata(epath.Path(directory) / str(step)) or {}
     written_ns = facts.get("commit_timestamp_nsecs")
@@ -262,7 +262,7 @@ def _saved_at(directory: str, step: int) -> datetime | None:
 
 
 def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -> trees.Tree:
-    """The structure as Orbax has it: dicts, lists, and what is empty."""
+    """The structure in Orbax's form: dicts, lists, and empty nodes."""
     if value is None:
         return trees.Node(kind="none")
     if isinstance(value, dict):
@@ -281,17 +281,17 @@ def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -
 
 
 class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
-    """Writes `Part`s. To whoever reads them they are numpy arrays, unless asked for as `jax.Array`s with a sharding."""
+    """Writes `ArrayPart`s. Readers get numpy arrays, or `jax.Array`s on request of a sharding."""
 
     def typestr(self) -> str:
         return "np.ndarray"
 
-    async def serialize(self, values: Sequence[Part], infos: Sequence[Any], args: Any = None) -> list[Any]:
+    async def serialize(self, values: Sequence[ArrayPart], infos: Sequence[Any], args: Any = None) -> list[Any]:
         """Returns when all is written; the caller has a thread for that."""
         await asyncio.gather(*(self._write(part, info) for part, info in zip(values, infos, strict=True)))
         return []
 
-    async def _write(self, part: Part, info: Any) -> None:
+    async def _write(self, part: ArrayPart, info: Any) -> None:
         if not part.blocks:
             return
         spec = ocp.type_handlers.get_json_tspec_write(
@@ -316,13 +316,16 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
 
 
 def _handler() -> Any:
-    known = (Part, _PartHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())  # Orbax warns without the second
-    registry = ocp.type_handlers.create_type_handler_registry(*known)
+    handlers = (
+        (ArrayPart, _PartHandler()),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),
+    )  # Orbax warns without the second
+    registry = ocp.type_handlers.create_type_handler_registry(*handlers)
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
 def _await_claim(directory: str, folder: Any, token: str) -> None:
-    deadline_s = time.monotonic() + SEEN_WITHIN_S
+    deadline_s = time.monotonic() + DIRECTORY_VISIBLE_S
     while (claim := claims.read(folder)) is None or claim.token != token:
         if time.monotonic() > deadline_s:
             raise CheckpointError(
@@ -333,7 +336,7 @@ def _await_claim(directory: str, folder: Any, token: str) -> None:
         time.sleep(0.2)
 
 
-def _checked(directory: str, what: str, act: Callable[[], T]) -> T:
+def _with_checkpoint_errors(directory: str, what: str, act: Callable[[], T]) -> T:
     """`act()`; whatever goes wrong in files and formats becomes a CheckpointError."""
     try:
         return act()

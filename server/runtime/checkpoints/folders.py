@@ -39,7 +39,7 @@ _COMMITTED = ocp.path.atomicity.COMMIT_SUCCESS_FILE
 
 
 def children(directory: str) -> list[Any]:
-    """What is in the directory; nothing where it does not exist. Raises CheckpointError where it is a file."""
+    """The entries of a directory; empty if it does not exist. Raises CheckpointError if it is a file."""
     folder = epath.Path(directory)
     if not folder.exists():
         return []
@@ -67,7 +67,7 @@ def is_complete(folder: Any) -> bool:
 
 
 def step_metadata(folder: Any) -> dict[str, Any] | None:
-    """What Orbax says of a checkpoint as a whole; None where it says nothing."""
+    """Orbax's metadata of a whole checkpoint; None without any."""
     return _json_of(folder / STEP_METADATA)
 
 
@@ -77,13 +77,13 @@ def keep_latest(directory: str, count: int) -> None:
     for folder in ours[:-count]:
         if not _is_as_written(folder):
             continue
-        doomed = temporary(directory, int(folder.name), "removed").get()
+        doomed = temporary_path(directory, int(folder.name), "removed").get()
         if doomed != folder:  # where a rename is atomic
             folder.rename(doomed)
         doomed.rmtree()
 
 
-def temporary(directory: str, step: int, token: str) -> Any:
+def temporary_path(directory: str, step: int, token: str) -> Any:
     """Orbax's temporary path of the save `token`: under a name of its own, where a rename commits."""
     final = epath.Path(directory) / str(step)
     kind = ocp.path.atomicity_defaults.get_default_temporary_path_class(final)
@@ -93,19 +93,19 @@ def temporary(directory: str, step: int, token: str) -> Any:
     return kind.from_temporary(final.with_name(f"{step}{_OWN_TEMPORARY}{re.sub(r'[^A-Za-z0-9]+', '-', token)}"))
 
 
-def claimed(directory: str) -> dict[Any, claims.Claim]:
+def read_claims(directory: str) -> dict[Any, claims.Claim]:
     """The claims in the folders of saves, temporary or complete."""
     names = [child for child in children(directory) if child.name.isdecimal() or _TEMPORARY in child.name]
-    found = {folder: claims.read(folder) for folder in names if not os.path.islink(folder)}
-    return {folder: claim for folder, claim in found.items() if claim is not None}
+    claim_of_folder = {folder: claims.read(folder) for folder in names if not os.path.islink(folder)}
+    return {folder: claim for folder, claim in claim_of_folder.items() if claim is not None}
 
 
-def tidy(directory: str, token: str, is_open: claims.IsOpen) -> None:
-    """Remove what saves of ours that broke have left: temporaries, and claims in checkpoints."""
-    found = claimed(directory)
+def remove_leftovers(directory: str, token: str, is_open: claims.IsOpen) -> None:
+    """Remove leftovers of our broken saves: temporaries, and claims in checkpoints."""
+    claim_of_folder = read_claims(directory)
     for folder in children(directory):
-        claim = found.get(folder)
-        if claim is not None and claims.counts(folder, claim, token, is_open):
+        claim = claim_of_folder.get(folder)
+        if claim is not None and claims.is_blocking(folder, claim, token, is_open):
             continue
         if (_OWN_TEMPORARY in folder.name or claim is not None) and ocp.path.step.is_path_temporary(folder):
             folder.rmtree(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory, for clients that do not see it; on the data port of the first node."""
+"""Contents of a checkpoint directory, for clients without access to it; on the data port of the first node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckpointService(master_pb2_grpc.CheckpointsServicer):
             self._store.require(request.session_id)
             return act(request)
         except Exception as caught:
-            abort(context, wire.as_our_error(caught))
+            abort(context, wire.to_shardwright_error(caught))
             raise
 
 

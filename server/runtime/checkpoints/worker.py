@@ -19,11 +19,11 @@ import numpy as np
 from shardwright import trees, wire
 from shardwright.errors import CheckpointError, SessionError, ShardwrightError
 from shardwright.layouts import Layout, Shard, distinct_shards
-from shardwright.pieces import pieces, shifted
+from shardwright.pieces import shard_pieces, shift_rows
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
 from shardwright.server.runtime.checkpoints import claims, files
-from shardwright.xla.layouts import mesh_devices
+from shardwright.xla.jax_shardings import mesh_devices
 
 #: Bytes read from files before they are put on the devices.
 READ_AHEAD_BYTES = 1 << 30
@@ -31,12 +31,12 @@ READ_AHEAD_BYTES = 1 << 30
 _WRITERS = 4
 
 #: (sequence, error, bytes written): a command was carried out.
-Done = Callable[[int, ShardwrightError | None, int], None]
+OnDone = Callable[[int, ShardwrightError | None, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Save:
-    """A save whose arrays are in host memory; `token` is the same on all workers, "session/number"."""
+    """A save with its arrays in host memory; `token` is the same on all workers, "session/number"."""
 
     session_id: str
     directory: str
@@ -44,18 +44,18 @@ class _Save:
     token: str
     max_to_keep: int
     tree: trees.Tree
-    parts: dict[str, files.Part]
+    parts: dict[str, files.ArrayPart]
 
 
 class CheckpointWorker:
     """One per executor process. `snapshot`, `restore`, `carry_out` and `forget` are called by its command thread."""
 
-    def __init__(self, store: ArrayStore, done: Done) -> None:
+    def __init__(self, store: ArrayStore, done: OnDone) -> None:
         self._store = store
         self._done = done
         self._lock = threading.Lock()
         self._saves: dict[tuple[str, int], _Save] = {}
-        self._claims = claims.Keeper(store.is_open)
+        self._claims = claims.ClaimRenewer(store.is_open)
         self._pool = ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="checkpoints")
 
     # ---- saving ----------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class CheckpointWorker:
             else:
                 self._finish(command.finish_checkpoint)
         except Exception as caught:
-            error = wire.as_our_error(caught)
+            error = wire.to_shardwright_error(caught)
         self._done(command.sequence, error, written)
 
     def _write(self, order: worker_pb2.WriteCheckpoint) -> int:
@@ -127,15 +127,17 @@ class CheckpointWorker:
         if save.max_to_keep:
             files.keep_latest(save.directory, save.max_to_keep)
 
-    def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, files.Part]:
-        """By name, what this process writes of each array; nothing of those that lie on other nodes only."""
+    def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, files.ArrayPart]:
+        """By name, this process' part of each array; arrays on other nodes only are left out."""
         blocks: dict[str, list[files.Block]] = {part.name: [] for part in step.save.parts}
         for number, (array_id, part) in enumerate(zip(step.arguments, step.save.parts, strict=True)):
             stored = self._store.find(step.session_id, array_id)
             if stored is not None:
                 blocks[part.name] += _blocks(stored, number, part.first_row)
         return {
-            part.name: files.Part(shape=tuple(part.shape), chunk=tuple(part.chunk), blocks=tuple(blocks[part.name]))
+            part.name: files.ArrayPart(
+                shape=tuple(part.shape), chunk=tuple(part.chunk), blocks=tuple(blocks[part.name])
+            )
             for part in step.save.parts
         }
 
@@ -145,23 +147,23 @@ class CheckpointWorker:
         """Read this process' shards of the arrays that the step makes, and put them on its devices."""
         order = step.restore
         wanted = [
-            _Wanted(array_id, part.name, wire.layout_from_proto(part.layout), part.first_row)
+            _RestoredArray(array_id, part.name, wire.layout_from_proto(part.layout), part.first_row)
             for array_id, part in zip(step.outputs, order.parts, strict=True)
         ]
         for batch in _batches(wanted):
             boxes = [
-                (each.name, shifted(piece.box, each.first_row))
-                for each in batch
-                for shard in _local_shards(each.layout)
-                for piece in pieces(each.layout, shard.holders[0])
+                (upload.name, shift_rows(piece.box, upload.first_row))
+                for upload in batch
+                for shard in _local_shards(upload.layout)
+                for piece in shard_pieces(upload.layout, shard.holders[0])
             ]
             blocks = iter(files.read(order.directory, order.step, boxes))
-            made = [(each.array_id, _put(each, blocks)) for each in batch]
+            made = [(upload.array_id, _put(upload, blocks)) for upload in batch]
             self._store.add(step.session_id, made)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _RestoredArray:
     """An array to make: the rows of `name` in a checkpoint from `first_row` on."""
 
     array_id: int
@@ -173,10 +175,10 @@ class _Wanted:
 def _blocks(stored: StoredArray, number: int, first_row: int) -> Iterator[files.Block]:
     """What this process writes of an array, in host memory."""
     layout = stored.layout
-    for position in _written_here(layout, number):
+    for position in _positions_to_write(layout, number):
         shard = _shard_at(stored, position)
-        for piece in pieces(layout, position):
-            yield shifted(piece.box, first_row), shard[piece.within].reshape(piece.shape)
+        for piece in shard_pieces(layout, position):
+            yield shift_rows(piece.box, first_row), shard[piece.within].reshape(piece.shape)
 
 
 def _abandon(save: _Save) -> None:
@@ -184,7 +186,7 @@ def _abandon(save: _Save) -> None:
         files.abandon(save.directory, save.step, save.token)
 
 
-def _written_here(layout: Layout, number: int) -> Iterator[int]:
+def _positions_to_write(layout: Layout, number: int) -> Iterator[int]:
     """Positions of this process' devices whose shards it writes; `number` spreads copies over the processes."""
     devices = mesh_devices()
     here = jax.process_index()
@@ -205,15 +207,15 @@ def _local_shards(layout: Layout) -> tuple[Shard, ...]:
     return distinct_shards(layout, local_positions())
 
 
-def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
+def _batches(wanted: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]:
     """Arrays with a shard here, in batches of about READ_AHEAD_BYTES."""
-    batch: list[_Wanted] = []
+    batch: list[_RestoredArray] = []
     size_bytes = 0
-    for each in wanted:
-        shards = _local_shards(each.layout)
+    for array in wanted:
+        shards = _local_shards(array.layout)
         if shards:
-            batch.append(each)
-            size_bytes += len(shards) * each.layout.shard_bytes
+            batch.append(array)
+            size_bytes += len(shards) * array.layout.shard_bytes
         if size_bytes >= READ_AHEAD_BYTES:
             yield batch
             batch, size_bytes = [], 0
@@ -221,12 +223,12 @@ def _batches(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
         yield batch
 
 
-def _put(wanted: _Wanted, blocks: Iterator[np.ndarray]) -> StoredArray:
+def _put(wanted: _RestoredArray, blocks: Iterator[np.ndarray]) -> StoredArray:
     """The array on this process' devices, from the blocks of its shards in order; padding is zeros."""
     layout, data = wanted.layout, []
     for shard in _local_shards(layout):
         host = np.zeros(layout.shard_shape, layout.dtype)
-        for piece in pieces(layout, shard.holders[0]):
+        for piece in shard_pieces(layout, shard.holders[0]):
             block = next(blocks)
             if block.dtype != layout.dtype:
                 raise CheckpointError(f"{wanted.name} is stored as {block.dtype}, not {layout.dtype}")

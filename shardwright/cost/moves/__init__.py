@@ -1,1 +1,1 @@
-"""What moves and sums take: the collectives that XLA makes of them, over the links that they cross."""
+"""Cost of reshards and reductions: XLA's collectives and the links they cross."""

@@ -1,19 +1,17 @@
-"""Seconds and wire bytes of collectives: latency per step plus bytes over the links that a group of devices crosses.
+"""Seconds and wire bytes of collectives: latency per step plus bytes over the links crossed by a group of devices.
 
-Ring algorithms over n devices (Thakur, Rabenseifner, Gropp, "Optimization of
-Collective Communication Operations in MPICH", 2005): all-gather and
-reduce-scatter send (n-1)/n of the whole array in n-1 steps, an all-reduce is
-one of each. An all-to-all sends (n-1)/n of a device's own shard, a permute all
-of it.
+Ring algorithms over n devices (Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005): all-gather and reduce-scatter send (n-1)/n of the whole array in n-1 steps, an all-reduce is one of each.
+An all-to-all sends (n-1)/n of a device's own shard, a permute all of it.
 
-Groups that lie across nodes, as NCCL runs them (src/graph/tuning.cc, src/graph/rings.cc):
+Groups across nodes follow NCCL (src/graph/tuning.cc, src/graph/rings.cc):
 
-- A ring enters and leaves each node once. Every member has a link of its own to other nodes, and as many rings run
-  side by side as the smallest node has members; each carries its part. So a node sends at the pace of all
-  its members' links together, but no member faster than inside the node.
-- Of a ring's n-1 rounds, one less than there are nodes wait for a link between nodes, the others for one inside. An
-  all-reduce of few bytes goes up and down a tree over nodes instead: whichever waits less.
-- All-to-alls and permutes go straight to their receiver: what leaves the node goes over the sender's own link.
+- A ring enters and leaves each node once. Every member has its own link to other nodes; the number of parallel rings
+  equals the members of the smallest node, and each ring carries its part. A node's rate is the sum over its members'
+  links, capped per member at the rate inside the node.
+- Of a ring's n-1 rounds, nodes-1 wait on a link between nodes, the others on one inside. A small all-reduce goes up and
+  down a tree over nodes instead: the algorithm with less latency wins.
+- All-to-alls and permutes go straight to their receiver: traffic leaving the node uses the sender's own link.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from shardwright.cost.moves.device_groups import Spread, spreads
-from shardwright.cost.moves.tilings import Order, along, count
+from shardwright.cost.moves.device_groups import Spread, node_spreads
+from shardwright.cost.moves.tilings import AtomOrder, along, count
 from shardwright.cost.profiles import HardwareProfile, Link
 from shardwright.errors import InternalError
 from shardwright.shardings import Mesh
@@ -35,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Which devices share a node, and the links inside and between nodes.
+    """Placement of devices on nodes, and the links inside and between nodes.
 
     devices_per_node: devices of each node, in the mesh's device order.
-    intra_node / inter_node: what ONE device sends inside its node / to other nodes.
-    efficiency: part of a link's bandwidth that collectives attain.
-    reduce_scatter_runs_as: the kind whose time a reduce-scatter takes (see `HardwareProfile`).
-    latency_counts: what a collective pays latency for (see `HardwareProfile`).
-    combiner_limits: the most bytes that a compiler combines of each kind (see `HardwareProfile`).
-    overlap: part of the time of gradient synchronisation that runs beside compute.
+    intra_node / inter_node: link of ONE device inside its node / to other nodes.
+    efficiency: part of a link's bandwidth attained by collectives.
+    reduce_scatter_runs_as: the kind that gives a reduce-scatter its time (see `HardwareProfile`).
+    latency_counts: the unit of a collective's latency (see `HardwareProfile`).
+    combiner_limits: the compiler's maximum of combined bytes per kind (see `HardwareProfile`).
+    overlap: part of gradient synchronization time hidden behind compute.
     """
 
     devices_per_node: tuple[int, ...]
@@ -57,7 +55,7 @@ class Topology:
 
     @classmethod
     def of(cls, cluster: Cluster, profile: HardwareProfile) -> Topology:
-        """The cluster's nodes with its own link speeds, the profile's where it names none."""
+        """The cluster's nodes with its own link speeds; the profile's by default."""
         return cls(
             devices_per_node=tuple(node.device_count for node in cluster.nodes if node.device_count),
             intra_node=_link(cluster.intra_node, profile.intra_node),
@@ -69,8 +67,8 @@ class Topology:
             overlap=profile.overlap if cluster.overlap is None else cluster.overlap,
         )
 
-    def most_combined_bytes(self, kind: str, group_size: int) -> int:
-        """The payload up to which collectives of a kind over so many devices are combined; 0 where none are.
+    def max_combined_bytes(self, kind: str, group_size: int) -> int:
+        """The maximum combined payload in bytes of a kind of collective over a number of devices; 0 without combining.
 
         Compilers count the bytes of results; a reduce-scatter's is one part of its payload.
         """
@@ -86,10 +84,10 @@ def _link(named: ClusterLink | None, default: Link) -> Link:
 
 
 def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
-    """Bytes one device puts on the wire for one collective of `group_size` devices.
+    """Bytes one device puts on the wire in one collective of `group_size` devices.
 
-    payload_bytes: the larger of the collective's operand and result on one device: the whole
-    array of an all-reduce, all-gather or reduce-scatter, one shard of an all-to-all or permute.
+    payload_bytes: the larger of the collective's operand and result on one device: the whole array of an all-reduce,
+        all-gather or reduce-scatter, one shard of an all-to-all or permute.
     """
     n = group_size
     if n <= 1:
@@ -106,17 +104,17 @@ def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int:
 def collective_time_s(kind: str, payload_bytes: int, axes: tuple[str, ...], mesh: Mesh, topology: Topology) -> float:
     """Seconds of one collective over all of the named mesh axes, all its groups running side by side.
 
-    payload_bytes: as `wire_bytes` takes it.
+    payload_bytes: see `wire_bytes`.
     """
     return group_time_s(kind, payload_bytes, along(axes, mesh), mesh, topology)
 
 
 def group_time_s(
-    kind: str, payload_bytes: int, atoms: Order, mesh: Mesh, topology: Topology, share: float = 1.0
+    kind: str, payload_bytes: int, atoms: AtomOrder, mesh: Mesh, topology: Topology, share: float = 1.0
 ) -> float:
-    """The same of a collective whose groups differ in `atoms`, which may be parts of axes.
+    """Seconds of one collective with groups over `atoms`, possibly parts of axes.
 
-    share: of the latency, which collectives that a compiler combines pay together.
+    share: its fraction of one latency, the rest paid by collectives combined with it.
     """
     n = count(atoms)
     if n <= 1:
@@ -124,17 +122,17 @@ def group_time_s(
     kind = topology.reduce_scatter_runs_as if kind == "reduce-scatter" else kind
     return max(
         share * _latency_s(kind, n, spread, topology) + _transfer_s(kind, payload_bytes, n, spread, topology)
-        for spread in spreads(atoms, mesh, topology.devices_per_node)
+        for spread in node_spreads(atoms, mesh, topology.devices_per_node)
     )
 
 
-def latency_share(kind: str, payload_bytes: int, atoms: Order, topology: Topology, combinable_bytes: int) -> float:
-    """The part of one latency that a collective pays where a compiler combines it with others: its part of their bytes.
+def latency_share(kind: str, payload_bytes: int, atoms: AtomOrder, topology: Topology, combinable_bytes: int) -> float:
+    """The fraction of one latency paid by a collective combined with others: its share of their bytes.
 
-    combinable_bytes: payload of all that may be combined with it, itself included; 0: nothing may. With a limit of L
-    bytes, P bytes take P / min(L, P) latencies at least, so shares of payload / min(L, P) are a lower bound.
+    combinable_bytes: payload of all collectives eligible to combine with it, itself included; 0: none. With a limit of
+        L bytes, P bytes take at least P / min(L, P) latencies: shares of payload / min(L, P) are a lower bound.
     """
-    most_bytes = topology.most_combined_bytes(kind, count(atoms))
+    most_bytes = topology.max_combined_bytes(kind, count(atoms))
     if not (most_bytes and combinable_bytes):
         return 1.0
     return min(1.0, payload_bytes / min(most_bytes, combinable_bytes))

@@ -1,8 +1,8 @@
-"""Which devices run a collective together: those that differ only along some axes of the mesh, or parts of axes.
+"""Device groups of collectives: devices that differ only along some mesh axes, or parts of axes.
 
-A mesh lays its devices row-major over its axes, major first, and each axis over its prime factors (`Atom`): a device's
-number has one digit for each atom. XLA splits and joins axes as suits the tiles that it moves, so a group may have
-half of one axis and all of another; which devices that are follows from the digits alone.
+A mesh numbers its devices row-major over its axes, major first, and each axis over its prime factors (`Atom`): a
+device's number has one digit per atom. XLA splits and joins axes to fit tiles, and a group may span half of one axis
+and all of another; the digits alone determine its devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.moves.tilings import Atom, Order, along, factors
+from shardwright.cost.moves.tilings import Atom, AtomOrder, along, factors
 from shardwright.shardings import Mesh
 
 IntArray = NDArray[np.int64]
@@ -28,7 +28,7 @@ def device_groups(axes: tuple[str, ...], mesh: Mesh) -> tuple[tuple[int, ...], .
 
 
 @cache
-def groups_along(atoms: Order, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+def groups_along(atoms: AtomOrder, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """Positions of devices that differ only in `atoms`, one tuple a group."""
     groups: dict[int, list[int]] = {}
     for device, group in enumerate(_group_of_devices(atoms, mesh).tolist()):
@@ -37,23 +37,24 @@ def groups_along(atoms: Order, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def spreads(atoms: Order, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
-    """How the groups that differ in `atoms` lie in nodes, each way once; devices beyond the last node count as one
-    more."""
+def node_spreads(atoms: AtomOrder, mesh: Mesh, devices_per_node: tuple[int, ...]) -> tuple[Spread, ...]:
+    """Distinct distributions over nodes of the groups along `atoms`; devices beyond the last node count in one more
+    node.
+    """
     groups = _group_of_devices(atoms, mesh)
     nodes = np.searchsorted(np.cumsum(devices_per_node), np.arange(mesh.device_count), side="right")
     members = np.zeros((groups.max() + 1, len(devices_per_node) + 1), np.int64)
     np.add.at(members, (groups, nodes), 1)
     members[:, ::-1].sort(axis=1)
-    found = dict.fromkeys(map(tuple, members[np.unique(groups)].tolist()))
-    return tuple(tuple(count for count in each if count) for each in found)
+    counts = dict.fromkeys(map(tuple, members[np.unique(groups)].tolist()))
+    return tuple(tuple(count for count in spread if count) for spread in counts)
 
 
-def _group_of_devices(atoms: Order, mesh: Mesh) -> IntArray:
-    """A number for each device, the same within a group: its digits in the atoms that the group agrees on."""
+def _group_of_devices(atoms: AtomOrder, mesh: Mesh) -> IntArray:
+    """A group number per device: its digits in the atoms common to the group."""
     digits = _digits(mesh)
     for atom in atoms:
-        _cut_anew(digits, atom)
+        _refine_digits(digits, atom)
     number = np.zeros(mesh.device_count, np.int64)
     for atom, digit in digits.items():
         if atom not in atoms:
@@ -68,13 +69,13 @@ def _digits(mesh: Mesh) -> dict[Atom, IntArray]:
     return dict(zip(atoms, numbers, strict=False))
 
 
-def _cut_anew(digits: dict[Atom, IntArray], wanted: Atom) -> None:
-    """Replace digits by those of the cut that `wanted` came from, unless they are there."""
+def _refine_digits(digits: dict[Atom, IntArray], wanted: Atom) -> None:
+    """Replace digits by those of the cut that `wanted` came from, unless they are present."""
     if wanted in digits or wanted.cut is None:
         return
     before, sizes = wanted.cut
     for atom in before:
-        _cut_anew(digits, atom)
+        _refine_digits(digits, atom)
     number = sum(
         digits.pop(atom) * prod(later.size for later in before[place + 1 :]) for place, atom in enumerate(before)
     )

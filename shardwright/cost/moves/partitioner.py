@@ -1,10 +1,9 @@
-"""What XLA's SPMD partitioner does to bring an array from one tiling to another.
+"""Reshards by XLA's SPMD partitioner: the collectives from one tiling to another.
 
-It tries ways in a fixed order and takes the first that fits; the ways below are in that order, each
-with the conditions of XLA's (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and what it
-calls). Not every way is a good one, and some moves that a cheap way exists for gather everything: that is the
-point of following XLA instead of theory.
-`benchmarks/probe_moves.py` holds every move against XLA's own program.
+It tries methods in a fixed order and takes the first that fits. The methods below are in that order, each with XLA's
+conditions (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and its callees). Some are poor: a
+move with a cheap alternative may gather everything. The model follows XLA, not theory.
+`benchmarks/probe_moves.py` compares every move with XLA's own program.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-from shardwright.cost.moves.edges import evenly, parts_of, rows_beside, sent_rows
+from shardwright.cost.moves.halo_exchange import even_bounds, halo_permutes, part_bounds, resize_permutes
 from shardwright.cost.moves.retile import (
-    displaced,
-    handed_over,
-    joined_atoms,
-    refined,
+    atoms_to_gather,
+    find_displaced,
+    move_shards,
+    refine,
     split_dimension,
     swaps_between,
     with_dimension_shared,
@@ -26,11 +25,11 @@ from shardwright.cost.moves.retile import (
     without_dimensions,
     without_sharing,
 )
-from shardwright.cost.moves.tilings import Order, Tiling, arranged, reshaped
+from shardwright.cost.moves.tilings import AtomOrder, Tiling, make_tiling, reshape_tiling
 
 
-class Joined(NamedTuple):
-    """A shard and what neighbours sent of theirs, concatenated.
+class JoinedShards(NamedTuple):
+    """A shard concatenated with the parts received from neighbors.
 
     elements: of both. is_minor: whether along the last dimension.
     """
@@ -39,61 +38,61 @@ class Joined(NamedTuple):
     is_minor: bool
 
 
-class Outermost(NamedTuple):
-    """The dimension of an array that a collective takes apart or puts together, piece after piece in memory: there it
-    is the outermost one.
+class OutermostDim(NamedTuple):
+    """The dimension along which a collective splits or joins an array, piece after piece in memory: the outermost one
+    there.
 
-    cut: into how many parts each dimension before it is cut. is_last: whether none comes after it, and what is sent
-    of it is never cut again.
+    cut: the number of parts of each dimension before it. is_last: whether no dimension follows and the sent data is
+        never cut further.
     """
 
     cut: tuple[int, ...]
     is_last: bool
 
 
-class Step(NamedTuple):
+class PartitionerStep(NamedTuple):
     """One collective over the devices that differ in `atoms`; elements: of its payload on one device.
 
-    joined: what each device makes of its shard and the result; None where the result takes the shard's place.
-    reads, writes: what lies outermost in what it sends and receives; None where that is the first dimension, or any.
+    joined: each device's concatenation of its shard and the result; None if the result replaces the shard.
+    reads, writes: the outermost dimension in the sent and received data; None: the first dimension, or any.
     """
 
     kind: str
-    atoms: Order
+    atoms: AtomOrder
     elements: int
-    joined: Joined | None = None
-    reads: Outermost | None = None
-    writes: Outermost | None = None
+    joined: JoinedShards | None = None
+    reads: OutermostDim | None = None
+    writes: OutermostDim | None = None
 
 
 class Resharding:
-    """The steps of one resharding.
+    """The steps of one reshard.
 
     shape: dimensions of the array in elements. alike: dimensions along which all elements are equal.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], steps: list[Step] | None = None, alike: frozenset[int] = frozenset()
+        self, shape: tuple[int, ...], steps: list[PartitionerStep] | None = None, alike: frozenset[int] = frozenset()
     ) -> None:
         self.shape = shape
         self.alike = alike
-        self.steps: list[Step] = [] if steps is None else steps
+        self.steps: list[PartitionerStep] = [] if steps is None else steps
 
     def run(self, have: Tiling, want: Tiling, *, may_gather_all: bool = True) -> bool:
-        """Add the steps from `have` to `want`; False, and none, where all would have to be gathered but may not.
+        """Add the steps from `have` to `want`. Returns False, adding none, if a full gather is needed but not allowed.
 
-        Raises DividesByZero where XLA does.
+        Raises DividesByZero on XLA's own division by zero.
         """
         if have == want or have.is_replicated:
             return True
-        for way in _WAYS:
+        for way in _METHODS:
             before = len(self.steps)
             if way(self, have, want):
                 return True
             del self.steps[before:]  # XLA drops what an attempt left behind
         if not may_gather_all:
             return False
-        self._gather(have, reshaped(have, (1,) * len(have.tiles)))
+        self._gather(have, reshape_tiling(have, (1,) * len(have.tiles)))
         return True
 
     # ---- the ways, in XLA's order ----------------------------------------------
@@ -101,8 +100,8 @@ class Resharding:
         """The same tiles on other devices."""
         if want.is_replicated or have.sizes != want.sizes:
             return False
-        if have != want and not self._is_alike(have, want):
-            self._add("collective-permute", displaced(have.order, want.order), self._local(have))
+        if have != want and not self._holds_target(have, want):
+            self._add("collective-permute", find_displaced(have.order, want.order), self._local(have))
         return True
 
     def all_to_all(self, have: Tiling, want: Tiling) -> bool:
@@ -113,10 +112,10 @@ class Resharding:
         return swaps is not None and self._swap(have, want, swaps)
 
     def slice_of_shared(self, have: Tiling, want: Tiling) -> bool:
-        """Every device keeps a part of a tile that it shares; free, but for a permute if other devices want it."""
+        """Every device slices a tile it shares: free, or one permute if other devices want the slice."""
         if not have.is_partial or want.is_replicated:
             return False
-        sliced = refined(have, want)
+        sliced = refine(have, want)
         if sliced is None:
             return False
         self._exchange_edges(have, sliced, have)
@@ -126,7 +125,7 @@ class Resharding:
         """All-gathers to larger tiles, after a permute if other devices share them."""
         if not want.is_partial:
             return False
-        held = refined(want, have)
+        held = refine(want, have)
         if held is None:
             return False
         self.permute(have, held)
@@ -141,13 +140,13 @@ class Resharding:
         shared, whole = (have, want) if have.is_partial else (want, have)
         if shared.tiles[0] != 1 or shared.sizes[1:] != whole.tiles or shared.order != whole.order:
             return False
-        between = reshaped(whole, (*whole.tiles[:-1], 1))
+        between = reshape_tiling(whole, (*whole.tiles[:-1], 1))
         if have.is_partial:
             return self.all_to_all(have, between) and self.run(between, want)
         return self.run(have, between) and self.all_to_all(between, want)
 
-    def in_pieces(self, have: Tiling, want: Tiling) -> bool:
-        """Ways that take two reshardings."""
+    def in_two_steps(self, have: Tiling, want: Tiling) -> bool:
+        """Methods that take two reshards."""
         if want.is_replicated:
             return False
         if (split := split_dimension(self.shape, have, want)) is not None:
@@ -156,53 +155,65 @@ class Resharding:
         return between is not None and self.run(have, between) and self.run(between, want, may_gather_all=False)
 
     def in_groups(self, have: Tiling, want: Tiling) -> bool:
-        """Dimensions with as many tiles before as after stay as they are; the rest is resharded between them."""
+        """Dimensions with equal tile counts before and after stay; the rest is resharded between them."""
         same = [dim for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)) if a == b > 1]
         if not same or want.is_replicated:
             return False
         inner_have, inner_want = without_dimensions(have, same), without_dimensions(want, same)
-        kept = [have.parts[dim] for dim in same]
-        if kept != [want.parts[dim] for dim in same]:
-            inner_want = reshaped(inner_have, inner_want.tiles)
+        same_parts = [have.parts[dim] for dim in same]
+        if same_parts != [want.parts[dim] for dim in same]:
+            inner_want = reshape_tiling(inner_have, inner_want.tiles)
         local = tuple(-(-n // have.tiles[dim]) if dim in same else n for dim, n in enumerate(self.shape))
         before = len(self.steps)
         Resharding(local, self.steps, self.alike).run(inner_have, inner_want)
         cuts = [have.tiles[dim] if dim in same else 1 for dim in range(len(self.shape))]
         self._recut(before, lambda cut: tuple(a * b for a, b in zip(cut, cuts, strict=False)))
         parts = list(inner_want.parts)
-        for dim, part in zip(same, kept, strict=True):
+        for dim, part in zip(same, same_parts, strict=True):
             parts[dim] = part
-        return self.run(arranged(parts[:-1], parts[-1]), want)
+        return self.run(make_tiling(parts[:-1], parts[-1]), want)
 
     # ---- what the ways are made of -----------------------------------------------
     def _swap(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> bool:
         """All-to-alls that move shards from the first dimension of each pair to the second; then a permute.
 
-        Pairs of even dimensions that do not meet go in one all-to-all, ahead of the others: out of the order in which
-        each pair's first dimension is split enough.
+        Disjoint pairs of even dimensions share one all-to-all, ahead of the others. This departs from the order in
+        which each pair's first dimension is split enough.
         """
-        together = self._together(have, want, swaps)
+        together = self._choose_joint_swaps(have, want, swaps)
         if len(together) < 2:
             together = []
         rest = [pair for pair in swaps if pair not in together]
         for pairs in [together, *([pair] for pair in rest)]:
             if pairs:
-                moved: Order = ()
-                before, elements = have, self._local(have) if len(pairs) > 1 else self._padded(have, pairs[0])
+                moved: AtomOrder = ()
+                before, elements = (
+                    have,
+                    self._local(have) if len(pairs) > 1 else self._elements_with_padding(have, pairs[0]),
+                )
                 for source, target in pairs:
-                    have, atoms = handed_over(have, source, target)
+                    have, atoms = move_shards(have, source, target)
                     moved += atoms
                 for _, target in pairs:
-                    self._fit_edges(before, target, self._split(before, target), self._held(before, have, target))
+                    self._fit_edges(
+                        before,
+                        target,
+                        self._shard_length(before, target),
+                        self._length_with_padding(before, have, target),
+                    )
                 reads, writes = (max(pair[which] for pair in pairs) for which in (1, 0))
                 self._add(
                     "all-to-all", moved, elements, reads=_outermost(before, reads), writes=_outermost(have, writes)
                 )
                 for source, _ in pairs:
-                    self._fit_edges(have, source, self._held(have, before, source), self._split(have, source))
+                    self._fit_edges(
+                        have, source, self._length_with_padding(have, before, source), self._shard_length(have, source)
+                    )
         return self.permute(have, want)
 
-    def _together(self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _choose_joint_swaps(
+        self, have: Tiling, want: Tiling, swaps: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         chosen: list[tuple[int, int]] = []
         seen: set[int] = set()
         for source, target in sorted(swaps, key=lambda pair: pair[1]):
@@ -213,11 +224,10 @@ class Resharding:
         return chosen
 
     def _gather(self, have: Tiling, want: Tiling) -> None:
-        """What brings together the dimensions that `want` splits less (`PartitionedHlo::ReplicatePartial`).
+        """Collectives that join the dimensions with fewer tiles in `want` (`PartitionedHlo::ReplicatePartial`).
 
-        Where one shard has all there is, it is summed with zeros of the others, before; all-gathers follow, the last
-        dimension first, padding travelling along; dimensions of fewer elements than half their shards are summed from
-        zeros, after.
+        First, dimensions with all elements in one shard: a sum with zeros of the others. Then all-gathers, last
+        dimension first, padding included. Then dimensions of fewer elements than half their shards: a sum from zeros.
         """
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
         whole = [-(-n // tiles) for n, tiles in zip(self.shape, want.tiles, strict=True)]
@@ -230,7 +240,7 @@ class Resharding:
         for dim in reversed(gathered):
             local[dim] *= factors[dim]
             outermost = _outermost(have, dim, is_last=dim == len(local) - 1)
-            self._add("all-gather", joined_atoms(have, want, dim), prod(local), reads=outermost, writes=outermost)
+            self._add("all-gather", atoms_to_gather(have, want, dim), prod(local), reads=outermost, writes=outermost)
         for dim in (*gathered, *summed):
             local[dim] = whole[dim]
         self._sum(have, want, summed, local)
@@ -238,61 +248,62 @@ class Resharding:
     def _sum(self, have: Tiling, want: Tiling, dims: Sequence[int], local: Sequence[int]) -> None:
         """One sum of arrays of `local` dimensions over the devices that differ along `dims`."""
         if dims:
-            self._add("all-reduce", tuple(a for d in reversed(dims) for a in joined_atoms(have, want, d)), prod(local))
+            self._add(
+                "all-reduce", tuple(a for d in reversed(dims) for a in atoms_to_gather(have, want, d)), prod(local)
+            )
 
     def _exchange_edges(self, have: Tiling, want: Tiling, held: Tiling) -> None:
-        """What neighbours exchange where padded shards of one size take the place of another's: along dimensions that
-        both tilings split, one of them more, of which devices share shards in the other.
+        """Halo exchange between padded shards of different sizes, along dimensions split by both tilings: one tiling
+        splits them more, devices share shards of the other.
 
-        held: the one that splits them more where they are gathered, less where they are sliced; those that share a
-        shard of it do the same.
+        held: the tiling with more splits in a gather, fewer in a slice; devices sharing one of its shards do the same.
         """
-        local = [self._split(held, dim) for dim in range(len(self.shape))]
+        local = [self._shard_length(held, dim) for dim in range(len(self.shape))]
         for dim, size in enumerate(local):
             coarse, fine = (have, want) if have.tiles[dim] < want.tiles[dim] else (want, have)
             few, parts = coarse.tiles[dim], fine.tiles[dim] // coarse.tiles[dim]
-            whole, padded = self._split(coarse, dim), self._held(coarse, fine, dim)
+            whole, padded = self._shard_length(coarse, dim), self._length_with_padding(coarse, fine, dim)
             if few == 1 or whole == padded:
                 continue
             row = prod(local) // size
-            # Slices of a coarse shard reach past its end, by one gap more than what the last one's is moved by.
+            # Slices of a coarse shard reach past its end, by one gap more than the last slice's offset.
             if coarse is have:
-                sent, edge = sent_rows(self.shape[dim], whole, evenly(padded, few)), (padded - whole) * few
+                sent, edge = halo_permutes(self.shape[dim], whole, even_bounds(padded, few)), (padded - whole) * few
                 local[dim] = padded
             else:
-                sent = sent_rows(self.shape[dim], size, parts_of(whole, size, few, parts))
+                sent = halo_permutes(self.shape[dim], size, part_bounds(whole, size, few, parts))
                 edge = (padded - whole) * (few - 1)
             self._permute_edges(held, dim, [rows * row for rows in sent], (size + edge) * row)
 
     def _fit_edges(self, held: Tiling, dim: int, rows: int, wanted: int) -> None:
-        """What neighbours exchange around an all-to-all, where shards of `rows` rows become ones of `wanted`."""
+        """Halo exchange around an all-to-all, from shards of `rows` rows to shards of `wanted`."""
         few = held.tiles[dim]
         if few == 1 or rows == wanted:
             return
-        row = self._local(held) // self._split(held, dim)
-        sent = rows_beside(self.shape[dim], rows, wanted, few)
+        row = self._local(held) // self._shard_length(held, dim)
+        sent = resize_permutes(self.shape[dim], rows, wanted, few)
         if sent is None:
             self._gather(held, with_shared(held, dim))
             return
-        size = self._split(held, dim) + abs(wanted - rows) * few
+        size = self._shard_length(held, dim) + abs(wanted - rows) * few
         self._permute_edges(held, dim, [rows * row for rows in sent], size * row)
 
     def _permute_edges(self, held: Tiling, dim: int, sent: Sequence[int], joined: int) -> None:
-        """A permute for so many elements each; what devices make of their shard and all of them has `joined`."""
-        for left, elements in zip(reversed(range(len(sent))), sent, strict=True):
-            made = None if left else Joined(joined, dim == len(self.shape) - 1)
-            self._add("collective-permute", held.parts[dim], elements, made)
+        """One permute per entry of `sent`, in elements; the concatenation of the shard and all of them has `joined`."""
+        for remaining, elements in zip(reversed(range(len(sent))), sent, strict=True):
+            concatenation = None if remaining else JoinedShards(joined, dim == len(self.shape) - 1)
+            self._add("collective-permute", held.parts[dim], elements, concatenation)
 
-    def _split(self, tiling: Tiling, dim: int) -> int:
+    def _shard_length(self, tiling: Tiling, dim: int) -> int:
         """Elements of a shard along one dimension."""
         return -(-self.shape[dim] // tiling.tiles[dim])
 
-    def _held(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
-        """The same of a shard of `coarse` that is put together of padded ones of `fine`."""
-        return self._split(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
+    def _length_with_padding(self, coarse: Tiling, fine: Tiling, dim: int) -> int:
+        """Elements along one dimension of a shard of `coarse` joined from padded shards of `fine`."""
+        return self._shard_length(fine, dim) * (fine.tiles[dim] // coarse.tiles[dim])
 
     def _through_split(self, before: Tiling, goal: Tiling, dim: int, want: Tiling) -> bool:
-        """Reshard with dimension `dim` seen as two, and see them as one again."""
+        """Reshard with dimension `dim` split in two, and join them again."""
         inner = -(-self.shape[dim] // prod(before.tiles[dim : dim + 2])) * before.tiles[dim + 1]
         shape = (*self.shape[:dim], self.shape[dim] // inner, inner, *self.shape[dim + 1 :])
         first = len(self.steps)
@@ -300,19 +311,20 @@ class Resharding:
             return False
         self._recut(first, lambda cut: (*cut[:dim], prod(cut[dim : dim + 2]), *cut[dim + 2 :])[: len(cut)])
         tiles = (*goal.tiles[:dim], goal.tiles[dim] * goal.tiles[dim + 1], *goal.tiles[dim + 2 :])
-        return self.run(reshaped(goal, tiles), want, may_gather_all=False)
+        return self.run(reshape_tiling(goal, tiles), want, may_gather_all=False)
 
-    def _is_alike(self, have: Tiling, want: Tiling) -> bool:
-        """Whether every device holds already what it wants: tiles differ along dimensions of equal elements only.
-        XLA knows that of a value, not of what a collective has made of it."""
+    def _holds_target(self, have: Tiling, want: Tiling) -> bool:
+        """Whether every device already holds its target: tiles differ along dimensions of equal elements only. XLA
+        knows this of a value, not of a collective's result.
+        """
         pairs = enumerate(zip(have.parts[:-1], want.parts[:-1], strict=True))
         return not self.steps and all(dim in self.alike or before == after for dim, (before, after) in pairs)
 
     def _local(self, tiling: Tiling) -> int:
         return prod(-(-n // tiles) for n, tiles in zip(self.shape, tiling.tiles, strict=True))
 
-    def _padded(self, have: Tiling, pair: tuple[int, int]) -> int:
-        """Elements of one shard before an all-to-all, its target dimension padded so that it can be split."""
+    def _elements_with_padding(self, have: Tiling, pair: tuple[int, int]) -> int:
+        """Elements of one shard before an all-to-all, its target dimension padded to a divisible length."""
         source, target = pair
         local = [-(-n // tiles) for n, tiles in zip(self.shape, have.tiles, strict=True)]
         local[target] = -(-self.shape[target] // have.tiles[source]) * have.tiles[source] // have.tiles[target]
@@ -321,18 +333,18 @@ class Resharding:
     def _add(
         self,
         kind: str,
-        atoms: Order,
+        atoms: AtomOrder,
         elements: int,
-        joined: Joined | None = None,
-        reads: Outermost | None = None,
-        writes: Outermost | None = None,
+        joined: JoinedShards | None = None,
+        reads: OutermostDim | None = None,
+        writes: OutermostDim | None = None,
     ) -> None:
-        self.steps.append(Step(kind, atoms, elements, joined, reads, writes))
+        self.steps.append(PartitionerStep(kind, atoms, elements, joined, reads, writes))
 
     def _recut(self, first: int, cut: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
-        """Say the parts that dimensions are cut into anew, of all steps from one on."""
+        """Update the cuts of dimensions in all steps from one on."""
 
-        def anew(outermost: Outermost | None) -> Outermost | None:
+        def anew(outermost: OutermostDim | None) -> OutermostDim | None:
             return outermost and outermost._replace(cut=cut(outermost.cut))
 
         self.steps[first:] = [
@@ -340,19 +352,19 @@ class Resharding:
         ]
 
 
-def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> Outermost | None:
-    """A dimension of an array that lies so, outermost."""
-    return Outermost(tiling.tiles[:dim], is_last) if dim else None
+def _outermost(tiling: Tiling, dim: int, *, is_last: bool = False) -> OutermostDim | None:
+    """A dimension of an array, made outermost."""
+    return OutermostDim(tiling.tiles[:dim], is_last) if dim else None
 
 
-_Way = Callable[[Resharding, Tiling, Tiling], bool]
+_Method = Callable[[Resharding, Tiling, Tiling], bool]
 
-_WAYS: tuple[_Way, ...] = (
+_METHODS: tuple[_Method, ...] = (
     Resharding.permute,
     Resharding.all_to_all,
     Resharding.slice_of_shared,
     Resharding.gather_to_shared,
     Resharding.rotate,
-    Resharding.in_pieces,
+    Resharding.in_two_steps,
     Resharding.in_groups,
 )

@@ -1,16 +1,18 @@
-"""What moves cost in memory, besides what they send: kernels that bring elements into another order.
+"""Memory cost of reshards besides communication: kernels that reorder elements.
 
-A collective takes an array apart, or puts it together, piece after piece in memory. Where the pieces are cut along
-an inner dimension, XLA:GPU's layout assignment has that dimension lie outermost in what the collective reads and
-writes, and somebody has to turn the array around: for nothing where a loop makes or reads it (what is elementwise
-writes and reads in any order); for nothing in a matrix product whose dimension it is alone (a matrix lies by rows or
-by columns); else by a kernel that transposes, which reads and writes all of it once. As much takes a reduction of rows
-that were gathered along them, for it is no longer one kernel with what reads its results.
+A collective splits or joins an array piece after piece in memory. With pieces cut along an inner dimension, XLA:GPU's
+layout assignment makes that dimension outermost in the collective's operand and result. The transpose costs:
 
-All-reduces of gradients run together (AllReduceCombiner, then AllReduceContiguous): one kernel copies what they reduce
-side by side, and one each copies it out again.
+- nothing in a loop that produces or reads it (elementwise kernels write and read in any order);
+- nothing in a matrix product with that dimension alone on its side (a matrix is row- or column-major);
+- otherwise a transposing kernel, with one read and one write of the whole array.
 
-Checked against programs that XLA:GPU compiles for A100s by `benchmarks/probe_gpu_moves.py`.
+A reduction of rows gathered along them costs the same: it no longer fuses with the readers of its results.
+
+Combined all-reduces of gradients (AllReduceCombiner, then AllReduceContiguous): one kernel copies the operands side by
+side, and one each copies the result out.
+
+Checked against XLA:GPU programs compiled for A100s by `benchmarks/probe_gpu_moves.py`.
 """
 
 from __future__ import annotations
@@ -18,34 +20,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwright.cost.moves.partitioner import Outermost
-from shardwright.cost.moves.tilings import Order, count
+from shardwright.cost.moves.partitioner import OutermostDim
+from shardwright.cost.moves.tilings import AtomOrder, count
 from shardwright.cost.opcodes import LOOPS
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 
-#: What an end of a move does about the order of elements: takes any; any in which rows are read at once, as it reduces
-#: them and reads them again; rows or columns; one only.
+#: Orders of elements accepted by an end of a move: any; any with whole rows adjacent (rows are reduced and read
+#: again); row- or column-major; one only.
 LOOP, ROWS, PRODUCT, STORED = range(4)
 
-#: Opcodes that make and read arrays in any order, in the kernel that they are part of anyway.
+#: Opcodes that write and read arrays in any order, within their kernel.
 _IN_ANY_ORDER = LOOPS | {"reduce", "reduce-window"}
 
 #: Collectives that leave elements where they are.
 _ELEMENTWISE = frozenset({"all-reduce", "collective-permute"})
 
-#: All-reduces of up to so many bytes are joined with others: XLA's `kDefaultAllReduceCombineThreshold`.
-_JOINED_BYTES = 30 << 20
+#: Maximum bytes of combined all-reduces: XLA's `kDefaultAllReduceCombineThreshold`.
+_MIN_JOINED_BYTES = 30 << 20
 
-#: Kinds of collectives whose result is read in any order: what adds up partial sums comes first, or alone.
+#: Kinds of collectives with a result in any order: reductions of partial sums come first, or alone.
 _SUMS = frozenset({"all-reduce", "reduce-scatter"})
 
 
-class Ends(NamedTuple):
-    """What makes the array that is moved, and what reads it then: LOOP, ROWS, PRODUCT or STORED.
+class MoveEnds(NamedTuple):
+    """Producer and reader of the moved array, each LOOP, ROWS, PRODUCT or STORED.
 
-    is_fused: whether both are part of one kernel, but for the move: it writes the array, and reads it. waits: whether
-    the step waits for the move before it goes on, so that it runs alone: no gradient.
+    is_fused: whether both would form one kernel without the move, now separated by a write and a read. waits: whether
+        the step waits on the move, which runs alone: no gradient.
     """
 
     maker: int
@@ -54,75 +56,81 @@ class Ends(NamedTuple):
     waits: bool = True
 
 
-#: The ends of moves of which no kernel is needed.
-ANY_ORDER = Ends(LOOP, LOOP)
+#: Ends of moves that need no kernel.
+ANY_ORDER = MoveEnds(LOOP, LOOP)
 
 
-class Passed(NamedTuple):
-    """One collective: bytes that it reads and writes on one device, and what lies outermost in both."""
+class CollectiveAccess(NamedTuple):
+    """One collective: bytes read and written on one device, and the outermost dimension of both."""
 
     kind: str
     read_bytes: float
     written_bytes: float
-    reads: Outermost | None
-    writes: Outermost | None
+    reads: OutermostDim | None
+    writes: OutermostDim | None
 
 
-def passed(kind: str, payload_bytes: float, atoms: Order, reads: Outermost | None, writes: Outermost | None) -> Passed:
-    """A collective as `collectives.wire_bytes` takes it."""
+def access_of(
+    kind: str, payload_bytes: float, atoms: AtomOrder, reads: OutermostDim | None, writes: OutermostDim | None
+) -> CollectiveAccess:
+    """Memory access of a collective, with the arguments of `collectives.wire_bytes`."""
     read_bytes = payload_bytes / count(atoms) if kind == "all-gather" else payload_bytes
-    return Passed(kind, read_bytes, payload_bytes, reads, writes)
+    return CollectiveAccess(kind, read_bytes, payload_bytes, reads, writes)
 
 
-def relayout_s(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends, profile: HardwareProfile) -> float:
-    """Seconds of the kernels that turn around what the collectives of one resharding read and write.
+def relayout_s(
+    moves: Sequence[CollectiveAccess], shape: tuple[int, ...], ends: MoveEnds, profile: HardwareProfile
+) -> float:
+    """Seconds of the transposing kernels around the collectives of one reshard.
 
     shape: logical dimensions in elements.
     """
     bandwidth = profile.memory_bandwidth_bytes_per_s
-    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in turned_bytes(moves, shape, ends))
+    turned_s = sum(max(2 * size / bandwidth, profile.launch_s) for size in transpose_bytes(moves, shape, ends))
     joined = [move.read_bytes for move in moves if not ends.waits and move.kind == "all-reduce"]
     joined_s = sum(
-        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s) for size in joined if size <= _JOINED_BYTES
+        2 * size / bandwidth + max(2 * size / bandwidth, profile.launch_s)
+        for size in joined
+        if size <= _MIN_JOINED_BYTES
     )
     return turned_s + joined_s
 
 
-def turned_bytes(moves: Sequence[Passed], shape: tuple[int, ...], ends: Ends) -> Iterator[float]:
-    """Sizes of the arrays that are transposed before, between and behind collectives.
+def transpose_bytes(moves: Sequence[CollectiveAccess], shape: tuple[int, ...], ends: MoveEnds) -> Iterator[float]:
+    """Bytes of the arrays transposed before, between and behind collectives.
 
-    What is stored and will be stored is gathered as it lies, and put in order then.
+    An array stored at both ends is gathered in its own layout, and reordered afterwards.
     """
-    lies: Outermost | None = None  # in what the collective before wrote
+    outermost: OutermostDim | None = None  # in the previous collective's result
     before = ""
     for move in moves:
-        reads = _real(move.reads, shape)
+        reads = _drop_unit_dims(move.reads, shape)
         if not before:
-            is_turned = not _takes(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
+            is_turned = not _accepts(ends.maker, reads) and (ends.maker, ends.reader) != (STORED, STORED)
         else:
-            is_turned = before not in _SUMS and _place(lies) != _place(reads)
+            is_turned = before not in _SUMS and _place_of_dim(outermost) != _place_of_dim(reads)
         if is_turned and move.kind not in _ELEMENTWISE:
             yield move.read_bytes
         if move.kind not in _ELEMENTWISE:
-            lies = _real(move.writes, shape)
+            outermost = _drop_unit_dims(move.writes, shape)
         before = move.kind
-    if moves and not _takes(ends.reader, lies):
+    if moves and not _accepts(ends.reader, outermost):
         yield moves[-1].written_bytes
 
 
-def _real(outermost: Outermost | None, shape: tuple[int, ...]) -> Outermost | None:
-    """None where the dimensions before it have one element: what is outermost then lies in order."""
+def _drop_unit_dims(outermost: OutermostDim | None, shape: tuple[int, ...]) -> OutermostDim | None:
+    """None if all dimensions before it have one element: the outermost one is already in order."""
     if outermost is None or all(-(-size // parts) == 1 for size, parts in zip(shape, outermost.cut, strict=False)):
         return None
     return outermost
 
 
-def _place(outermost: Outermost | None) -> int:
+def _place_of_dim(outermost: OutermostDim | None) -> int:
     return 0 if outermost is None else len(outermost.cut)
 
 
-def _takes(end: int, outermost: Outermost | None) -> bool:
-    """Whether an end of a move makes or reads what lies so in its own kernel."""
+def _accepts(end: int, outermost: OutermostDim | None) -> bool:
+    """Whether an end of a move produces or reads this layout in its own kernel."""
     return outermost is None or end == LOOP or end == (PRODUCT if outermost.is_last else ROWS)
 
 
@@ -130,7 +138,7 @@ def _takes(end: int, outermost: Outermost | None) -> bool:
 
 
 def maker_of(instruction: Instruction) -> int:
-    """What an instruction does about the order of what it makes."""
+    """An instruction's handling of its result's dimension order."""
     if instruction.opcode == "dot":
         rhs = instruction.operands[1].shape.leaves[0].rank
         bound = (*instruction.get("rhs_contracting_dims", ()), *instruction.get("rhs_batch_dims", ()))
@@ -140,7 +148,7 @@ def maker_of(instruction: Instruction) -> int:
 
 
 def reader_of(instruction: Instruction, position: int) -> int:
-    """What an instruction does about the order of an operand."""
+    """An instruction's handling of an operand's dimension order."""
     if instruction.opcode == "dot":
         side = ("lhs", "rhs")[position]
         contracted: tuple[int, ...] = instruction.get(f"{side}_contracting_dims", ())

@@ -1,11 +1,10 @@
-"""The collectives that take a value from one sharding to another, as XLA realises them.
+"""The collectives that take a value from one sharding to another in XLA.
 
-A whole value goes the way that XLA's partitioner chooses (`partitioner.py`). A partial sum is first
-reduce-scattered over the axes that split the target evenly, ahead of others, and all-reduced over the rest
-(XLA:CPU leaves a reduce-scatter as an all-reduce and a slice; GPU and TPU join them. Its
-wire bytes are a reduce-scatter's everywhere, its time what the hardware profile says. Where shards are uneven XLA pads
-the sum before it slices it, and no compiler joins all three: `MatchReduceScatter` in XLA's
-`reduce_scatter_utils.cc` wants the slice to be the sum's only reader).
+A whole value follows XLA's partitioner (`partitioner.py`). A partial sum is first reduce-scattered over the axes that
+split the target evenly, and all-reduced over the rest. XLA:CPU leaves a reduce-scatter in two parts, an all-reduce and
+a slice; GPU and TPU join them. Its wire bytes are a reduce-scatter's everywhere; its time comes from the hardware
+profile. With uneven shards XLA pads the sum before slicing, and no compiler joins all three: `MatchReduceScatter` in
+XLA's `reduce_scatter_utils.cc` requires the slice to be the sum's only reader.
 
 Checked against XLA by `benchmarks/probe_moves.py`.
 """
@@ -16,7 +15,7 @@ import math
 from functools import lru_cache
 
 from shardwright.cost.moves.collectives import Topology
-from shardwright.cost.moves.paths import Dims, Move, Paths, paths_on
+from shardwright.cost.moves.reshard_cache import Dims, Move, ReshardCache, reshard_cache_of
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
@@ -32,21 +31,21 @@ def reshard(
     mesh: Mesh,
     alike: frozenset[int] = frozenset(),
 ) -> tuple[Move, ...]:
-    """The collectives, in order, that bring an array from `source` to `target`; () where slicing is enough.
+    """The collectives, in order, from `source` to `target`; () if slicing is enough.
 
-    shape: logical dimensions in elements; shards are rounded up where an axis does not divide.
+    shape: logical dimensions in elements; shards are rounded up if an axis does not divide.
     Axes in `source.unreduced` and not in `target.unreduced` are reduced first.
-    alike: dimensions along which all elements are equal, as a broadcast makes them: XLA permutes no shards that differ
-    along those only (`BroadcastDimsForCreatedHlo` in its partitioner).
-    Raises UnpartitionableError where XLA's partitioner ends its process instead.
+    alike: dimensions along which all elements are equal, e.g. of a broadcast: XLA permutes no shards that differ along
+        those only (`BroadcastDimsForCreatedHlo` in its partitioner).
+    Raises UnpartitionableError if XLA's partitioner would end its process.
     """
-    paths = paths_on(mesh)
-    have, want = paths.real(source.dims), paths.real(target.dims)
+    paths = reshard_cache_of(mesh)
+    have, want = paths.drop_unit_axes(source.dims), paths.drop_unit_axes(target.dims)
     bits = ELEMENT_BITS[element_type]
     reductions: tuple[Move, ...] = ()
-    over = _reduced_over(source, target, paths)
+    over = _axes_to_reduce(source, target, paths)
     if over:
-        have, reductions = paths.reduced(bits, shape, have, over, paths.landing(shape, have, want, over))
+        have, reductions = paths.reduce_partial(bits, shape, have, over, paths.scatter_axes(shape, have, want, over))
     try:
         return reductions + paths.moves(bits, shape, have, want, alike)
     except DividesByZero as error:
@@ -56,25 +55,32 @@ def reshard(
         ) from error
 
 
-def landing(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Dims:
-    """Per dimension, the axes over which a partial sum is reduce-scattered on its way from `source` to `target`, in
-    order; it is all-reduced over the others that are not partial any more, and lies with those split meanwhile.
+def scatter_axes(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh) -> Dims:
+    """Per dimension, the axes of a partial sum's reduce-scatters from `source` to `target`, in order. The remaining
+    reduced axes are all-reduced, with those dimensions split meanwhile.
 
     shape: logical dimensions in elements.
     """
-    paths = paths_on(mesh)
-    return paths.landing(shape, paths.real(source.dims), paths.real(target.dims), _reduced_over(source, target, paths))
+    paths = reshard_cache_of(mesh)
+    return paths.scatter_axes(
+        shape,
+        paths.drop_unit_axes(source.dims),
+        paths.drop_unit_axes(target.dims),
+        _axes_to_reduce(source, target, paths),
+    )
 
 
-def scattered_by_steps(
+def reduce_scatter_steps(
     shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh
 ) -> tuple[Dims, ...]:
-    """How a partial sum on its way from `source` to `target` lies behind each of its reduce-scatters."""
-    paths = paths_on(mesh)
-    return paths.scattered_by_steps(shape, paths.real(source.dims), landing(shape, source, target, mesh))
+    """Sharding of a partial sum after each reduce-scatter from `source` to `target`."""
+    paths = reshard_cache_of(mesh)
+    return paths.reduce_scatter_steps(
+        shape, paths.drop_unit_axes(source.dims), scatter_axes(shape, source, target, mesh)
+    )
 
 
-def _reduced_over(source: TensorSharding, target: TensorSharding, paths: Paths) -> tuple[str, ...]:
+def _axes_to_reduce(source: TensorSharding, target: TensorSharding, paths: ReshardCache) -> tuple[str, ...]:
     return tuple(axis for axis in paths.sizes if axis in source.unreduced and axis not in target.unreduced)
 
 
@@ -87,7 +93,7 @@ def reshard_time_s(
     mesh: Mesh,
     topology: Topology,
 ) -> float:
-    """Seconds of all moves of `reshard`; infinity where XLA's partitioner would end its process."""
+    """Seconds of all moves of `reshard`; infinity if XLA's partitioner would end its process."""
     try:
         moves = reshard(element_type, shape, source, target, mesh)
     except UnpartitionableError:

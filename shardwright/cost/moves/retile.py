@@ -1,6 +1,6 @@
-"""Tilings on the way from one to another, as XLA picks them (`xla/service/spmd/spmd_partitioner.cc`).
+"""XLA's intermediate tilings of a reshard (`xla/service/spmd/spmd_partitioner.cc`).
 
-`partitioner.py` asks for them in its order; None says that there is none of a kind.
+`partitioner.py` tries them in its order; None: no tiling of that kind exists.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from shardwright.cost.moves.tilings import Order, Tiling, arranged, cut, reshaped
+from shardwright.cost.moves.tilings import AtomOrder, Tiling, cut, make_tiling, reshape_tiling
 
 
 class DividesByZero(ArithmeticError):
-    """XLA's partitioner ends its process (SIGFPE) on this resharding."""
+    """XLA's partitioner ends its process (SIGFPE) on this reshard."""
 
 
-def joined_atoms(have: Tiling, want: Tiling, dim: int) -> Order:
-    """Those along which `have` splits a dimension, and `want` does not."""
+def atoms_to_gather(have: Tiling, want: Tiling, dim: int) -> AtomOrder:
+    """Atoms that split a dimension in `have` but not in `want`."""
     return have.parts[dim][len(want.parts[dim]) :]
 
 
-def displaced(before: Order, after: Order) -> Order:
-    """Atoms that stand elsewhere."""
+def find_displaced(before: AtomOrder, after: AtomOrder) -> AtomOrder:
+    """Atoms in different positions."""
     return tuple(a for a, b in zip(before, after, strict=True) if a != b)
 
 
 def swaps_between(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]] | None:
-    """Pairs of dimensions whose tile counts, swapped one pair after the other, turn `have` into `want`; else None."""
+    """Pairs of dimensions whose tile counts, swapped pair by pair, turn `have` into `want`; else None."""
     tiles = list(have)
     if list(want) == tiles or sorted(want) != sorted(tiles):
         return None
@@ -41,10 +41,10 @@ def swaps_between(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, i
 
 
 def _next_swap(tiles: Sequence[int], want: Sequence[int], recent: int) -> tuple[int, int] | None:
-    """A dimension of the least count that is to change, and who gives it the count it shall have.
+    """A dimension with the smallest count left to change, and the giver of its new count.
 
-    Receives: the dimension that gave last, if it is among them, else the last one. Gives: one that
-    needs the least count itself, if there is any; where that is 1, one that still needs another.
+    Receiver: the previous giver, if among them, else the last one. Giver: preferably a dimension that needs the
+    smallest count itself; with a smallest count of 1, one that still needs another count.
     """
     wrong = [dim for dim in range(len(tiles)) if tiles[dim] != want[dim]]
     if not wrong:
@@ -57,20 +57,21 @@ def _next_swap(tiles: Sequence[int], want: Sequence[int], recent: int) -> tuple[
     return (fitting or givers[-1:])[0], target
 
 
-def handed_over(have: Tiling, source: int, target: int) -> tuple[Tiling, Order]:
-    """The tiling after minor shards of `source` have become minor shards of `target`, and the atoms that moved."""
+def move_shards(have: Tiling, source: int, target: int) -> tuple[Tiling, AtomOrder]:
+    """The tiling after turning minor shards of `source` into minor shards of `target`, and the moved atoms."""
     parts = list(have.parts)
     tiles = have.tiles
     if tiles[source] % tiles[target]:
         raise DividesByZero(f"{tiles[source]} shards become {tiles[target]}")
     parts[source], moved = cut(parts[source], (tiles[target], tiles[source] // tiles[target]))
     parts[target] += moved
-    return arranged(parts[:-1], parts[-1]), moved
+    return make_tiling(parts[:-1], parts[-1]), moved
 
 
-def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
-    """A tiling with the counts of `fine` whose tiles lie within those of `coarse` on every device: `fine` itself
-    where that is so, else what shared devices make of it; None where the counts do not divide."""
+def refine(coarse: Tiling, fine: Tiling) -> Tiling | None:
+    """A tiling with the counts of `fine` and tiles within those of `coarse` on every device: `fine` itself if it
+    qualifies, else one built from shared devices; None if the counts do not divide.
+    """
     if any(b % a for a, b in zip(coarse.tiles, fine.tiles, strict=True)):
         return None
     parts, wanted = coarse.parts, fine.parts
@@ -78,26 +79,27 @@ def refined(coarse: Tiling, fine: Tiling) -> Tiling | None:
         return fine
     factors = [b // a for a, b in zip(coarse.tiles, fine.tiles, strict=True)]
     *added, shared = cut(parts[-1], (*factors, coarse.shared // prod(factors)))
-    return arranged([a + b for a, b in zip(parts[:-1], added, strict=True)], shared)
+    return make_tiling([a + b for a, b in zip(parts[:-1], added, strict=True)], shared)
 
 
 def split_dimension(shape: tuple[int, ...], have: Tiling, want: Tiling) -> tuple[Tiling, Tiling, int] | None:
-    """Two dimensions whose shards are joined in one, or the reverse: `have` and `want` with that dimension
-    seen as two, and its number."""
+    """`have` and `want` with one dimension split in two, and its number; covers two dimensions with shards joined in
+    one, or the reverse.
+    """
     if have.shared != want.shared:
         return None
-    for pair in _differing(have.tiles, want.tiles):
-        found = _split_of(shape, have.tiles, want.tiles, *pair)
-        if found is None:
+    for pair in _differing_dims(have.tiles, want.tiles):
+        split = _split_of(shape, have.tiles, want.tiles, *pair)
+        if split is None:
             continue
-        dim, outer = found
+        dim, outer = split
         tiles = [*have.tiles[:dim], outer, have.tiles[dim] // outer, *have.tiles[dim + 1 :]]
         goal = [*want.tiles[:dim], outer, want.tiles[dim] // outer, *want.tiles[dim + 1 :]]
-        return reshaped(have, tiles), reshaped(want, goal), dim
+        return reshape_tiling(have, tiles), reshape_tiling(want, goal), dim
     return None
 
 
-def _differing(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _differing_dims(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, int]]:
     dims = [dim for dim, (a, b) in enumerate(zip(have, want, strict=True)) if a != b]
     return ((a, b) for i, a in enumerate(dims) for b in dims[i + 1 :])
 
@@ -105,7 +107,7 @@ def _differing(have: Sequence[int], want: Sequence[int]) -> Iterator[tuple[int, 
 def _split_of(
     shape: tuple[int, ...], have: Sequence[int], want: Sequence[int], dim: int, other: int
 ) -> tuple[int, int] | None:
-    """(which of the two dimensions to split, tiles of its outer half), or None."""
+    """(the one of the two dimensions to split, tiles of its outer half), or None."""
     ones = [have[dim], have[other], want[dim], want[other]].count(1)
     same_product = have[dim] * have[other] == want[dim] * want[other]
     if ones > 1:
@@ -122,7 +124,7 @@ def _split_of(
 
 
 def with_dimension_shared(have: Tiling, want: Tiling) -> Tiling | None:
-    """`have` without the split of a dimension that makes as many devices share as in `want`."""
+    """`have` with one dimension no longer split, chosen to equal `want` in devices per shared tile."""
     if not want.is_partial:
         return None
     for dim, tiles in enumerate(have.tiles):
@@ -132,26 +134,26 @@ def with_dimension_shared(have: Tiling, want: Tiling) -> Tiling | None:
 
 
 def with_shared(tiling: Tiling, dim: int) -> Tiling:
-    """The same without the split of a dimension, whose devices share shards."""
+    """The same tiling without the split of a dimension; its devices share shards."""
     parts = list(tiling.parts)
     shared = parts[dim] + parts[-1]
     parts[dim] = ()
-    return arranged(parts[:-1], shared)
+    return make_tiling(parts[:-1], shared)
 
 
 def without_sharing(have: Tiling, want: Tiling) -> Tiling | None:
-    """`have` with the devices that share split over a whole dimension that is split in `want`."""
+    """`have` with the sharing devices split over a whole dimension that is split in `want`."""
     if not have.is_partial or want.is_partial:
         return None
     for dim, (a, b) in enumerate(zip(have.tiles, want.tiles, strict=True)):
         if a == 1 != b and b % have.shared == 0:
             parts = list(have.parts)
             parts[dim] = parts[-1]
-            return arranged(parts[:-1], ())
+            return make_tiling(parts[:-1], ())
     return None
 
 
 def without_dimensions(tiling: Tiling, dims: Sequence[int]) -> Tiling:
     """The tiling within one group of devices that agree on `dims`."""
     parts = tiling.parts
-    return arranged([() if dim in dims else part for dim, part in enumerate(parts[:-1])], parts[-1])
+    return make_tiling([() if dim in dims else part for dim, part in enumerate(parts[:-1])], parts[-1])

@@ -1,9 +1,9 @@
-"""Tile assignments: which device holds which tile of an array, for all arrangements that mesh axes can make.
+"""Tile assignments: device of each tile of an array, covering all arrangements of mesh axes.
 
-XLA keeps a sharding as an array of device numbers, shaped by the tiles of each dimension and, last, by
-the devices that hold the same tile. All such arrays of one mesh are the mesh's own numbering, reshaped
-and transposed; so here they are a shape and an order of *atoms*, the prime factors of the mesh axes, major
-first. Splitting and joining dimensions is then a matter of cutting the order in other places.
+XLA stores a sharding in an array of device numbers, shaped by the tiles of each dimension and, last, by the devices
+with the same tile. All such arrays of one mesh are the mesh's own numbering, reshaped and transposed. Here they are a
+shape and an order of *atoms*, the prime factors of the mesh axes, major first. Splitting and joining dimensions means
+cutting the order in other places.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shardwright.shardings import Mesh
 
 
 class Atom(NamedTuple):
-    """One prime factor of the mesh: `place` counts them, major first, over all axes.
+    """One prime factor of the mesh: `place` numbers them, major first, over all axes.
 
-    A factor that lies across several axes (`cut` makes such ones) has their names, a place of its own, and what it was
-    cut from: atoms in order, and the sizes that their run was cut into.
+    A factor across several axes (made by `cut`) has their names, a place of its own, and its origin: atoms in order,
+    and the sizes of their run's cut.
     """
 
     place: tuple[int, ...]
@@ -30,29 +30,29 @@ class Atom(NamedTuple):
     cut: tuple[tuple[Atom, ...], tuple[int, ...]] | None = None
 
 
-Order = tuple[Atom, ...]
+AtomOrder = tuple[Atom, ...]
 
 
 class Tiling:
     """Tiles per dimension, devices that share a tile, and the atoms in order: those of dimensions, then the shared.
 
-    sizes: tiles, then devices that share. is_partial: whether some devices, but not all, share a tile. They are asked
-    for more often than tilings are made.
+    sizes: tiles, then devices that share. is_partial: whether some devices, but not all, share a tile. Both are stored:
+        read more often than tilings are made.
     """
 
     __slots__ = ("_parts", "is_partial", "is_replicated", "order", "shared", "sizes", "tiles")
 
-    def __init__(self, tiles: tuple[int, ...], shared: int, order: Order) -> None:
+    def __init__(self, tiles: tuple[int, ...], shared: int, order: AtomOrder) -> None:
         self.tiles = tiles
         self.shared = shared
         self.order = order
         self.sizes = (*tiles, shared)
         self.is_replicated = tiles.count(1) == len(tiles)
         self.is_partial = shared > 1 and not self.is_replicated
-        self._parts: tuple[Order, ...] | None = None
+        self._parts: tuple[AtomOrder, ...] | None = None
 
     @property
-    def parts(self) -> tuple[Order, ...]:
+    def parts(self) -> tuple[AtomOrder, ...]:
         """The atoms of each dimension, and of the devices that share."""
         if self._parts is None:
             self._parts = cut(self.order, self.sizes)
@@ -68,14 +68,14 @@ class Tiling:
         return f"Tiling({self.tiles}, {self.shared}, {self.order})"
 
 
-def arranged(parts: Sequence[Order], shared: Order) -> Tiling:
-    """The tiling with these atoms per dimension; in which order devices share makes no difference to XLA."""
+def make_tiling(parts: Sequence[AtomOrder], shared: AtomOrder) -> Tiling:
+    """The tiling with these atoms per dimension; the order of sharing devices is irrelevant in XLA."""
     atoms = [atom for part in parts for atom in part]
     return Tiling(tuple(map(count, parts)), count(shared), (*atoms, *sorted(shared)))
 
 
-def reshaped(tiling: Tiling, tiles: Sequence[int]) -> Tiling:
-    """The same order of devices under other tile counts; what they leave over is shared."""
+def reshape_tiling(tiling: Tiling, tiles: Sequence[int]) -> Tiling:
+    """The same order of devices under other tile counts; remaining devices share."""
     split = prod(tiles)
     shared = count(tiling.order) // split
     if shared == tiling.shared:
@@ -92,18 +92,18 @@ def count(atoms: Sequence[Atom]) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
-    """Consecutive runs of atoms that make up `sizes`, whose product is theirs.
+def cut(atoms: AtomOrder, sizes: tuple[int, ...]) -> tuple[AtomOrder, ...]:
+    """Consecutive runs of atoms with products `sizes`; the product of `sizes` equals that of the atoms.
 
-    Where a cut falls between no two atoms (2·3 devices as 3·2), the ones around it become other atoms.
+    A cut inside an atom (2·3 devices in the form 3·2) replaces the atoms around it.
     """
-    parts: list[Order] = []
+    parts: list[AtomOrder] = []
     first = k = 0
     while k < len(sizes):
-        run, needed, taken, last = [sizes[k]], sizes[k], 1, first
-        while taken != needed:
-            if taken < needed:
-                taken *= atoms[last].size
+        run, needed, product, last = [sizes[k]], sizes[k], 1, first
+        while product != needed:
+            if product < needed:
+                product *= atoms[last].size
                 last += 1
             else:
                 k += 1
@@ -114,13 +114,13 @@ def cut(atoms: Order, sizes: tuple[int, ...]) -> tuple[Order, ...]:
     return tuple(parts)
 
 
-def _recut(atoms: Order, sizes: Sequence[int]) -> list[Order]:
+def _recut(atoms: AtomOrder, sizes: Sequence[int]) -> list[AtomOrder]:
     rest = iter(factors(atoms, tuple(sizes)))
     return [tuple(itertools.islice(rest, len(_primes(size)))) for size in sizes]
 
 
-def factors(atoms: Order, sizes: tuple[int, ...]) -> Order:
-    """What a run of atoms becomes that is cut into `sizes` where these end between none of them."""
+def factors(atoms: AtomOrder, sizes: tuple[int, ...]) -> AtomOrder:
+    """The factors of a run of atoms cut into `sizes`, with no size ending between two atoms."""
     axes = tuple(dict.fromkeys(axis for atom in atoms for axis in atom.axes))
     places = tuple(number for atom in atoms for number in atom.place)
     primes = [prime for size in sizes for prime in _primes(size)]
@@ -129,20 +129,20 @@ def factors(atoms: Order, sizes: tuple[int, ...]) -> Order:
 
 @cache
 def tiling_of(dims: tuple[tuple[str, ...], ...], mesh: Mesh) -> Tiling:
-    """How Shardy hands a sharding to XLA's partitioner: idle axes share, in mesh order."""
+    """Shardy's tiling of a sharding, handed to XLA's partitioner: idle axes share, in mesh order."""
     atoms = _atoms(mesh)
     used = {axis for axes in dims for axis in axes}
     parts = [tuple(atom for axis in axes for atom in atoms[axis]) for axes in dims]
-    return arranged(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
+    return make_tiling(parts, tuple(atom for axis in mesh.axes if axis.name not in used for atom in atoms[axis.name]))
 
 
-def along(axes: Container[str], mesh: Mesh) -> Order:
+def along(axes: Container[str], mesh: Mesh) -> AtomOrder:
     """The atoms of some axes of a mesh, in its order."""
     return tuple(atom for axis in mesh.axes if axis.name in axes for atom in _atoms(mesh)[axis.name])
 
 
 @cache
-def _atoms(mesh: Mesh) -> dict[str, Order]:
+def _atoms(mesh: Mesh) -> dict[str, AtomOrder]:
     numbers = itertools.count()
     return {
         axis.name: tuple(Atom((next(numbers),), prime, (axis.name,)) for prime in _primes(axis.size))
@@ -151,10 +151,10 @@ def _atoms(mesh: Mesh) -> dict[str, Order]:
 
 
 def _primes(number: int) -> list[int]:
-    found, divisor = [], 2
+    primes, divisor = [], 2
     while number > 1:
         while number % divisor == 0:
-            found.append(divisor)
+            primes.append(divisor)
             number //= divisor
         divisor += 1
-    return found
+    return primes

@@ -1,1 +1,1 @@
-"""What one device stores when it stores most: the program as XLA leaves it, its buffers, and how they pack."""
+"""Peak memory of one device: the program after XLA's passes, its buffers, and their packing."""

@@ -1,4 +1,4 @@
-"""A computation with its calls written out in place, as XLA sees it once it has inlined them."""
+"""A computation with its calls inlined, in the form seen by XLA's later passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwright.hlo import Computation, Instruction
 from shardwright.hlo.shapes import TupleShape
 
 #: Nodes after which calls stay calls: nested ones can double the program at each level.
-_MOST_NODES = 500_000
+_MAX_NODES = 500_000
 
 #: Attributes that name the computations an instruction runs, by opcode.
 _BODIES = {
@@ -32,15 +32,15 @@ class FlatComputation:
     root: int = -1
 
 
-def inlined(computation: Computation) -> FlatComputation:
-    """`computation` without calls and without what nobody reads; loops and conditionals keep their bodies."""
+def inline_calls(computation: Computation) -> FlatComputation:
+    """`computation` without calls and dead instructions; loops and conditionals retain their bodies."""
     flat = FlatComputation()
     flat.root = _expand(computation, None, flat)
-    return _without_unread(flat)
+    return _drop_unread(flat)
 
 
 def bodies(instruction: Instruction) -> list[Computation]:
-    """The computations that a loop, conditional or call runs; not what reductions and the like apply."""
+    """The computations run by a loop, conditional or call; not those applied by reductions and the like."""
     called = instruction.called
     return [body for name in _BODIES.get(instruction.opcode, ()) for body in called.get(name, ())]
 
@@ -50,47 +50,47 @@ def first_leaf(shape: TupleShape, index: int) -> int:
     return sum(len(element.leaves) for element in shape.elements[:index])
 
 
-def _without_unread(flat: FlatComputation) -> FlatComputation:
-    read = [False] * len(flat.instructions)
+def _drop_unread(flat: FlatComputation) -> FlatComputation:
+    is_needed = [False] * len(flat.instructions)
     for node in (flat.root, *flat.parameters):
-        read[node] = True
-    for node in range(len(read) - 1, -1, -1):
-        if read[node]:
+        is_needed[node] = True
+    for node in range(len(is_needed) - 1, -1, -1):
+        if is_needed[node]:
             for operand in flat.operands[node]:
-                read[operand] = True
-    if all(read):
+                is_needed[operand] = True
+    if all(is_needed):
         return flat
-    renumbered = [-1] * len(read)
-    kept = FlatComputation()
-    for node, is_read in enumerate(read):
+    renumbered = [-1] * len(is_needed)
+    pruned = FlatComputation()
+    for node, is_read in enumerate(is_needed):
         if is_read:
-            renumbered[node] = len(kept.instructions)
-            kept.instructions.append(flat.instructions[node])
-            kept.operands.append(tuple([renumbered[operand] for operand in flat.operands[node]]))
-    kept.parameters = [renumbered[node] for node in flat.parameters]
-    kept.root = renumbered[flat.root]
-    return kept
+            renumbered[node] = len(pruned.instructions)
+            pruned.instructions.append(flat.instructions[node])
+            pruned.operands.append(tuple([renumbered[operand] for operand in flat.operands[node]]))
+    pruned.parameters = [renumbered[node] for node in flat.parameters]
+    pruned.root = renumbered[flat.root]
+    return pruned
 
 
 def _expand(computation: Computation, arguments: Sequence[int] | None, flat: FlatComputation) -> int:
-    made: dict[Instruction, int] = {}
+    nodes: dict[Instruction, int] = {}
     for instruction in computation.instructions:
         if instruction.opcode == "parameter" and arguments is not None:
-            made[instruction] = arguments[instruction.index]
+            nodes[instruction] = arguments[instruction.index]
             continue
-        operands = tuple([made[operand] for operand in instruction.operands])
+        operands = tuple([nodes[operand] for operand in instruction.operands])
         if instruction.opcode == "get-tuple-element":
             (source,) = operands
             if flat.instructions[source].opcode == "tuple":
-                made[instruction] = flat.operands[source][instruction.index]
+                nodes[instruction] = flat.operands[source][instruction.index]
                 continue
-        if instruction.opcode == "call" and len(flat.instructions) < _MOST_NODES:
+        if instruction.opcode == "call" and len(flat.instructions) < _MAX_NODES:
             (callee,) = instruction.called["to_apply"]
-            made[instruction] = _expand(callee, operands, flat)
+            nodes[instruction] = _expand(callee, operands, flat)
             continue
-        made[instruction] = len(flat.instructions)
+        nodes[instruction] = len(flat.instructions)
         flat.instructions.append(instruction)
         flat.operands.append(operands)
         if instruction.opcode == "parameter":
-            flat.parameters.append(made[instruction])
-    return made[computation.root]
+            flat.parameters.append(nodes[instruction])
+    return nodes[computation.root]

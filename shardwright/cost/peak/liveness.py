@@ -1,12 +1,12 @@
-"""When each value of a module takes memory, whatever its sharding: memory as linear constraints of a search.
+"""Lifetimes of a module's values, independent of sharding: memory in linear constraints of a search.
 
-At every position of the schedule, the bytes on one device are the arguments, the results that are not
-written over arguments, and the shards of the values that are live there. So for a chosen position
+The bytes on one device at a position of the schedule: the arguments, the results not written over arguments, and the
+shards of the values live there. At a chosen position
 
     sum over live values v of bytes(v, sharding of v)  <=  budget
 
-is linear in the choice of shardings. Left out, because they depend on the choice: what collectives need, and
-values that fusion would not store but that must be, to be resharded. `cost.peak.memory` has both.
+is linear in the choice of shardings. Left out, since they depend on the choice: buffers of collectives, and fused
+values stored only to be resharded. `cost.peak.memory` has both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cost.peak.buffers import Buffers, buffers_of
+from shardwright.cost.peak.buffer_assignment import Buffers, assign_buffers
+from shardwright.cost.peak.copy_readers import CopyReader, reader_of
+from shardwright.cost.peak.device_program import DeviceProgram
+from shardwright.cost.peak.device_program_cache import DeviceProgramCache
 from shardwright.cost.peak.inline import bodies
-from shardwright.cost.peak.lowered import Lowering
-from shardwright.cost.peak.program import Program
-from shardwright.cost.peak.programs import Programs
-from shardwright.cost.peak.readers import Reader, reader_of
-from shardwright.cost.peak.schedule import Step
+from shardwright.cost.peak.lowering import Lowering
+from shardwright.cost.peak.schedule import ScheduleStep
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.shardings import Mesh
@@ -32,33 +32,34 @@ from shardwright.shardings import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
-    """The stored values of one computation; a value that owns no buffer (a view, one that is fused or written over
-    another, a parameter, a result) is not among them.
+    """The stored values of one computation. Values without a buffer of their own are excluded: views, fused or
+    overwriting values, parameters, results.
 
-    order: name of the instruction that runs at each position.
-    names / leaves: the instruction and array leaf that each value is, of a loop's body where the loop hoists it; a
-        name stands several times where its computation is called several times.
-    readers: of each value the instruction that it is a copy for; None if it is none.
-    sizes_bytes: of the whole array. starts / ends: first and last position at which it is live.
-    bodies: per position of a loop, conditional or call, the computations that run there; what the
-        largest of them needs adds to that position.
+    order: name of the instruction at each position.
+    names / leaves: the instruction and array leaf of each value, in a loop's body if the loop hoists it; a name repeats
+        if its computation is called several times.
+    readers: per value, the consumer it is a copy for, or None.
+    sizes_bytes: of the whole array.
+    starts / ends: first and last live position.
+    bodies: per position of a loop, conditional or call, the computations called there; the peak of the largest adds to
+        that position.
     """
 
     order: tuple[str, ...]
     names: tuple[str, ...]
     leaves: NDArray[np.int64]
-    readers: tuple[Reader | None, ...]
+    readers: tuple[CopyReader | None, ...]
     sizes_bytes: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     bodies: tuple[tuple[int, tuple[Liveness, ...]], ...]
 
     def live_at(self, position: int) -> NDArray[np.int64]:
-        """Indices of the values that are live at a position."""
+        """Indices of the values live at a position."""
         return np.flatnonzero((self.starts <= position) & (position <= self.ends))
 
     def live_bytes(self, sizes_bytes: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Bytes at each position, bodies included, if each value had the size given (default: unsharded).
+        """Bytes at each position, bodies included, at the given size of each value (default: unsharded).
 
         With sizes given, bodies are left out: they have values, and sizes, of their own.
         """
@@ -73,61 +74,62 @@ class Liveness:
         return live
 
     def peaks(self, count: int) -> list[int]:
-        """Up to `count` positions worth a constraint, the largest first: each is the largest of its stretch,
-        stretches being equal parts of the schedule."""
+        """Up to `count` positions worth a constraint, largest first: the maxima of equal parts of the schedule."""
         live = self.live_bytes()
         bounds = np.linspace(0, len(live), min(count, len(live)) + 1).astype(np.int64)
-        found = [int(a + np.argmax(live[a:b])) for a, b in pairwise(bounds)]
-        return sorted(found, key=lambda position: (-live[position], position))
+        positions = [int(a + np.argmax(live[a:b])) for a, b in pairwise(bounds)]
+        return sorted(positions, key=lambda position: (-live[position], position))
 
 
 def liveness(module: Module, profile: HardwareProfile | None = None) -> Liveness:
     """The stored values of a module's entry and, inside, of its loops' and branches' bodies.
 
-    profile: whose compiler fuses and orders; the CPU's where none is given.
+    profile: its compiler fuses and schedules; by default the CPU's.
     """
     profile = profile or hardware_profile("cpu")
-    return _Maker(profile).of(module.entry)
+    return _LivenessBuilder(profile).of(module.entry)
 
 
-class _Maker:
+class _LivenessBuilder:
     def __init__(self, profile: HardwareProfile) -> None:
         self._profile = profile
-        self._programs = Programs(Lowering(Mesh(axes=()), {}, profile))
+        self._programs = DeviceProgramCache(Lowering(Mesh(axes=()), {}, profile))
         self._made: dict[tuple[Computation, bool], Liveness] = {}
 
     def of(self, computation: Computation, *, is_loop: bool = False) -> Liveness:
         key = (computation, is_loop)
         if key not in self._made:
             program = self._programs.of(computation, is_loop=is_loop)
-            self._made[key] = self._liveness(program, buffers_of(program, self._profile))
+            self._made[key] = self._liveness(program, assign_buffers(program, self._profile))
         return self._made[key]
 
-    def _liveness(self, program: Program, buffers: Buffers) -> Liveness:
-        kept = [
+    def _liveness(self, program: DeviceProgram, buffers: Buffers) -> Liveness:
+        indices = [
             i
             for i, (size, start, end) in enumerate(zip(buffers.size_bytes, buffers.starts, buffers.ends, strict=True))
             if size and start <= end
         ]
-        owners = [buffers.owners[i] for i in kept]
+        owners = [buffers.owners[i] for i in indices]
         users = program.users()
         return Liveness(
             order=tuple(program.instructions[step[0]].name for step in buffers.order),
             names=tuple(program.instructions[node].name for node, _ in owners),
             leaves=_array([leaf for _, leaf in owners]),
             readers=tuple(reader_of(program, users, node) for node, _ in owners),
-            sizes_bytes=_array([buffers.size_bytes[i] for i in kept]),
-            starts=_array([buffers.starts[i] for i in kept]),
-            ends=_array([buffers.ends[i] for i in kept]),
+            sizes_bytes=_array([buffers.size_bytes[i] for i in indices]),
+            starts=_array([buffers.starts[i] for i in indices]),
+            ends=_array([buffers.ends[i] for i in indices]),
             bodies=tuple(self._bodies(program, buffers.order)),
         )
 
-    def _bodies(self, program: Program, order: Sequence[Step]) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
+    def _bodies(
+        self, program: DeviceProgram, order: Sequence[ScheduleStep]
+    ) -> Iterator[tuple[int, tuple[Liveness, ...]]]:
         for position, (node, *_) in enumerate(order):
-            found = bodies(program.instructions[node])
-            if found:
+            called = bodies(program.instructions[node])
+            if called:
                 is_loop = program.opcodes[node] == "while"
-                yield position, tuple(self.of(body, is_loop=is_loop) for body in found)
+                yield position, tuple(self.of(body, is_loop=is_loop) for body in called)
 
 
 def _array(values: Sequence[int]) -> NDArray[np.int64]:

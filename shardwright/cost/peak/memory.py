@@ -1,4 +1,4 @@
-"""Peak bytes on one device: the buffers of the program that the device runs, over the order it runs them in."""
+"""Peak bytes on one device: the per-device program's buffers over its schedule."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.cost.opcodes import PRODUCTS
-from shardwright.cost.peak.buffers import Buffers, buffers_of
-from shardwright.cost.peak.chip import off_chip
-from shardwright.cost.peak.heap import Interval, heap_bytes, outside, peak_time
+from shardwright.cost.peak.buffer_assignment import Buffers, assign_buffers
+from shardwright.cost.peak.copy_readers import CopyReader, reader_of
+from shardwright.cost.peak.device_program import DeviceProgram
+from shardwright.cost.peak.device_program_cache import DeviceProgramCache
+from shardwright.cost.peak.heap_simulator import Interval, heap_bytes, intervals_outside, peak_time
 from shardwright.cost.peak.inline import bodies
-from shardwright.cost.peak.lowered import Lowering
-from shardwright.cost.peak.program import Program
-from shardwright.cost.peak.programs import Programs
-from shardwright.cost.peak.readers import Reader, reader_of
-from shardwright.cost.peak.schedule import Step, possible
-from shardwright.cost.peak.stacks import Order, orders_read, with_copied_stacks
-from shardwright.cost.peak.tiles import fill_tiles
+from shardwright.cost.peak.lowering import Lowering
+from shardwright.cost.peak.memory_space_assignment import select_off_chip
+from shardwright.cost.peak.schedule import ScheduleStep, possible_orders
+from shardwright.cost.peak.stacked_layouts import DimOrder, orders_read, with_copied_stacks
+from shardwright.cost.peak.tile_padding import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
@@ -26,34 +26,34 @@ from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
 from shardwright.shardings import Mesh, TensorSharding
 
 
-class Held(NamedTuple):
-    """A buffer that is live where a program takes most.
+class LiveBuffer(NamedTuple):
+    """A buffer live at a program's peak.
 
-    name / leaf: the instruction and array leaf whose value it holds. is_added: whether a plan or a compiler adds it, to
-    bring the value to another layout; the value as it is made and padded, which is cut unevenly afterwards, is not.
-    reader: the instruction that it is a copy for, if it is one.
+    name / leaf: the instruction and array leaf of its value.
+    is_added: whether a plan or a compiler adds it to reshard the value; padding before an uneven slice does not count.
+    reader: the consumer of a copy made on its behalf, or None.
     """
 
     name: str
     leaf: int
     is_added: bool
     size_bytes: int
-    reader: Reader | None
+    reader: CopyReader | None
 
 
-class Predicted(NamedTuple):
-    """What a program takes on one device.
+class MemoryPrediction(NamedTuple):
+    """Memory of a program on one device.
 
-    held: what is live where its intermediate values take most. stored: the instruction and array leaf of every value
-    that is in memory at some time, in whatever layout.
+    held: buffers live at the peak of its temporaries.
+    stored: the instruction and array leaf of every value ever in memory, in any sharding.
     """
 
     summary: MemorySummary
-    held: tuple[Held, ...]
+    held: tuple[LiveBuffer, ...]
     stored: frozenset[tuple[str, int]]
 
 
-def memory(
+def predict_memory(
     module: Module,
     instructions: Iterable[InstructionPlan],
     parameters: Sequence[VariablePlan],
@@ -61,49 +61,50 @@ def memory(
     mesh: Mesh,
     profile: HardwareProfile | None = None,
 ) -> MemorySummary:
-    """Predicted bytes on one device for a program planned as given: see `memory_and_peak`."""
-    return memory_and_peak(module, instructions, parameters, outputs, mesh, profile).summary
+    """Predicted bytes on one device of a planned program: see `predict_memory_and_peak`."""
+    return predict_memory_and_peak(module, instructions, parameters, outputs, mesh, profile).summary
 
 
-def memory_and_peak(
+def predict_memory_and_peak(
     module: Module,
     instructions: Iterable[InstructionPlan],
     parameters: Sequence[VariablePlan],
     outputs: Sequence[VariablePlan],
     mesh: Mesh,
     profile: HardwareProfile | None = None,
-) -> Predicted:
-    """Predicted bytes on one device for a program planned as given, and what takes them.
+) -> MemoryPrediction:
+    """Predicted bytes on one device of a planned program, and the buffers at its peak.
 
-    instructions: one entry per instruction of the entry computation and of the bodies of
-    while, conditional and call; an instruction without an entry counts as replicated.
-    profile: whose compiler to follow; the CPU's where none is given.
+    instructions: one entry per instruction of the entry computation and of the bodies of while, conditional and call;
+        an instruction without an entry counts as replicated.
+    profile: its compiler's rules apply; by default the CPU's.
     """
     donated = {variable.number: variable.alias for variable in parameters if variable.alias is not None}
     padded = {output.number for output in outputs if output.is_padded}
     estimates = list(_estimates(mesh, instructions, profile or hardware_profile("cpu")))
-    for each in estimates:
-        each.donated[module.entry], each.padded[module.entry] = donated, padded
+    for candidate in estimates:
+        candidate.donated[module.entry], candidate.padded[module.entry] = donated, padded
     estimate = max(estimates, key=lambda each: each.peak_bytes(module.entry))
     summary = MemorySummary(
-        arguments_bytes=sum(_stored_bytes(variable, mesh) for variable in parameters),
-        outputs_bytes=sum(_stored_bytes(variable, mesh) for variable in outputs if variable.alias is None),
+        arguments_bytes=sum(_variable_bytes(variable, mesh) for variable in parameters),
+        outputs_bytes=sum(_variable_bytes(variable, mesh) for variable in outputs if variable.alias is None),
         temporaries_bytes=estimate.peak_bytes(module.entry),
     )
-    return Predicted(summary, tuple(estimate.held(module.entry)), frozenset(estimate.stored()))
+    return MemoryPrediction(summary, tuple(estimate.list_live(module.entry)), frozenset(estimate.list_stored()))
 
 
 def temporaries_bytes(
     computations: Iterable[Computation], instructions: Iterable[InstructionPlan], mesh: Mesh, profile: HardwareProfile
 ) -> tuple[int, ...]:
-    """Predicted peak bytes of intermediate values on one device, in each of some computations of a planned program;
-    what they take and hand on is their callers'."""
+    """Predicted peak bytes of temporaries on one device, in each of some computations of a planned program; parameters
+    and results are the callers'.
+    """
     estimates = list(_estimates(mesh, instructions, profile))
-    return tuple(max(each.peak_bytes(computation) for each in estimates) for computation in computations)
+    return tuple(max(estimate.peak_bytes(computation) for estimate in estimates) for computation in computations)
 
 
-def required_bytes(summary: MemorySummary, profile: HardwareProfile) -> int:
-    """Bytes a device must have for a plan to be called feasible: the predicted peak and, of its temporaries, a margin.
+def bytes_with_margin(summary: MemorySummary, profile: HardwareProfile) -> int:
+    """Bytes a device must have to call a plan feasible: the predicted peak plus a margin on its temporaries.
 
     The margin is the profile's (`Compiler.margin_bytes`); arguments and outputs are known exactly.
     """
@@ -115,55 +116,57 @@ def shard_bytes(element_type: str, shape: tuple[int, ...], sharding: TensorShard
     return (prod(sharding.shard_shape(shape, mesh)) * ELEMENT_BITS[element_type] + 7) // 8
 
 
-def _stored_bytes(variable: VariablePlan, mesh: Mesh) -> int:
+def _variable_bytes(variable: VariablePlan, mesh: Mesh) -> int:
     return shard_bytes(variable.element_type, variable.stored_shape, variable.stored_sharding, mesh)
 
 
-def _estimates(mesh: Mesh, instructions: Iterable[InstructionPlan], profile: HardwareProfile) -> Iterator[_Estimate]:
-    """One for every order in which programs may run: where it is not known, the one that takes most counts."""
+def _estimates(
+    mesh: Mesh, instructions: Iterable[InstructionPlan], profile: HardwareProfile
+) -> Iterator[_MemoryEstimate]:
+    """One estimate per possible order of the program; the largest counts if the order is unknown."""
     lowering = Lowering(mesh, {entry.name: entry for entry in instructions}, profile)
-    programs = Programs(lowering)
-    for order in possible(profile.compiler.schedule):
-        yield _Estimate(lowering, programs, profile, order)
+    programs = DeviceProgramCache(lowering)
+    for order in possible_orders(profile.compiler.schedule):
+        yield _MemoryEstimate(lowering, programs, profile, order)
 
 
-class _Estimate:
-    """What programs take that run in one order (`schedule`)."""
+class _MemoryEstimate:
+    """Memory of programs scheduled in one order (`schedule`)."""
 
-    def __init__(self, lowering: Lowering, programs: Programs, profile: HardwareProfile, order: str) -> None:
+    def __init__(self, lowering: Lowering, programs: DeviceProgramCache, profile: HardwareProfile, order: str) -> None:
         self._lowering = lowering
         self._programs = programs
         self._profile = profile
         self._order = order
-        #: Per computation, the output leaf that is written over each parameter leaf that is given away.
+        #: Per computation, donated parameter leaf → the output leaf written over it.
         self.donated: dict[Computation, dict[int, int]] = {}
-        #: Per computation, the output leaves that are stored padded.
+        #: Per computation, output leaves stored padded.
         self.padded: dict[Computation, set[int]] = {}
-        self._orders: dict[Computation, dict[int, Order]] = {}
+        self._orders: dict[Computation, dict[int, DimOrder]] = {}
         self._free: dict[Computation, list[Interval]] = {}
         self._known: dict[tuple[Computation, bool], tuple[list[Interval], int]] = {}
-        self._parts: dict[tuple[Computation, bool], tuple[Program, Buffers, list[int]]] = {}
+        self._parts: dict[tuple[Computation, bool], tuple[DeviceProgram, Buffers, list[int]]] = {}
 
     def peak_bytes(self, computation: Computation) -> int:
         """Bytes of intermediate values; parameters and results are the caller's."""
         intervals, _ = self._intervals(computation)
         free = self._free.get(computation)
-        return heap_bytes(outside(intervals, free) if free else intervals)
+        return heap_bytes(intervals_outside(intervals, free) if free else intervals)
 
-    def held(self, computation: Computation) -> Iterator[Held]:
-        """The buffers that are live at the time at which most bytes are."""
+    def list_live(self, computation: Computation) -> Iterator[LiveBuffer]:
+        """The buffers live at the peak."""
         intervals, _ = self._intervals(computation)
         if intervals:
-            yield from self._held_at(computation, peak_time(intervals), is_loop=False)
+            yield from self._list_live_at(computation, peak_time(intervals), is_loop=False)
 
-    def stored(self) -> Iterator[tuple[str, int]]:
-        """The instruction and array leaf of every value in a buffer, of the computations that were asked for."""
+    def list_stored(self) -> Iterator[tuple[str, int]]:
+        """The instruction and array leaf of every value in a buffer, over the computations estimated."""
         for program, buffers, _ in self._parts.values():
             for (node, leaf), size in zip(buffers.owners, buffers.size_bytes, strict=True):
                 if size:
                     yield program.instructions[node].name, leaf
 
-    def _held_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[Held]:
+    def _list_live_at(self, computation: Computation, time: int, *, is_loop: bool) -> Iterator[LiveBuffer]:
         program, buffers, begins = self._parts[computation, is_loop]
         at, users = bisect_right(begins, time) - 1, program.users()
         for (node, leaf), size, start, end in zip(
@@ -172,24 +175,24 @@ class _Estimate:
             if size and start <= at <= end:
                 instruction = program.instructions[node]
                 is_added = program.opcodes[node] not in (instruction.opcode, "pad")
-                yield Held(instruction.name, leaf, is_added, size, reader_of(program, users, node))
-        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs beside this one
+                yield LiveBuffer(instruction.name, leaf, is_added, size, reader_of(program, users, node))
+        step = buffers.order[at] if at < len(buffers.order) else ()  # a longer body runs in parallel
         for body, repeats in _bodies(program, step):
-            yield from self._held_at(body, time - begins[at], is_loop=repeats)
+            yield from self._list_live_at(body, time - begins[at], is_loop=repeats)
 
     def _intervals(self, computation: Computation, *, is_loop: bool = False) -> tuple[list[Interval], int]:
-        """Lifetimes of a computation's buffers and of those of the bodies it runs, and how long it takes."""
+        """Lifetimes of the buffers of a computation and its bodies, and its duration."""
         key = (computation, is_loop)
         if key not in self._known:
-            self._known[key] = self._made(computation, is_loop)
+            self._known[key] = self._build_intervals(computation, is_loop)
         return self._known[key]
 
-    def _orders_read(self, body: Computation) -> dict[int, Order]:
+    def _orders_read(self, body: Computation) -> dict[int, DimOrder]:
         if body not in self._orders:
             self._orders[body] = orders_read(self._programs.of(body, is_loop=True), self._orders_read)
         return self._orders[body]
 
-    def _made(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
+    def _build_intervals(self, computation: Computation, is_loop: bool) -> tuple[list[Interval], int]:
         program = self._programs.of(computation, is_loop=is_loop)
         if self._profile.compiler.copies_gathered:
             program = with_copied_stacks(program, self._orders_read)
@@ -197,32 +200,32 @@ class _Estimate:
             program = _with_padding(program, self.padded[computation])
         if self._profile.compiler.copies_relayouts:
             fill_tiles(program, self._lowering.lengths)
-        donated = _donated_nodes(program, self.donated.get(computation, {}))
-        buffers = buffers_of(program, self._profile, donated=donated, in_order=self._order)
-        found: list[Interval] = []
+        donated = _nodes_of_donated(program, self.donated.get(computation, {}))
+        buffers = assign_buffers(program, self._profile, donated=donated, in_order=self._order)
+        intervals: list[Interval] = []
         workspace = self._profile.compiler.product_workspace_bytes
-        begins = [0]  # time of each position; what runs a body takes as long as that
+        begins = [0]  # time of each position; a step lasts as long as its longest body
         for step in buffers.order:
             duration = 1
             for body, repeats in _bodies(program, step):
                 inner, takes = self._intervals(body, is_loop=repeats)
-                found += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
+                intervals += [Interval(size, begins[-1] + start, begins[-1] + end) for size, start, end in inner]
                 duration = max(duration, takes)
             if workspace and any(program.opcodes[node] in PRODUCTS for node in step):
-                found.append(Interval(workspace, begins[-1], begins[-1]))
+                intervals.append(Interval(workspace, begins[-1], begins[-1]))
             begins.append(begins[-1] + duration)
 
-        def timed(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
+        def to_intervals(pieces: Iterable[tuple[int, int, int]]) -> list[Interval]:
             return [Interval(size, begins[start], begins[end + 1] - 1) for size, start, end in pieces]
 
-        found += timed(off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
-        self._free[computation] = timed(buffers.free)
+        intervals += to_intervals(select_off_chip(buffers.lifetimes(), self._profile.compiler.chip_memory_bytes))
+        self._free[computation] = to_intervals(buffers.free)
         self._parts[computation, is_loop] = program, buffers, begins
-        return found, begins[-1]
+        return intervals, begins[-1]
 
 
-def _donated_nodes(program: Program, donated: Mapping[int, int]) -> dict[int, int]:
-    """The same by the nodes of a program, for parameters and outputs that are one array."""
+def _nodes_of_donated(program: DeviceProgram, donated: Mapping[int, int]) -> dict[int, int]:
+    """`donated` by nodes of a program, over single-array parameters and outputs."""
     if not donated or program.opcodes[program.root] != "tuple":
         return {}
     outputs = program.operands[program.root]
@@ -232,9 +235,8 @@ def _donated_nodes(program: Program, donated: Mapping[int, int]) -> dict[int, in
     return {numbers[leaf]: outputs[output] for leaf, output in donated.items()}
 
 
-def _with_padding(program: Program, padded: Collection[int]) -> Program:
-    """The same program with zeros written behind the outputs that are stored padded: what else reads one of them reads
-    it without."""
+def _with_padding(program: DeviceProgram, padded: Collection[int]) -> DeviceProgram:
+    """The program with zeros added to outputs stored padded; other readers read the unpadded value."""
     outputs = program.operands[program.root]
     if program.opcodes[program.root] != "tuple" or any(len(program.sizes_bytes[node]) != 1 for node in outputs):
         return program
@@ -250,10 +252,10 @@ def _with_padding(program: Program, padded: Collection[int]) -> Program:
     return program.without_dead()
 
 
-def _bodies(program: Program, step: Step) -> Iterator[tuple[Computation, bool]]:
-    """The computations that a step runs, and whether it repeats them."""
+def _bodies(program: DeviceProgram, step: ScheduleStep) -> Iterator[tuple[Computation, bool]]:
+    """The computations called by a step, and whether it repeats them."""
     for node in step:
         opcode = program.opcodes[node]
-        if opcode == program.instructions[node].opcode:  # not what a plan added for it
+        if opcode == program.instructions[node].opcode:  # not added by a plan
             for body in bodies(program.instructions[node]):
                 yield body, opcode == "while"

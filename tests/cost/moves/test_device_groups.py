@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright.cost import Link, Topology, group_time_s
-from shardwright.cost.moves.device_groups import device_groups, groups_along, spreads
-from shardwright.cost.moves.tilings import Order, along, cut, tiling_of
+from shardwright.cost.moves.device_groups import device_groups, groups_along, node_spreads
+from shardwright.cost.moves.tilings import AtomOrder, along, cut, tiling_of
 from shardwright.shardings import Mesh
 
 MESHES = [{"x": 2, "y": 8}, {"x": 12}, {"x": 2, "y": 4, "z": 2}, {"x": 4, "y": 6, "z": 2}, {"x": 9, "y": 4}]
@@ -20,7 +20,7 @@ NODES = [(8, 8), (7, 5), (4, 4, 4, 4), (16,), (10, 6), (20, 16, 12), (3, 3)]
 Groups = set[frozenset[int]]
 
 
-def orders(mesh: Mesh) -> list[tuple[Order, np.ndarray]]:
+def orders(mesh: Mesh) -> list[tuple[AtomOrder, np.ndarray]]:
     """Orders of atoms that resharding on the mesh comes by, with the device numbers in that order: the mesh's own
     numbering transposed, its factors cut anew once and twice."""
     grid = np.arange(mesh.device_count).reshape(list(mesh.sizes.values()))
@@ -35,7 +35,7 @@ def orders(mesh: Mesh) -> list[tuple[Order, np.ndarray]]:
     return found
 
 
-def counted(atoms: Order, order: Order, numbers: np.ndarray) -> Groups:
+def counted(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:
     """Devices whose places in the order differ in the digits of some atoms only."""
     array = numbers.reshape([atom.size for atom in order])
     chosen = [order.index(atom) for atom in atoms]
@@ -71,7 +71,9 @@ def test_spreads_count_the_members_on_each_node(sizes: dict[str, int], nodes: tu
                 Counter(node_of[device] if device < len(node_of) else len(nodes) for device in group)
                 for group in groups_along(atoms, mesh)
             ]
-            assert set(spreads(atoms, mesh, nodes)) == {tuple(sorted(each.values(), reverse=True)) for each in members}
+            assert set(node_spreads(atoms, mesh, nodes)) == {
+                tuple(sorted(each.values(), reverse=True)) for each in members
+            }
 
 
 def test_groups_along_axes_are_row_major() -> None:

@@ -6,7 +6,17 @@ import pytest
 
 from benchmarks.probe_gpu_moves import EXCHANGE, GATHER, SCATTER, SHAPE, SHARD_BYTES, Case, cases, predicted_bytes
 from shardwright.cost import hardware_profile, reshard
-from shardwright.cost.moves.relayout import ANY_ORDER, LOOP, PRODUCT, ROWS, STORED, Ends, Passed, passed, relayout_s
+from shardwright.cost.moves.relayout import (
+    ANY_ORDER,
+    LOOP,
+    PRODUCT,
+    ROWS,
+    STORED,
+    CollectiveAccess,
+    MoveEnds,
+    access_of,
+    relayout_s,
+)
 from shardwright.shardings import Mesh, TensorSharding
 
 WHOLE_BYTES = 8 * SHARD_BYTES
@@ -46,9 +56,11 @@ def test_the_probe_has_every_kind() -> None:
     assert {case.kind for case in cases()} == {GATHER, SCATTER, EXCHANGE}
 
 
-def moved(shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh = EIGHT) -> list[Passed]:
+def moved(
+    shape: tuple[int, ...], source: TensorSharding, target: TensorSharding, mesh: Mesh = EIGHT
+) -> list[CollectiveAccess]:
     moves = reshard("f32", shape, source, target, mesh)
-    return [passed(move.kind, move.payload_bytes, move.atoms, move.reads, move.writes) for move in moves]
+    return [access_of(move.kind, move.payload_bytes, move.atoms, move.reads, move.writes) for move in moves]
 
 
 def split(*dims: str) -> TensorSharding:
@@ -58,7 +70,7 @@ def split(*dims: str) -> TensorSharding:
 def test_a_dimension_behind_single_elements_lies_outermost_anyway() -> None:
     """One sequence a device, as data parallelism has it."""
     two = Mesh.of({"x": 2, "y": 4})
-    ends = Ends(PRODUCT, PRODUCT)
+    ends = MoveEnds(PRODUCT, PRODUCT)
     for batch, is_free in ((2, True), (4, False)):
         moves = moved((batch, 1024, 768), split("x", "y", ""), split("x", "", ""), two)
         assert (relayout_s(moves, (batch, 1024, 768), ends, A100) == 0) == is_free
@@ -66,21 +78,21 @@ def test_a_dimension_behind_single_elements_lies_outermost_anyway() -> None:
 
 def test_a_transpose_reads_and_writes_all_once() -> None:
     moves = moved(SHAPE, split("", "x", ""), split("", "", ""))
-    seconds = relayout_s(moves, SHAPE, Ends(LOOP, PRODUCT), A100)
+    seconds = relayout_s(moves, SHAPE, MoveEnds(LOOP, PRODUCT), A100)
     assert seconds == pytest.approx(2 * WHOLE_BYTES / A100.memory_bandwidth_bytes_per_s)
     assert relayout_s(moves, SHAPE, ANY_ORDER, A100) == 0
 
 
 def test_a_small_one_takes_a_launch() -> None:
     moves = moved((8, 8, 8), split("", "x", ""), split("", "", ""))
-    assert relayout_s(moves, (8, 8, 8), Ends(LOOP, PRODUCT), A100) == A100.launch_s
+    assert relayout_s(moves, (8, 8, 8), MoveEnds(LOOP, PRODUCT), A100) == A100.launch_s
 
 
 def test_gradients_are_copied_to_be_reduced_together() -> None:
     """GPT-2 124M on 8 A100 by data parallelism: 28 MB of weights are concatenated, and sliced again."""
     partial = TensorSharding(((), ()), ("x",))
     moves = moved((768, 3072), partial, split("", ""))
-    gradient, activation = Ends(PRODUCT, LOOP, waits=False), Ends(PRODUCT, LOOP)
+    gradient, activation = MoveEnds(PRODUCT, LOOP, waits=False), MoveEnds(PRODUCT, LOOP)
     copied = 4 * 768 * 3072 * 4
     assert relayout_s(moves, (768, 3072), gradient, A100) * A100.memory_bandwidth_bytes_per_s == pytest.approx(copied)
     assert relayout_s(moves, (768, 3072), activation, A100) == 0

@@ -14,7 +14,7 @@ from shardwright.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
 from shardwright.errors import CompilationAbortedError, UnpartitionableError
 from shardwright.shardings import Mesh, TensorSharding
-from shardwright.xla import CompileService, observed_collectives
+from shardwright.xla import CompileService, find_collectives
 
 ROOT = Path(__file__).resolve().parents[3]
 MESH = Mesh.of({"x": 2, "y": 4})
@@ -69,7 +69,7 @@ def test_edges_are_exchanged_along_the_axes_of_the_shards_that_are_held(probe: M
     case = probe.Case(sharding("xy", ""), sharding("x", ""))
     with CompileService(MESH.device_count) as service:
         text = service.compile_stablehlo(probe.program(MESH, [case], (18, 32)), inspect="partition-pass")
-    seen = [each for each in observed_collectives(text, 8) if each.kind == "collective-permute" and each.op_name]
+    seen = [each for each in find_collectives(text, 8) if each.kind == "collective-permute" and each.op_name]
     pairs = [divmod(int(device), 4) for each in seen for device in re.findall(r"\d+", each.groups)]
     changed = {
         axis for sent, got in zip(pairs[::2], pairs[1::2], strict=True) for axis in range(2) if sent[axis] != got[axis]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwright.cost.moves.tilings import Tiling, arranged, count, cut, reshaped, tiling_of
+from shardwright.cost.moves.tilings import Tiling, count, cut, make_tiling, reshape_tiling, tiling_of
 from shardwright.shardings import Mesh
 
 MESH = Mesh.of({"x": 4, "y": 6, "z": 2})
@@ -35,9 +35,9 @@ def test_reshaping_keeps_the_order_of_devices(seed: int) -> None:
     axes = list(MESH.sizes)
     rng.shuffle(axes)
     tiling = tiling_of(((axes[0], axes[1]), (axes[2],)), MESH)
-    halves = reshaped(tiling, (2, tiling.tiles[0] // 2, tiling.tiles[1]))
+    halves = reshape_tiling(tiling, (2, tiling.tiles[0] // 2, tiling.tiles[1]))
     assert (devices(halves).ravel() == devices(tiling).ravel()).all()
-    assert reshaped(halves, tiling.tiles) == tiling
+    assert reshape_tiling(halves, tiling.tiles) == tiling
 
 
 def test_a_cut_inside_a_factor_makes_other_factors() -> None:
@@ -52,7 +52,7 @@ def test_a_cut_inside_a_factor_makes_other_factors() -> None:
 
 def test_who_shares_a_tile_has_no_order() -> None:
     whole = tiling_of(((),), MESH)
-    assert arranged([()], tuple(reversed(whole.order))) == whole
+    assert make_tiling([()], tuple(reversed(whole.order))) == whole
     assert whole.is_replicated
     assert not whole.is_partial
     assert tiling_of((("x",),), MESH).is_partial

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
-from shardwright.cost import hardware_profile, memory
-from shardwright.cost.peak.lowered import Lowering
-from shardwright.cost.peak.programs import Programs
+from shardwright.cost import hardware_profile, predict_memory
+from shardwright.cost.peak.device_program_cache import DeviceProgramCache
+from shardwright.cost.peak.lowering import Lowering
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -34,12 +34,12 @@ def test_pieces_are_cut_out_of_what_is_filled_up_where_they_would_differ(rows: i
         columns = jax.lax.sort(annotate(a, {0: None, 1: "x"}), dimension=0)
         return jnp.sum(jax.lax.sort(annotate(columns, {0: "x", 1: None}), dimension=1))
 
-    with annotations_kept():
+    with keep_annotations():
         argument = jax.ShapeDtypeStruct((rows, 512), jnp.float32)
         text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
     made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
     lowering = Lowering(made.mesh, {entry.name: entry for entry in made.instructions}, hardware_profile("cpu"))
-    program = Programs(lowering).of(parse(made.require_hlo()).entry)
+    program = DeviceProgramCache(lowering).of(parse(made.require_hlo()).entry)
     (exchange,) = [node for node, opcode in enumerate(program.opcodes) if opcode == "all-to-all"]
     cut = {program.operands[piece] for piece in program.operands[exchange]}
     assert len(program.operands[exchange]) == 4
@@ -57,7 +57,7 @@ def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: Compil
         columns = jax.lax.sort(annotate(rows, {0: None, 1: "x"}), dimension=0)
         return annotate(jnp.sum(jnp.sin(rows + jnp.sum(columns)), axis=1), {0: "x"})
 
-    with annotations_kept():
+    with keep_annotations():
         argument = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
         text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
     made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
@@ -69,6 +69,6 @@ def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: Compil
     cpu = hardware_profile("cpu")
     in_one = replace(cpu, compiler=replace(cpu.compiler, splits_all_to_alls=False))
     module = parse(made.require_hlo())
-    whole = memory(module, made.instructions, made.parameters, made.outputs, made.mesh, in_one)
+    whole = predict_memory(module, made.instructions, made.parameters, made.outputs, made.mesh, in_one)
     shard_bytes = 1024 * 512 // 4 * 4
     assert made.memory.temporaries_bytes - whole.temporaries_bytes == pytest.approx(shard_bytes, rel=0.001)

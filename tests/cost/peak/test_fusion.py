@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from shardwright.cost import hardware_profile
-from shardwright.cost.peak.columns import GATHERED, columns
+from shardwright.cost.peak.bf16_propagation import round_for_products
+from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.fusion import Kernels, fuse
+from shardwright.cost.peak.gather_layouts import GATHERED, find_gather_layouts
 from shardwright.cost.peak.memory import temporaries_bytes
-from shardwright.cost.peak.program import Program
-from shardwright.cost.peak.rounding import round_for_products
-from shardwright.cost.peak.schedule import Step, schedule
+from shardwright.cost.peak.schedule import ScheduleStep, schedule
 from shardwright.hlo import parse
 from shardwright.shardings import Mesh
 from tests.cost.one_device import program_of
@@ -44,7 +44,7 @@ ENTRY main {
 """
 
 
-def fused(profile: str, size: int = 32) -> tuple[Program, Kernels]:
+def fused(profile: str, size: int = 32) -> tuple[DeviceProgram, Kernels]:
     program = program_of(LAYERS.replace("64", str(size)), profile)
     return program, fuse(program, hardware_profile(profile).compiler)
 
@@ -62,7 +62,7 @@ def fused(profile: str, size: int = 32) -> tuple[Program, Kernels]:
 )
 def test_what_is_stored(profile: str, size: int, kernels: set[str]) -> None:
     program, found = fused(profile, size)
-    stored = {program.instructions[i].name for i, kept in enumerate(found.is_kept) if kept and not found.is_view[i]}
+    stored = {program.instructions[i].name for i, kept in enumerate(found.is_stored) if kept and not found.is_view[i]}
     assert stored - {"x", "b", "zero"} == kernels
 
 
@@ -136,7 +136,7 @@ def test_of_the_orders_that_are_possible_the_one_counts_that_takes_most() -> Non
     assert temporaries_bytes([turned_round], [], alone, cpu) == (most,)
 
 
-def name_steps(program: Program, steps: Sequence[Step]) -> list[list[str]]:
+def name_steps(program: DeviceProgram, steps: Sequence[ScheduleStep]) -> list[list[str]]:
     """The names of the instructions of each step."""
     return [[program.instructions[node].name for node in step] for step in steps]
 
@@ -227,7 +227,7 @@ ENTRY main {{
     program = program_of(text, "a100")
     kernels = fuse(program, hardware_profile("a100").compiler)
     (gate,) = (node for node, each in enumerate(program.instructions) if each.name == "gate")
-    assert kernels.is_kept[gate] == is_stored
+    assert kernels.is_stored[gate] == is_stored
 
 
 CENTRED = """HloModule centred, entry_computation_layout={(f32[64,64]{1,0}, f32[64,64]{1,0})->f32[64,64]{1,0}}
@@ -274,9 +274,9 @@ def test_what_a_library_takes_in_is_not_stored_for_being_gathered() -> None:
     program = program_of(CENTRED, "cpu")
     number = {instruction.name: node for node, instruction in enumerate(program.instructions)}
     program.marks[number["out"]] = GATHERED
-    assert {number["both"], number["centred"]} <= columns(program)
+    assert {number["both"], number["centred"]} <= find_gather_layouts(program)
     kernels = fuse(program, profile.compiler)
-    assert not kernels.is_kept[number["both"]]
+    assert not kernels.is_stored[number["both"]]
     assert set(kernels.reads[number["centred"]]) == {number["x"], number["y"], number["zero"]}
 
 
@@ -291,14 +291,14 @@ def test_what_a_library_takes_in_is_not_stored_for_being_gathered() -> None:
 def test_what_is_sent_lies_as_its_last_readers_in_post_order_have_it(root: str, in_column_order: set[str]) -> None:
     """As XLA:CPU's HLO after layout assignment shows it (jaxlib 0.10.2, `--xla_dump_hlo_pass_re=layout-assignment`)."""
     program, _ = sent(root)
-    names = {program.instructions[node].name for node in columns(program)}
+    names = {program.instructions[node].name for node in find_gather_layouts(program)}
     assert names == in_column_order
 
 
 def test_what_is_sent_in_another_order_is_computed_again_by_those_who_read_it_as_it_is() -> None:
     program, number = sent("product, spread, sent")
     kernels = fuse(program, hardware_profile("cpu").compiler)
-    assert kernels.is_kept[number["shifted"]]
+    assert kernels.is_stored[number["shifted"]]
     assert set(kernels.reads[number["product"]]) == {number["made"], number["b"], number["x"]}
 
 
@@ -310,7 +310,7 @@ def test_what_adds_a_copied_spread_number_reads_two_arrays(root: str, is_twice: 
     assert (number["made"] in kernels.reads[number["product"]]) == is_twice
 
 
-def sent(root: str) -> tuple[Program, dict[str, int]]:
+def sent(root: str) -> tuple[DeviceProgram, dict[str, int]]:
     """A program that gathers columns, by the order in which its root reads what else it makes, and its nodes."""
     types = ", ".join(f"f32[64,{128 if name == 'sent' else 64}]{{1,0}}" for name in root.split(", "))
     program = program_of(SENT.format(types=types, root=root), "cpu")
@@ -328,7 +328,7 @@ def stored(text: str, profile: str) -> set[str]:
     found = fuse(program, compiler)
     return {
         program.instructions[node].name
-        for node, is_kept in enumerate(found.is_kept)
+        for node, is_kept in enumerate(found.is_stored)
         if is_kept and not found.is_view[node] and program.opcodes[node] not in ("parameter", "constant")
     }
 

@@ -12,7 +12,7 @@ import pytest
 import shardwright as sw
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile
-from shardwright.cost.peak.buffers import buffers_of
+from shardwright.cost.peak.buffer_assignment import assign_buffers
 from tests.cost.one_device import program_of
 
 CLUSTER = Cluster.from_json(
@@ -104,7 +104,7 @@ def test_an_update_that_is_made_of_a_turned_gradient_lies_elsewhere_first(
     text = TURNED.format(shape=shape, made=made, opcode=opcode, order=order)
     program = program_of(text.replace("ENTRY", f"{less}ENTRY"), "a100")
     node = {instruction.name: i for i, instruction in enumerate(program.instructions)}
-    buffers = buffers_of(program, hardware_profile("a100"), donated={node["w"]: node["new"]})
+    buffers = assign_buffers(program, hardware_profile("a100"), donated={node["w"]: node["new"]})
     sizes = [size for owner, size in zip(buffers.owners, buffers.size_bytes, strict=True) if owner == (node["new"], 0)]
     assert sizes == ([0, 4 * 2 * 8 * 64] if is_apart else [0])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwright.cost import hardware_profile
-from shardwright.cost.peak.hoisting import hoisted, loop_of, with_hoisted
 from shardwright.cost.peak.liveness import liveness
+from shardwright.cost.peak.loop_invariant_code_motion import find_invariants, hoist_invariants, loop_of
 from shardwright.cost.peak.memory import temporaries_bytes
 from shardwright.hlo import Module, parse
 from shardwright.shardings import Mesh
@@ -52,7 +52,7 @@ def loop(weight: str, last: str = "w") -> Module:
 def names(module: Module, what: str = "all", profile: str = "cpu") -> set[str]:
     (body,) = (each for each in module.computations if each.name == "body")
     program = program_of(body, profile)
-    return {program.instructions[node].name for node in hoisted(program, what)}
+    return {program.instructions[node].name for node in find_invariants(program, what)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ READ_BEHIND = """behind = f32[64,64]{1,0} get-tuple-element(loop), index=3
 def ahead(first: str, second: str, read: str = MADE) -> list[str]:
     """Opcodes of what runs of the entry, beside its loops."""
     module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
-    found = with_hoisted(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
+    found = hoist_invariants(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
     return [opcode for opcode in found.opcodes if opcode in ("exponential", "sine", "tanh")]
 
 

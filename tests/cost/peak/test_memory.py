@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
-from shardwright.cost import HardwareProfile, hardware_profile, memory, required_bytes
+from shardwright.cost import HardwareProfile, bytes_with_margin, hardware_profile, predict_memory
 from shardwright.hlo import parse
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -195,7 +195,7 @@ def predicted(text: str) -> MemorySummary:
             variable(i, leaf, TensorSharding.replicated(leaf.rank), aliases.get(i)) for i, leaf in enumerate(shapes)
         ]
 
-    return memory(module, [], variables(leaves, pairs), variables(module.entry.root.shape.leaves, back), ONE)
+    return predict_memory(module, [], variables(leaves, pairs), variables(module.entry.root.shape.leaves, back), ONE)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -241,7 +241,7 @@ def hand_plan(mesh: Mesh, gathered: bool, lies: TensorSharding = ROWS) -> Memory
     ]
     module = parse(HAND)
     x, w = (parameter.shape for parameter in module.entry.parameters)
-    return memory(
+    return predict_memory(
         module,
         instructions,
         [variable(0, x, lies, None), variable(1, w, whole, None)],
@@ -290,7 +290,7 @@ def partial_plan(profile: HardwareProfile, result: TensorSharding) -> MemorySumm
         entry("tanh", "tanh", [result], result),
         entry("add", "add", [result, result], result),
     ]
-    return memory(
+    return predict_memory(
         module,
         instructions,
         [variable(0, x, COLUMNS, None), variable(1, w, ROWS, None)],
@@ -350,7 +350,7 @@ def test_calls_are_inlined_and_unread_results_cost_nothing() -> None:
     module = parse(NESTED)
     a, c = module.entry.parameters[0].shape, module.entry.root.shape
     whole = TensorSharding.replicated(1)
-    summary = memory(module, [], [variable(0, a, whole, None)], [variable(0, c, whole, None)], ONE)
+    summary = predict_memory(module, [], [variable(0, a, whole, None)], [variable(0, c, whole, None)], ONE)
     assert summary.temporaries_bytes == 1024 * 4  # what is between the two sorts
 
 
@@ -367,11 +367,11 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
     made = plan(text, Cluster.local(8), plan_options(force=force, mesh=mesh))
     program = service.compile(text, made, want_executable=False)
-    predicted = memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    predicted = predict_memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
     assert program.memory is not None
     assert predicted.arguments_bytes == program.memory.argument_bytes
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
-    assert required_bytes(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
+    assert bytes_with_margin(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileS
         halves = annotate(x @ w, {0: None, 1: "x"})
         return jnp.sin(annotate(jnp.sin(halves), {0: None, 1: ("x", "y")}))
 
-    with annotations_kept():
+    with keep_annotations():
         text = jax.jit(step, keep_unused=True).lower(array(8, 1022), array(512, 8)).as_text("hlo")
     made = plan(text, Cluster.local(4), plan_options(mesh={"x": 2, "y": 2}))
     program = service.compile(made.require_hlo(), made, want_executable=False)
@@ -452,7 +452,7 @@ def test_what_is_stored_padded_is_written_over_copies(service: CompileService) -
     program = service.compile(made.require_hlo(), made, want_executable=False)
     assert program.memory is not None
     assert any(output.is_padded for output in made.outputs)
-    assert required_bytes(made.memory, hardware_profile("cpu")) >= program.memory.peak_bytes
+    assert bytes_with_margin(made.memory, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
 def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:
@@ -462,6 +462,6 @@ def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> No
     made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
     text = made.require_hlo()  # calls are written out
     program = service.compile(text, made, want_executable=False)
-    predicted = memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    predicted = predict_memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
     assert program.memory is not None
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.options import plan_options
 from shardwright.planner import plan
@@ -34,7 +34,7 @@ def lowered(columns: int) -> str:
         return jnp.einsum("blv,vd->bld", part, annotate(w, {0: "x"})), jnp.einsum("blv,bld->vd", part, x)
 
     shapes = ((ROWS, INNER, columns), (ROWS, INNER, columns), (columns, MIDDLE), (ROWS, INNER, MIDDLE))
-    with annotations_kept():
+    with keep_annotations():
         return jax.jit(step).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).as_text("hlo")
 
 
@@ -48,10 +48,10 @@ def test_what_is_cut_unevenly_is_stored_padded(columns: int, service: CompileSer
 
 def test_a_price_of_memory_takes_what_is_padded_for_the_value_as_it_is_made() -> None:
     search = Search(lowered(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
-    outcome = search.outcome()
-    found = outcome.plan(outcome.fastest)
-    padded = max(found.held, key=lambda held: held.size_bytes)
-    model = search.memory_model(found.chain.graph.layout.hubs)
-    values = model.peak_of_buffers(found.held, found.decisions).values
+    outcome = search.search_meshes()
+    found = outcome.evaluate(outcome.fastest)
+    padded = max(found.live_buffers, key=lambda held: held.size_bytes)
+    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    values = model.constraint_of_buffers(found.live_buffers, found.decisions).values
     assert padded.size_bytes > ROWS * INNER * 4001 * 4
     assert padded.name in {search.flow.nodes[node].instruction.name for node, _ in values}

@@ -14,7 +14,7 @@ import pytest
 
 import shardwright as sw
 from benchmarks.memory_models import LARGE_MODELS
-from shardwright.cost import hardware_profile, memory
+from shardwright.cost import hardware_profile, predict_memory
 from shardwright.hlo import parse
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,5 +41,5 @@ def test_the_peak_is_that_of_the_tpu_compiler(model: str, plan: str, mesh: str, 
     assert isinstance(made, sw.Plan)
     profile = hardware_profile("tpu-v5e")
     module = parse(made.require_hlo())
-    predicted = memory(module, made.instructions, made.parameters, made.outputs, made.mesh, profile)
+    predicted = predict_memory(module, made.instructions, made.parameters, made.outputs, made.mesh, profile)
     assert predicted.peak_bytes / MB == pytest.approx(taken_mb, rel=0.15)

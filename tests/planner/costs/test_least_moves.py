@@ -10,10 +10,10 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape
-from shardwright.planner.costs.least_moves import EXACT_RANK, LeastPrices
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.strategies.expansion import shardings_of
-from shardwright.planner.strategies.uneven import divides_or_pays
+from shardwright.planner.strategies.padding import divides_or_pays
 from shardwright.shardings import Mesh
 from tests.planner.search.test_meshes import cluster
 
@@ -24,7 +24,7 @@ def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape, **exact: Any) -> tuple[n
     exact: which moves are to be followed; none of many dimensions else.
     """
     profile = hardware_profile("a100")
-    least, real = LeastPrices(mesh, nodes, profile, **{"even_rank": 0, **exact}), Prices(mesh, nodes, profile)
+    least, real = RelaxedPrices(mesh, nodes, profile, **{"even_rank": 0, **exact}), Prices(mesh, nodes, profile)
     found = []
     for prices in (least, real):
         ids = [prices.identify(each) for each in shardings_of(shape, mesh, partial=True, may_split=divides_or_pays)]
@@ -82,7 +82,7 @@ def test_even_moves_of_any_rank_are_followed_where_that_is_asked_for(sizes: dict
 @pytest.mark.parametrize("even_rank", [0, 3])
 def test_equal_edges_share_one_matrix(even_rank: int) -> None:
     mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (64, 64))
-    prices = LeastPrices(mesh, cluster(8), hardware_profile("a100"), even_rank=even_rank)
+    prices = RelaxedPrices(mesh, cluster(8), hardware_profile("a100"), even_rank=even_rank)
     ids = np.array([prices.identify(each) for each in shardings_of(shape, mesh)])
     once = prices.reshard_matrix(shape, ids, ids, 1.0)
     twice = prices.reshard_matrix(shape, ids, ids, 2.0)
@@ -93,22 +93,22 @@ def test_equal_edges_share_one_matrix(even_rank: int) -> None:
 def test_the_same_prices_with_more_moves_followed() -> None:
     mesh, shape = Mesh.of({"x": 2, "y": 2, "z": 2}), ArrayShape("f32", (16, 64, 8, 32))
     nodes, profile = cluster(8), hardware_profile("a100")
-    rough, real = LeastPrices(mesh, nodes, profile), Prices(mesh, nodes, profile)
+    rough, real = RelaxedPrices(mesh, nodes, profile), Prices(mesh, nodes, profile)
     layouts = list(shardings_of(shape, mesh, partial=True))
     ids = np.array([rough.identify(each) for each in layouts])
     before = rough.reshard_matrix(shape, ids, ids, 1.0)
-    followed = rough.following(4).reshard_matrix(shape, ids, ids, 1.0)
+    followed = rough.with_exact_rank(4).reshard_matrix(shape, ids, ids, 1.0)
     numbers = np.array([real.identify(each) for each in layouts])
     assert np.array_equal(followed, real.reshard_matrix(shape, numbers, numbers, 1.0))
     assert np.any(before < followed)
-    assert np.array_equal(rough.following(EXACT_RANK).reshard_matrix(shape, ids, ids, 1.0), before)
+    assert np.array_equal(rough.with_exact_rank(EXACT_RANK).reshard_matrix(shape, ids, ids, 1.0), before)
 
 
 def test_uneven_arrays_of_equal_size_are_told_apart() -> None:
     mesh, shapes = Mesh.of({"x": 2, "y": 2, "z": 2}), ((9, 8, 8, 64), (8, 8, 9, 64))
     first, second = (ArrayShape("f32", dimensions) for dimensions in shapes)
     nodes, profile = cluster(8), hardware_profile("a100")
-    both_of_them, alone = LeastPrices(mesh, nodes, profile), LeastPrices(mesh, nodes, profile)
+    both_of_them, alone = RelaxedPrices(mesh, nodes, profile), RelaxedPrices(mesh, nodes, profile)
     layouts = list(shardings_of(first, mesh))
     ids = np.array([both_of_them.identify(each) for each in layouts])
     of_first = both_of_them.reshard_matrix(first, ids, ids, 1.0)

@@ -25,8 +25,8 @@ LIES = [
 def test_bytes_are_those_of_one_shard_also_of_shardings_that_come_later() -> None:
     prices = Prices(MESH, Cluster.local(8), hardware_profile("cpu"))
     first = np.array([prices.identify(each) for each in LIES[:2]])
-    assert prices.stored_bytes(SHAPE, first).tolist() == [96.0, 32.0]
+    assert prices.bytes_per_device(SHAPE, first).tolist() == [96.0, 32.0]
     every = np.array([prices.identify(each) for each in reversed(LIES)])
     wanted = [shard_bytes("bf16", SHAPE.dimensions, each, MESH) for each in reversed(LIES)]
-    assert prices.stored_bytes(SHAPE, every).tolist() == wanted
-    assert prices.stored_bytes(ArrayShape("f32", (6, 8)), first).tolist() == [192.0, 64.0], "of each type its own"
+    assert prices.bytes_per_device(SHAPE, every).tolist() == wanted
+    assert prices.bytes_per_device(ArrayShape("f32", (6, 8)), first).tolist() == [192.0, 64.0], "of each type its own"

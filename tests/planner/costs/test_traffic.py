@@ -12,7 +12,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.cost.compute import kernel_bytes
-from shardwright.cost.moves.relayout import LOOP, PRODUCT, STORED, Ends
+from shardwright.cost.moves.relayout import LOOP, PRODUCT, STORED, MoveEnds
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
@@ -105,12 +105,12 @@ def test_what_is_gathered_along_an_inner_dimension_takes_longer_on_gpus() -> Non
     mesh, shape = Mesh.of({"x": 8}), ArrayShape("f32", (64, 1024, 768))
     whole = TensorSharding.replicated(3)
     first, middle = TensorSharding((("x",), (), ())), TensorSharding(((), ("x",), ()))
-    ends = Ends(PRODUCT, PRODUCT)
+    ends = MoveEnds(PRODUCT, PRODUCT)
     on_gpus = Prices(mesh, Cluster.local(8), hardware_profile("a100"))
     assert on_gpus.reshard_s(shape, first, whole) == on_gpus.reshard_s(shape, middle, whole)
-    assert on_gpus.turning_s(shape, first, whole, ends) == 0 < on_gpus.turning_s(shape, middle, whole, ends)
+    assert on_gpus.transpose_s(shape, first, whole, ends) == 0 < on_gpus.transpose_s(shape, middle, whole, ends)
     on_cpus = Prices(mesh, Cluster.local(8), hardware_profile("cpu"))
-    assert on_cpus.turning_s(shape, middle, whole, ends) == 0
+    assert on_cpus.transpose_s(shape, middle, whole, ends) == 0
 
 
 def test_weights_stored_by_columns_are_turned_before_they_are_gathered() -> None:
@@ -119,7 +119,8 @@ def test_weights_stored_by_columns_are_turned_before_they_are_gathered() -> None
     profile = hardware_profile("a100")
     prices = Prices(mesh, Cluster.local(8), profile)
     seconds = [
-        prices.turning_s(shape, lies, TensorSharding.replicated(2), Ends(STORED, PRODUCT)) for lies in (rows, columns)
+        prices.transpose_s(shape, lies, TensorSharding.replicated(2), MoveEnds(STORED, PRODUCT))
+        for lies in (rows, columns)
     ]
     assert seconds == [0.0, max(profile.launch_s, shape.size_bytes / 4 / profile.memory_bandwidth_bytes_per_s)]
-    assert prices.turning_s(shape, columns, TensorSharding.replicated(2), Ends(LOOP, PRODUCT)) == 0
+    assert prices.transpose_s(shape, columns, TensorSharding.replicated(2), MoveEnds(LOOP, PRODUCT)) == 0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.hlo import ArrayShape
-from shardwright.planner.graph.bitcasts import steps_of
+from shardwright.planner.graph.bitcasts import bitcast_steps
 
 
 def _in_memory(value: np.ndarray, shape: ArrayShape) -> np.ndarray:
@@ -49,7 +49,7 @@ def test_steps_read_the_same_memory(shapes: tuple[ArrayShape, ArrayShape]) -> No
     before, after = shapes
     value = np.arange(np.prod(before.dimensions, dtype=int)).reshape(before.dimensions)
     expected = _read(_in_memory(value, before), after)
-    steps = steps_of(before, after)
+    steps = bitcast_steps(before, after)
     assert steps
     for step in steps:
         value = value.transpose(step.dimensions) if step.opcode == "transpose" else value.reshape(step.shape.dimensions)
@@ -72,7 +72,7 @@ def test_steps_read_the_same_memory(shapes: tuple[ArrayShape, ArrayShape]) -> No
     ],
 )
 def test_as_few_steps_as_do(before: tuple[str, str | None], after: tuple[str, str | None], opcodes: list[str]) -> None:
-    steps = steps_of(_shape("f32", *before), _shape("f32", *after))
+    steps = bitcast_steps(_shape("f32", *before), _shape("f32", *after))
     assert steps is not None
     assert [step.opcode for step in steps] == opcodes
 
@@ -82,7 +82,7 @@ def _shape(kind: str, dims: str, layout: str | None) -> ArrayShape:
 
 
 def test_types_of_one_width_are_converted_bit_by_bit() -> None:
-    steps = steps_of(_shape("f32", "2,3", "1,0"), _shape("s32", "6", "0"))
+    steps = bitcast_steps(_shape("f32", "2,3", "1,0"), _shape("s32", "6", "0"))
     assert steps is not None
     assert [(step.opcode, step.shape.element_type) for step in steps] == [
         ("bitcast-convert", "s32"),
@@ -103,4 +103,4 @@ def test_types_of_one_width_are_converted_bit_by_bit() -> None:
     ids=["tiles", "rows in pairs", "tiles turned", "width", "size", "dynamic"],
 )
 def test_what_layouts_do_not_say_is_not_guessed(before: ArrayShape, after: ArrayShape) -> None:
-    assert steps_of(before, after) is None
+    assert bitcast_steps(before, after) is None

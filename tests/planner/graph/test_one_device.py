@@ -18,7 +18,7 @@ import shardwright as sw
 from shardwright.cli import main
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import parse
-from shardwright.planner.graph.one_device import refuse_one_device
+from shardwright.planner.graph.per_device_programs import refuse_per_device_program
 
 _ADD = "add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }\n"
 _X = "x = f32[8,4]{1,0} parameter(0)\n"
@@ -75,7 +75,7 @@ _REFUSED = {
 def test_what_speaks_of_devices_is_refused_by_name(kind: str) -> None:
     body, said = _REFUSED[kind]
     with pytest.raises(UnsupportedProgramError) as caught:
-        refuse_one_device(parse(_text(body)))
+        refuse_per_device_program(parse(_text(body)))
     assert said in caught.value.message
     assert caught.value.where.startswith("line ")
     assert 'as_text("hlo")' in caught.value.remedy
@@ -86,7 +86,7 @@ def test_a_collective_inside_a_computation_of_its_own_is_found() -> None:
     u = ((f32[8,4]), f32[64,4]) async-update(s)
     ROOT r = f32[64,4] async-done(u)"""
     with pytest.raises(UnsupportedProgramError, match="'all' is an all-gather over 8 devices"):
-        refuse_one_device(parse(_text(body, before=_WRAPPED)))
+        refuse_per_device_program(parse(_text(body, before=_WRAPPED)))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_collective_inside_a_computation_of_its_own_is_found() -> None:
 )
 def test_shares_are_known_without_a_collective(header: str, entry: str, said: str) -> None:
     with pytest.raises(UnsupportedProgramError, match=said):
-        refuse_one_device(parse(_text("ROOT r = f32[8,4] tanh(x)", header, entry)))
+        refuse_per_device_program(parse(_text("ROOT r = f32[8,4] tanh(x)", header, entry)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_whole_program_is_planned_whatever_mesh_it_was_for(header: str, entry:
 
 def test_a_function_of_a_users_own_may_be_called_spmd() -> None:
     before = "loss_spmd.5 { p = f32[8,4]{1,0} parameter(0) ROOT t = f32[8,4]{1,0} tanh(p) }\n"
-    refuse_one_device(
+    refuse_per_device_program(
         parse(_text("ROOT r = f32[8,4] call(x), to_apply=loss_spmd.5", ", num_partitions=8", before=before))
     )
 
@@ -185,7 +185,7 @@ def test_what_xla_dumps_is_refused_from_partitioning_on(tmp_path: Path) -> None:
     assert set(sizes) == {(8, 4), (1, 4)}  # the whole batch, and one device's share
     for module, size in zip(modules, sizes, strict=True):
         if size == (8, 4):
-            refuse_one_device(module)
+            refuse_per_device_program(module)
             continue
         with pytest.raises(UnsupportedProgramError, match="the program of one device"):
-            refuse_one_device(module)
+            refuse_per_device_program(module)

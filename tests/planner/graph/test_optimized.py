@@ -15,7 +15,7 @@ import shardwright as sw
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import Module, parse
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.graph.optimized import before_optimization
+from shardwright.planner.graph.optimized_hlo import undo_optimization
 from shardwright.plans import Plan
 from tests.planner.running import xla_outputs
 
@@ -130,7 +130,7 @@ def _opcodes(module: Module) -> set[str]:
 
 @pytest.mark.parametrize("kind", _WRITTEN)
 def test_nothing_of_a_compiler_is_left(kind: str) -> None:
-    left = _opcodes(inline_calls(before_optimization(parse(_text(_WRITTEN[kind][0])))))
+    left = _opcodes(inline_calls(undo_optimization(parse(_text(_WRITTEN[kind][0])))))
     assert not [opcode for opcode in left if opcode.endswith(("-start", "-update", "-done"))]
     assert left.isdisjoint({"fusion", "call", "bitcast", "custom-call", "all-reduce"})
 
@@ -138,7 +138,7 @@ def test_nothing_of_a_compiler_is_left(kind: str) -> None:
 def test_a_program_from_before_optimization_stays_as_it_is() -> None:
     module = parse(_text("ROOT r = f32[16,8] call(x), to_apply=negated", header=""))
     module.computations = [each for each in module.computations if each.name in ("negated", "main")]
-    assert before_optimization(module) is module
+    assert undo_optimization(module) is module
 
 
 _REFUSED = {

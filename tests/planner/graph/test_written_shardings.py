@@ -13,9 +13,9 @@ from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError
 from shardwright.hlo import Instruction, Module, TupleShape, parse
 from shardwright.planner import plan
-from shardwright.planner.graph.foreign import sharding_of
-from shardwright.planner.graph.written_shardings import Said, marked_outputs, write_out_shardings
-from shardwright.planner.pins import annotations
+from shardwright.planner.constraints import annotations
+from shardwright.planner.graph.imported_shardings import read_sharding
+from shardwright.planner.graph.sharding_calls import ShardingSource, find_output_shardings, insert_sharding_calls
 from shardwright.planner.rewrites.edit import attribute
 from shardwright.planner.search import program
 from shardwright.plans import Plan
@@ -58,7 +58,7 @@ ENTRY main {{
 
 
 def written_out(module: Module) -> Module:
-    return write_out_shardings(module, marked_outputs(module.entry.root))
+    return insert_sharding_calls(module, find_output_shardings(module.entry.root))
 
 
 def lies(planned: Plan) -> dict[str, Dims]:
@@ -274,7 +274,7 @@ def test_all_that_a_dumped_module_says_holds(name: str) -> None:
 
 
 def said_of(instruction: Instruction, leaf: int = 0) -> Dims:
-    said = sharding_of(instruction, {}, instruction.shape.leaves[leaf].rank, leaf)
+    said = read_sharding(instruction, {}, instruction.shape.leaves[leaf].rank, leaf)
     assert said is not None
     return tuple(dim.axes or () for dim in said.on(Mesh.of({"a": 2, "b": 4})).values())
 
@@ -282,12 +282,12 @@ def said_of(instruction: Instruction, leaf: int = 0) -> Dims:
 def test_outputs_are_looked_through_once_however_often_the_program_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Instruction] = []
 
-    def counted(root: Instruction) -> Iterator[Said]:
+    def counted(root: Instruction) -> Iterator[ShardingSource]:
         looked.append(root)
-        return marked_outputs(root)
+        return find_output_shardings(root)
 
-    monkeypatch.setattr(program, "marked_outputs", counted)
-    monkeypatch.setattr(annotations, "marked_outputs", counted)
+    monkeypatch.setattr(program, "find_output_shardings", counted)
+    monkeypatch.setattr(annotations, "find_output_shardings", counted)
     read = program.Program(product(f"sharding={ROWS}"), TWO_BY_FOUR)
-    read.computing(None, 1)
+    read.rewrite_variant(None, 1)
     assert looked == [read.original.entry.root]

@@ -16,7 +16,7 @@ from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner import plan
-from shardwright.planner.memory.recompute import _Kind, _Value
+from shardwright.planner.memory.recompute import _SegmentKind, _Value
 from shardwright.plans import Plan
 from shardwright.xla import CompileService
 from tests.planner.programs import gpt2, lower, scan, volumes
@@ -42,7 +42,7 @@ def halved(unlimited: Plan) -> Plan:
     return planned(memory_budget=unlimited.memory.peak_bytes // 2, micro_batches=1)
 
 
-def random_kind(seed: int, count: int = 8) -> _Kind:
+def random_kind(seed: int, count: int = 8) -> _SegmentKind:
     random = np.random.default_rng(seed)
     values = []
     for i in range(count):
@@ -52,15 +52,15 @@ def random_kind(seed: int, count: int = 8) -> _Kind:
                 size_bytes=int(random.integers(0, 50)),
                 seconds=None if random.random() < 0.15 else float(random.integers(0, 20)) / 1e3,
                 operands=sorted({int(j) for j in random.integers(0, i, 2)}) if i else [],
-                is_read=bool(random.random() < 0.5),
+                is_needed_backward=bool(random.random() < 0.5),
             )
         )
-    return _Kind(name="", values=values, repeats=[[f"v{i}" for i in range(count)]])
+    return _SegmentKind(name="", values=values, repeats=[[f"v{i}" for i in range(count)]])
 
 
-def price_of(kind: _Kind, again: set[int], price: float) -> float:
+def price_of(kind: _SegmentKind, again: set[int], price: float) -> float:
     """Seconds and priced bytes of computing `again` again; infinite where it is not allowed."""
-    there = {i for i, value in enumerate(kind.values) if value.is_read}
+    there = {i for i, value in enumerate(kind.values) if value.is_needed_backward}
     there |= {operand for i in again for operand in kind.values[i].operands}
     seconds = [kind.values[i].seconds for i in again]
     if None in seconds:

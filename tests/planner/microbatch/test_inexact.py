@@ -11,7 +11,7 @@ import pytest
 from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import parse
-from shardwright.planner.microbatch import accumulated, split_step
+from shardwright.planner.microbatch import accumulate_step, split_step
 from tests.planner.microbatch.microbatch_programs import BATCH_NORM
 from tests.planner.microbatch.test_refused import contrastive, expert_capacity, inside_a_loop, largest_logit
 from tests.planner.microbatch.test_whole_batch import arguments_of, assert_equal, run_accumulated
@@ -42,7 +42,7 @@ def mean_of_small_batches(program: Program, batch: int) -> list[np.ndarray]:
 def test_every_micro_batch_is_a_batch_of_its_own(program: Any, batch: int, note: str) -> None:
     made = program()
     split = split_step(parse(lower(made)), INEXACT)
-    assert_equal(mean_of_small_batches(made, batch), run_accumulated(accumulated(split, PARTS), arguments_of(made)))
+    assert_equal(mean_of_small_batches(made, batch), run_accumulated(accumulate_step(split, PARTS), arguments_of(made)))
     assert split.notes
     assert all(each.startswith("inexact: ") for each in split.notes)
     assert any(note in each for each in split.notes)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.planner.models import moe, resnet, unet
 from shardwright.hlo import parse
-from shardwright.planner.microbatch import accumulated, split_step
+from shardwright.planner.microbatch import accumulate_step, split_step
 from tests.planner.microbatch.test_whole_batch import arguments_of, assert_equal, run_accumulated
 from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import run
@@ -54,4 +54,4 @@ def test_equals_the_whole_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     text, arguments = lower(made), arguments_of(made)
     split = split_step(parse(text))
     assert all(along.dim == 0 for along in split.batch.values())
-    assert_equal(run(text, arguments), run_accumulated(accumulated(split, 2), arguments))
+    assert_equal(run(text, arguments), run_accumulated(accumulate_step(split, 2), arguments))

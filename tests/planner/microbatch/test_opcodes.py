@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, TupleShape, parse
-from shardwright.planner.microbatch import Along, accumulated
+from shardwright.planner.microbatch import Along, accumulate_step
 from shardwright.planner.microbatch.kinds import DONE, SUM, WHOLE, Kind
-from shardwright.planner.microbatch.split import cut, labelled
+from shardwright.planner.microbatch.split import cut_step, label_step
 from shardwright.planner.rewrites import edit
 from tests.planner.rewrites.rewrite_programs import run
 from tests.planner.rules.rule_cases import Case, cases_of
@@ -137,7 +137,7 @@ def trials_of(cases: Sequence[Case]) -> list[Trial]:
     """Every operand along every dimension that is even, and as a sum; no more than micro-batches can compute."""
     found = [Trial(case.instruction, leaf, kind) for case in cases for leaf, kind in _kinds(case.instruction)]
     bundle = Bundle(found)
-    _, labels = labelled(bundle.module, bundle.batch)
+    _, labels = label_step(bundle.module, bundle.batch)
     return [t for t, made in zip(found, bundle.made, strict=True) if DONE not in labels.kinds[made]]
 
 
@@ -171,7 +171,7 @@ def values_of(shape: ArrayShape, seed: int) -> np.ndarray:
 def check(trials: Sequence[Trial]) -> None:
     bundle = Bundle(trials)
     arguments = [values_of(p.shape.leaves[0], n) for n, p in enumerate(bundle.parameters)]
-    module = accumulated(cut(bundle.module, bundle.batch, *labelled(bundle.module, bundle.batch)), PARTS)
+    module = accumulate_step(cut_step(bundle.module, bundle.batch, *label_step(bundle.module, bundle.batch)), PARTS)
     stored = [a.reshape(p.shape.leaves[0].dimensions) for a, p in zip(arguments, module.entry.parameters, strict=True)]
     expected = run(bundle.module.to_text(), arguments)
     found = run(module.to_text(), stored)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwright.hlo import Instruction, parse
-from shardwright.planner.microbatch import locality
+from shardwright.planner.microbatch import local_rules
 from shardwright.planner.microbatch.kinds import SUM, WHOLE, Along, Kind
-from shardwright.planner.microbatch.locality import Reading, Readings
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.microbatch.local_rules import LocalRule, LocalRules
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 PROGRAM = """HloModule two, entry_computation_layout={(f32[8,4], f32[4,4])->f32[4,4]}
 
@@ -24,17 +24,17 @@ ENTRY main {
 
 def test_equal_instructions_are_cut_alike_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    along = locality._along
+    along = local_rules._along
 
-    def counting(instruction: Instruction, kinds: tuple[Kind, ...], rules: KnownRules) -> Reading | None:
+    def counting(instruction: Instruction, kinds: tuple[Kind, ...], rules: RuleCache) -> LocalRule | None:
         asked.append(instruction.name)
         return along(instruction, kinds, rules)
 
-    monkeypatch.setattr(locality, "_along", counting)
+    monkeypatch.setattr(local_rules, "_along", counting)
     one, two, last = parse(PROGRAM).entry.instructions[2:]
-    readings, rows = Readings(KnownRules()), (Along(0), WHOLE)
+    readings, rows = LocalRules(RuleCache()), (Along(0), WHOLE)
     found = [readings.of(each, rows, adds_whole=False) for each in (one, two)]
-    assert found == [Reading(rows, (Along(0),), 8)] * 2
-    assert readings.of(last, (Along(0), Along(0)), adds_whole=False) == Reading((Along(0), Along(0)), (SUM,), 8)
-    assert readings.of(two, (WHOLE, Along(0)), adds_whole=False) == Reading((Along(1), Along(0)), (SUM,), 4)
+    assert found == [LocalRule(rows, (Along(0),), 8)] * 2
+    assert readings.of(last, (Along(0), Along(0)), adds_whole=False) == LocalRule((Along(0), Along(0)), (SUM,), 8)
+    assert readings.of(two, (WHOLE, Along(0)), adds_whole=False) == LocalRule((Along(1), Along(0)), (SUM,), 4)
     assert asked == ["one", "last", "two"]

@@ -13,9 +13,9 @@ from shardwright.planner.microbatch import (
     Along,
     Argument,
     PartModule,
-    Shared,
+    SharedValue,
     StepSplit,
-    accumulated,
+    accumulate_step,
     micro_module,
     once_module,
     split_step,
@@ -68,7 +68,7 @@ def inputs(
     return found
 
 
-def finished(shared: Shared, values: list[np.ndarray]) -> np.ndarray:
+def finished(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
     if isinstance(shared.kind, Along):
         dim, outer = shared.kind.dim, shared.kind.outer
         blocks = [v.reshape(*v.shape[:dim], outer, -1, *v.shape[dim + 1 :]) for v in values]
@@ -83,7 +83,7 @@ def test_equals_the_whole_batch(name: str) -> None:
     text, arguments = lower(program), arguments_of(program)
     expected = run(text, arguments)
     split = split_step(parse(text))
-    assert_equal(expected, run_accumulated(accumulated(split, 2), arguments))
+    assert_equal(expected, run_accumulated(accumulate_step(split, 2), arguments))
     assert_equal(expected, run_parts(split, arguments, 4))
 
 
@@ -97,7 +97,7 @@ def test_loops_carry_the_part_of_what_they_only_cut() -> None:
 
 def test_what_counts_in_the_whole_batch_is_computed_once() -> None:
     """Ahead of the loop over micro-batches: the loop carries the number of tokens, not all lengths."""
-    module = accumulated(split_step(parse(lower(EXACT["masked"]()))), 2)
+    module = accumulate_step(split_step(parse(lower(EXACT["masked"]()))), 2)
     (loop,) = [i for i in module.entry if i.opcode == "while"]
     carried = [leaf.dimensions for leaf in loop.shape.leaves]
     assert (2, BATCH // 2) in carried  # lengths, by micro-batch
@@ -106,12 +106,12 @@ def test_what_counts_in_the_whole_batch_is_computed_once() -> None:
 
 def test_one_micro_batch_is_the_step_itself() -> None:
     split = split_step(parse(lower(EXACT["masked"]())))
-    assert accumulated(split, 1) is split.module
+    assert accumulate_step(split, 1) is split.module
 
 
 def test_texts_are_equal_whatever_the_hash_seed() -> None:
     """Two readings of one text: dictionaries and sets of objects must not leave traces."""
     text = lower(EXACT["rematerialised"]())
-    first, second = (accumulated(split_step(parse(text)), 2).to_text() for _ in range(2))
+    first, second = (accumulate_step(split_step(parse(text)), 2).to_text() for _ in range(2))
     assert first == second
     private.canonical_hlo(first)

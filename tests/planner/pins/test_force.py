@@ -20,7 +20,7 @@ from shardwright.planner import plan
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.microbatch import split_step
-from shardwright.planner.search.batch_dims import batch_dims
+from shardwright.planner.search.batch_dims import find_batch_dims
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
 from tests.planner.programs import PROGRAMS, Program, cnn, gpt2, lower, mlp, scan, time_major
@@ -249,7 +249,7 @@ def test_a_batch_that_cannot_be_cut_is_found_by_the_work_along_it() -> None:
     module = inline_calls(parse(text))
     with pytest.raises(MicroBatchError):
         split_step(module)
-    assert batch_dims(module, build_dataflow(module), PlanOptions()) == {1: 1}
+    assert find_batch_dims(module, build_dataflow(module), PlanOptions()) == {1: 1}
 
 
 def test_products_that_cannot_run_along_the_batch_are_noted() -> None:

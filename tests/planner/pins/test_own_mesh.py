@@ -15,14 +15,14 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError
 from shardwright.hlo import Instruction, parse
 from shardwright.planner import plan
-from shardwright.planner.graph.foreign import sharding_of
-from shardwright.planner.graph.own_mesh import OwnMesh
+from shardwright.planner.graph.imported_shardings import read_sharding
+from shardwright.planner.graph.program_mesh import ProgramMesh
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh
 from tests.planner.pins.test_lowered_shardings import lowered, using
@@ -89,25 +89,41 @@ TWO = mesh_of(dp=2, tp=2)
 @pytest.mark.parametrize(
     ("own", "mesh", "expected"),
     [
-        (OwnMesh(sizes={"dp": 2, "tp": 2}), {"dp": 4, "tp": 2}, {"dp": ("dp",), "tp": ("tp",)}),
-        (OwnMesh(sizes={"dp": 4, "tp": 2}), {"dp": 2, "tp": 4}, {"dp": ("dp",), "tp": ("tp",)}),
-        (OwnMesh(sizes={"dp": 2, "x": 4}), {"x": 2, "dp": 4}, {"dp": ("dp",), "x": ("x",)}),  # not by devices
-        (OwnMesh(sizes={"dp": 2, "tp": 2}, used=("dp", "tp")), {"dp": 8}, {"dp": ("dp",), "tp": ()}),
-        (OwnMesh(sizes={"dp": 2, "tp": 2}, used=("dp", "tp")), {"a": 2, "b": 4}, {"dp": ("a",), "tp": ("b",)}),
-        (OwnMesh(sizes={"dp": 2, "tp": 2}, used=("tp", "dp")), {"a": 2, "b": 4}, {"tp": ("a",), "dp": ("b",)}),
-        (OwnMesh(sizes={"dp": 4, "pp": 2}, used=("pp",)), {"a": 4, "b": 2}, {"pp": ("b",), "dp": ("a",)}),
-        (OwnMesh(sizes={"dp": 4, "pp": 2}, used=("pp",)), {"a": 4}, {"pp": ("a",)}),  # nothing for what is not used
-        (OwnMesh(sizes={"a": 2, "b": 2}, used=("b", "a"), is_named=False), {"a": 4, "b": 1}, {"b": ("a",), "a": ()}),
+        (ProgramMesh(sizes={"dp": 2, "tp": 2}), {"dp": 4, "tp": 2}, {"dp": ("dp",), "tp": ("tp",)}),
+        (ProgramMesh(sizes={"dp": 4, "tp": 2}), {"dp": 2, "tp": 4}, {"dp": ("dp",), "tp": ("tp",)}),
+        (ProgramMesh(sizes={"dp": 2, "x": 4}), {"x": 2, "dp": 4}, {"dp": ("dp",), "x": ("x",)}),  # not by devices
+        (ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")), {"dp": 8}, {"dp": ("dp",), "tp": ()}),
+        (
+            ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("dp", "tp")),
+            {"a": 2, "b": 4},
+            {"dp": ("a",), "tp": ("b",)},
+        ),
+        (
+            ProgramMesh(sizes={"dp": 2, "tp": 2}, split_axes=("tp", "dp")),
+            {"a": 2, "b": 4},
+            {"tp": ("a",), "dp": ("b",)},
+        ),
+        (ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)), {"a": 4, "b": 2}, {"pp": ("b",), "dp": ("a",)}),
+        (
+            ProgramMesh(sizes={"dp": 4, "pp": 2}, split_axes=("pp",)),
+            {"a": 4},
+            {"pp": ("a",)},
+        ),  # nothing for what is not used
+        (
+            ProgramMesh(sizes={"a": 2, "b": 2}, split_axes=("b", "a"), is_named=False),
+            {"a": 4, "b": 1},
+            {"b": ("a",), "a": ()},
+        ),
     ],
-)  # fmt: skip
-def test_axes_of_another_number_of_devices(own: OwnMesh, mesh: dict[str, int], expected: dict[str, Any]) -> None:
+)
+def test_axes_of_another_number_of_devices(own: ProgramMesh, mesh: dict[str, int], expected: dict[str, Any]) -> None:
     assert own.on(Mesh.of(mesh)) == expected
 
 
 def _read(sharding: str) -> list[tuple[tuple[int, int | None], ...]]:
     text = f"HloModule m\n\nENTRY e {{\n  ROOT x = f32[48,48] parameter(0), sharding={sharding}\n}}\n"
     parameter: Instruction = parse(text).entry.root
-    found = sharding_of(parameter, {}, 2)
+    found = read_sharding(parameter, {}, 2)
     assert found is not None
     return [tuple((part.size, part.stride) for part in found.dims[dim].parts) for dim in range(2)]
 
@@ -204,7 +220,7 @@ def test_annotations_beside_constraints() -> None:
         rows = annotate(x, {0: "rows"})
         return jax.lax.with_sharding_constraint(rows @ w, NamedSharding(TWO, P("dp", "tp"))) * 2
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, ARGUMENTS[0], ARGUMENTS[2])
     assert sorted(planned_on(text, 8).mesh.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from shardwright.client.annotate import annotate, annotations_kept
+from shardwright.client.annotate import annotate, keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, UnsupportedProgramError
 from shardwright.hlo import parse
 from shardwright.planner import plan
+from shardwright.planner.constraints.annotations import collect_requirements
 from shardwright.planner.graph.dataflow import build_dataflow
-from shardwright.planner.graph.own_mesh import OwnMesh
-from shardwright.planner.pins.annotations import collect
+from shardwright.planner.graph.program_mesh import ProgramMesh
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh
@@ -48,7 +48,7 @@ def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> st
 
 def meshes(text: str, cluster: Cluster = EIGHT, **options: Any) -> list[dict[str, int]]:
     chosen = PlanOptions(**options)
-    found = meshes_to_search(cluster, chosen, collect(build_dataflow(parse(text)), chosen))
+    found = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
     return [mesh.sizes for mesh in found]
 
 
@@ -87,7 +87,7 @@ def through_remat(w: Any, x: Any) -> Any:
 )
 def test_constraints_are_held_through_transformations(function: Callable[..., Any], mesh: dict[str, int]) -> None:
     planned = plan(lowered(function, shape(16, 16), shape(8, 16)), EIGHT, PlanOptions(mesh=mesh))
-    names = OwnMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
+    names = ProgramMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
     found = constraints(planned)
     both, rows = (names["dp"], names["tp"]), (names["dp"], ())
     if function is through_vmap:
@@ -139,7 +139,7 @@ def uneven(x: Any) -> Any:
 
 def test_inner_values_are_padded_where_their_maker_can() -> None:
     x = np.random.default_rng(0).normal(size=(15, 8)).astype(np.float32)
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(uneven, shape(15, 8))
     planned = plan(text, EIGHT, PlanOptions(mesh={"data": 8}, rewrites="none"))  # the argument itself stays as it is
     assert constraints(planned) == [(("data",), ())]
@@ -148,7 +148,7 @@ def test_inner_values_are_padded_where_their_maker_can() -> None:
 
 
 def test_inner_values_that_nobody_can_pad_are_refused() -> None:
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(lambda x: jnp.sort(annotate(jnp.sort(x, axis=0), {0: "data"}), axis=0), shape(15, 8))
     with pytest.raises(AnnotationError, match="15 elements, over 8 devices: not even, and nothing that makes or reads"):
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
@@ -167,7 +167,7 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
             x = constrain(jnp.tanh(x), *axes)
         return x * 2
 
-    found = collect(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
+    found = collect_requirements(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
     first, second, third, fourth = (requirement.key for index in sorted(found) for requirement in found[index])
     assert first == third
     assert len({first, second, fourth}) == 3
@@ -177,7 +177,7 @@ def test_messages_name_the_annotated_array_and_the_dimension_that_was_given() ->
     def step(weights: Any, x: Any) -> Any:
         return annotate(x, {0: "dat"}) @ weights
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, shape(16, 8), shape(8, 16))
     with pytest.raises(AnnotationError, match="names axis 'dat', but the mesh is data=8") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
@@ -201,7 +201,7 @@ def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, s
     def step(weights: Any, x: Any) -> Any:
         return annotate(annotate(x, {0: axes[0]}) @ weights, {1: axes[1]})
 
-    with annotations_kept():
+    with keep_annotations():
         text = lowered(step, shape(16, 8), shape(8, 16))
     found = plan(text, EIGHT)
     assert set(axes) <= set(found.mesh.sizes)
@@ -259,7 +259,7 @@ def test_annotations_choose_meshes_that_have_their_axes() -> None:
     def function(x: Any) -> Any:
         return annotate(jnp.sin(x), {0: "rows", 1: "columns"})
 
-    with annotations_kept():
+    with keep_annotations():
         found = meshes(lowered(function, shape(16, 16)))
     assert all({"rows", "columns"} <= set(mesh) for mesh in found)
     assert [mesh for mesh in found if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]
@@ -360,4 +360,4 @@ def test_what_no_pin_can_say_is_refused_with_tensor_and_reason(attributes: str, 
 def test_axes_of_the_program_and_ours(
     sizes: dict[str, int], mesh: dict[str, int], expected: dict[str, tuple[str, ...]]
 ) -> None:
-    assert OwnMesh(sizes=sizes).on(Mesh.of(mesh)) == expected
+    assert ProgramMesh(sizes=sizes).on(Mesh.of(mesh)) == expected

@@ -14,13 +14,13 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.hlo import parse
+from shardwright.planner.constraints.annotations import collect_requirements
+from shardwright.planner.constraints.pins import satisfying_shardings
+from shardwright.planner.constraints.propagate import propagate
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.graph.dataflow import Dataflow, build_dataflow
-from shardwright.planner.pins.annotations import collect
-from shardwright.planner.pins.pins import allowed
-from shardwright.planner.pins.propagate import propagate
 from shardwright.planner.strategies.expansion import Strategy
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.shardings import Mesh
 from tests.planner.programs import PROGRAMS
 
@@ -41,9 +41,9 @@ def followed(text: str) -> tuple[Dataflow, list[Strategy]]:
     """What propagation alone makes of a program's own shardings."""
     flow = build_dataflow(parse(text))
     builder = StrategyBuilder(Prices(MESH, Cluster.local(8), hardware_profile("cpu")))
-    pins = collect(flow, PlanOptions())
+    pins = collect_requirements(flow, PlanOptions())
     sets = [
-        builder.of_shardings(allowed(flow, node, pins[node.index], MESH, node.instruction.name))
+        builder.of_shardings(satisfying_shardings(flow, node, pins[node.index], MESH, node.instruction.name))
         if node.index in pins
         else builder.of_value(node.shapes[0])
         if node.is_value

@@ -11,7 +11,7 @@ import numpy as np
 from shardwright.layouts import Layout, logical_part, pad_to_stored
 from shardwright.pipelines import MICRO_BATCH, PipelinePlan, PipelineProgram
 from shardwright.tasks import Buffer, Task
-from shardwright.xla import BoundaryArray, LoadedProgram, jax_mesh, load_program, mesh_devices, named_sharding
+from shardwright.xla import BoundaryArray, LoadedProgram, jax_mesh, load_program, mesh_devices, to_named_sharding
 
 
 class Executor:
@@ -60,7 +60,7 @@ class Executor:
         ]
 
     def place(self, array: np.ndarray, stage: int, layout: Layout) -> jax.Array:
-        return jax.device_put(array, named_sharding(self._meshes[stage], layout.sharding))
+        return jax.device_put(array, to_named_sharding(self._meshes[stage], layout.sharding))
 
     def run(self, program: str, reads: list[jax.Array]) -> list[jax.Array]:
         return self._programs[program].run(reads)

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.client.annotate import annotations_kept
+from shardwright.client.annotate import keep_annotations
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.pipelines import PipelinePlan
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
+from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
 from shardwright.shardings import Mesh
 from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
@@ -26,7 +26,7 @@ def lowered(case: Case) -> tuple[str, Module]:
     def function(*arguments: Any) -> Any:  # new each time: JAX caches by function, annotations or not
         return step(*arguments)
 
-    with annotations_kept():
+    with keep_annotations():
         made = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
     text = made.as_text("hlo", debug_info=True)
     return text, inline_calls(parse(text))
@@ -37,7 +37,7 @@ def pipeline(
 ) -> PipelinePlan:
     """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
     text, module = lowered(case)
-    choice = Choice(
+    choice = PipelineSpec(
         module=module,
         groups=tuple(StageGroup(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
         chunk_of=chunk_of(module),

@@ -11,7 +11,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.pipelines import PipelinePlan
-from shardwright.planner.pipeline import Choice, StageGroup, make_pipeline
+from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
 from shardwright.shardings import Mesh
 
 
@@ -21,7 +21,7 @@ def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:
     text = lowered.as_text("hlo", debug_info=True)
     module = parse(text)
     groups = tuple(StageGroup(first_device=2 * stage, mesh=Mesh.of({"x": 2})) for stage in range(stages))
-    choice = Choice(
+    choice = PipelineSpec(
         module=module, groups=groups, chunk_of=cases.chunk_of(module), micro_batches=4, schedule=schedule
     )  # fmt: skip
     return make_pipeline(text, Cluster.local(2 * stages), PlanOptions(), choice)

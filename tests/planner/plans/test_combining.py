@@ -17,7 +17,7 @@ from shardwright.cost import Topology, hardware_profile, latency_share
 from shardwright.cost.moves.tilings import along
 from shardwright.errors import OptionError
 from shardwright.planner import plan
-from shardwright.plans import Plan, combined_count
+from shardwright.plans import Plan, count_combined
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 
@@ -56,7 +56,7 @@ def test_gradients_are_combined_as_xla_gpu_combines_them() -> None:
     assert len(large) == 24
     assert len({each.combined for each in large}) == 4
     assert max(Counter(each.combined for each in large).values()) == 7
-    assert combined_count(made.collectives) <= 5  # and the loss, where it comes before the gradients
+    assert count_combined(made.collectives) <= 5  # and the loss, where it comes before the gradients
 
 
 def test_what_waits_for_another_one_is_not_combined() -> None:
@@ -64,7 +64,7 @@ def test_what_waits_for_another_one_is_not_combined() -> None:
     made = plan(layers(4, 256), EIGHT, PlanOptions(force="megatron"))
     chain = [each for each in made.collectives if each.axes == ("model",) and each.instruction.startswith("dot")]
     assert len(chain) >= 3
-    assert combined_count(chain) == len(chain)
+    assert count_combined(chain) == len(chain)
 
 
 def test_combined_collectives_pay_one_latency() -> None:
@@ -85,7 +85,7 @@ def test_combined_collectives_pay_one_latency() -> None:
 @pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "reduce-scatter"])
 def test_shares_of_a_latency_add_up_to_no_more_than_are_paid(kind: str) -> None:
     topology = Topology.of(EIGHT, hardware_profile("a100"))
-    atoms, most_bytes = along(("data",), MESH), topology.most_combined_bytes(kind, 8)
+    atoms, most_bytes = along(("data",), MESH), topology.max_combined_bytes(kind, 8)
     for sizes in ([1 << 20] * 100, [1 << 10] * 3, [most_bytes] * 4, [3 << 20, 29 << 20, 31 << 20]):
         groups, room = 0, 0
         for size in sizes:  # in order, as a combiner takes them

@@ -13,7 +13,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.planner import plan
-from shardwright.planner.rewrites.apart import reduced_apart
+from shardwright.planner.rewrites.variadic_reduces import split_variadic_reduces
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -37,7 +37,7 @@ def in_a_loop(x: Any, counts: Any) -> Any:
 def test_the_same_numbers() -> None:
     for function in (sum_and_largest, in_a_loop):
         text = lower((function, (X, COUNTS), ()))
-        module = reduced_apart(parse(text))
+        module = split_variadic_reduces(parse(text))
         reduces = [each for each in module.instructions() if each.opcode == "reduce"]
         assert [len(each.operands) for each in reduces] == [2, 2]
         for expected, found in zip(run(text, [X, COUNTS]), run(module.to_text(), [X, COUNTS]), strict=True):
@@ -48,14 +48,14 @@ def test_regions_are_shared_and_none_is_left_behind() -> None:
     def sums(x: Any) -> Any:
         return lax.reduce((x, x * x), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,))
 
-    module = reduced_apart(parse(lower((sums, (X,), ()))))
+    module = split_variadic_reduces(parse(lower((sums, (X,), ()))))
     assert len(module.computations) == 2
     assert len({each.called["to_apply"] for each in module.instructions() if each.opcode == "reduce"}) == 1
 
 
 def test_what_belongs_together_stays() -> None:
     module = parse(lower((lambda x: jnp.argmax(x, 0), (X,), ())))
-    assert reduced_apart(module) is module
+    assert split_variadic_reduces(module) is module
 
 
 def test_sums_over_the_batch_are_all_reduced_once_they_are_added() -> None:

@@ -9,7 +9,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.planner import plan
-from shardwright.planner.rewrites.batch_norm import normalizations_taken_apart
+from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.plans import Plan
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -39,7 +39,7 @@ ENTRY main {{
 @pytest.mark.parametrize(("dims", "feature"), [((4, 3, 2, FEATURES), 3), ((4, FEATURES, 3), 1), ((FEATURES, 6), 0)])
 def test_numbers_are_those_of_xla(kind: str, dims: tuple[int, ...], feature: int) -> None:
     text = normalization(kind, f"f32[{','.join(map(str, dims))}]", feature)
-    module = normalizations_taken_apart(parse(text))
+    module = expand_batch_norms(parse(text))
     assert not [each for each in module.instructions() if each.opcode.startswith("batch-norm")]
     random = np.random.default_rng(0)
     shapes = [parameter.shape.leaves[0].dimensions for parameter in module.entry.parameters]
@@ -51,7 +51,7 @@ def test_numbers_are_those_of_xla(kind: str, dims: tuple[int, ...], feature: int
 def test_what_stood_there_keeps_its_name_and_line() -> None:
     for kind in ("training", "inference"):
         before = parse(normalization(kind, f"f32[4,{FEATURES}]", 1)).entry.root
-        after = normalizations_taken_apart(parse(normalization(kind, f"f32[4,{FEATURES}]", 1))).entry.root
+        after = expand_batch_norms(parse(normalization(kind, f"f32[4,{FEATURES}]", 1))).entry.root
         assert (after.name, after.shape, after.line) == (before.name, before.shape, before.line)
         assert "epsilon" not in after.attributes
 
@@ -59,7 +59,7 @@ def test_what_stood_there_keeps_its_name_and_line() -> None:
 def test_mixed_types_stay() -> None:
     text = normalization("training", f"bf16[4,{FEATURES}]", 1)
     module = parse(text)
-    assert normalizations_taken_apart(module) is module
+    assert expand_batch_norms(module) is module
 
 
 @pytest.mark.parametrize("kind", ["training", "grad"])

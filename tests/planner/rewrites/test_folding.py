@@ -12,9 +12,9 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
-from shardwright.planner.rewrites.folding import folded
-from shardwright.planner.rewrites.literals import converted, negated, reinterpreted
-from shardwright.planner.rewrites.starts import started_neutrally
+from shardwright.planner.rewrites.constant_folding import fold_constants
+from shardwright.planner.rewrites.initial_values import neutralize_initial_values
+from shardwright.planner.rewrites.literals import bitcast_literal, convert_literal, negate_literal
 from shardwright.planner.rules.reduction import reduction_of
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -79,17 +79,17 @@ ZEROS = {
 @pytest.mark.parametrize("lines", ZEROS.values(), ids=ZEROS)
 def test_a_zero_is_a_constant_however_it_is_written(lines: str) -> None:
     text = reducing(lines)
-    module = folded(parse(text))
+    module = fold_constants(parse(text))
     start = module.entry.root.operands[1]
     assert start.opcode == "constant"
     assert float(start.payload) == 0
     same_numbers(text, module, [X])
-    assert folded(module) is module
+    assert fold_constants(module) is module
 
 
 def test_the_start_of_a_maximum_is_negated_infinity() -> None:
     text = reducing("most = f32[] constant(inf)\n  start = f32[] negate(most)", region="largest")
-    module = folded(parse(text))
+    module = fold_constants(parse(text))
     assert [each.payload for each in module.entry if each.opcode == "constant"] == ["-inf"]
     assert reduction_of(module.entry.root.called["to_apply"][0]) == "maximum"
     same_numbers(text, module, [X])
@@ -140,7 +140,7 @@ ENTRY main {
 
 
 def test_a_loop_hands_on_what_it_does_not_change() -> None:
-    module = folded(parse(LOOP))
+    module = fold_constants(parse(LOOP))
     body = next(each for each in module.computations if each.name == "turn")
     opcodes = {each.name: each.opcode for each in body}
     assert opcodes["start"] == "constant"
@@ -182,7 +182,7 @@ ENTRY main {{
 @pytest.mark.parametrize("regions", PLAIN.values(), ids=PLAIN)
 def test_a_region_that_adds_is_an_addition(regions: str) -> None:
     text = summing(regions)
-    module = folded(parse(text))
+    module = fold_constants(parse(text))
     (found,) = module.entry.root.called["to_apply"]
     assert reduction_of(found) == "add"
     assert len(module.computations) == 2
@@ -192,10 +192,10 @@ def test_a_region_that_adds_is_an_addition(regions: str) -> None:
 def test_a_sum_that_the_wider_type_rounds_otherwise_stays() -> None:
     wide = ("wa = f16[] convert(a)", "wb = f16[] convert(b)", "s = f16[] add(wa, wb)", "ROOT r = f32[] convert(s)")
     narrowed = parse(summing(region(*wide, element="f32"), "f32"))
-    assert folded(narrowed) is narrowed
+    assert fold_constants(narrowed) is narrowed
     products = ("wa = f32[] convert(a)", "wb = f32[] convert(b)", "s = f32[] subtract(wa, wb)")
     other = parse(summing(region(*products, "ROOT r = bf16[] convert(s)")))
-    assert folded(other) is other
+    assert fold_constants(other) is other
 
 
 @pytest.mark.parametrize("narrow", [np.float16, ml_dtypes.bfloat16])
@@ -273,7 +273,7 @@ PRED = "or {\n  a = pred[] parameter(0)\n  b = pred[] parameter(1)\n  ROOT c = p
 def test_an_initial_value_of_its_own_is_taken_out(opcode: str, start: str) -> None:
     regions = f"r {{\n  a = f32[] parameter(0)\n  b = f32[] parameter(1)\n  ROOT c = f32[] {opcode}(a, b)\n}}\n"
     text = reducing(f"start = f32[] constant({start})", region="r", regions=regions)
-    module = started_neutrally(parse(text))
+    module = neutralize_initial_values(parse(text))
     assert module.entry.root.name == "sums"
     assert module.entry.root.opcode == opcode
     for expected, found in zip(run(text, [X]), run(module.to_text(), [X]), strict=True):
@@ -284,7 +284,7 @@ def test_an_initial_value_of_its_own_is_taken_out(opcode: str, start: str) -> No
 
 def test_an_initial_value_that_is_an_argument_is_taken_out() -> None:
     text = reducing("start = f32[] parameter(1)")
-    module = started_neutrally(parse(text))
+    module = neutralize_initial_values(parse(text))
     start = np.float32(3)
     for expected, found in zip(run(text, [X, start]), run(module.to_text(), [X, start]), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
@@ -303,7 +303,7 @@ ENTRY main {{
   ROOT any = pred[8] reduce(above, start), dimensions={{0}}, to_apply=or
 }}
 """
-    module = started_neutrally(folded(parse(text)))
+    module = neutralize_initial_values(fold_constants(parse(text)))
     assert [each.payload for each in module.entry if each.opcode == "constant"] == ["0.5", "true", "false"]
     same_numbers(text, module, [X])
 
@@ -319,7 +319,7 @@ LITERALS = [
 
 @pytest.mark.parametrize(("literal", "source", "target", "expected"), LITERALS)
 def test_literals_are_converted_as_xla_converts(literal: str, source: str, target: str, expected: str | None) -> None:
-    assert converted(literal, source, target) == expected
+    assert convert_literal(literal, source, target) == expected
     if expected is not None:
         text = f"""HloModule one
 
@@ -333,9 +333,9 @@ ENTRY main {{
 
 
 def test_literals_of_bits_and_negated_ones() -> None:
-    assert reinterpreted("-8388608", "s32", "f32") == "-inf"
-    assert reinterpreted("1", "f32", "u32") == "1065353216"
-    assert reinterpreted("0", "s32", "f64") is None
-    assert reinterpreted("2143289344", "s32", "f32") is None, "no number"
-    assert negated("inf", "bf16") == "-inf"
-    assert negated("-128", "s8") == "-128"
+    assert bitcast_literal("-8388608", "s32", "f32") == "-inf"
+    assert bitcast_literal("1", "f32", "u32") == "1065353216"
+    assert bitcast_literal("0", "s32", "f64") is None
+    assert bitcast_literal("2143289344", "s32", "f32") is None, "no number"
+    assert negate_literal("inf", "bf16") == "-inf"
+    assert negate_literal("-128", "s8") == "-128"

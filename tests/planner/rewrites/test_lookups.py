@@ -13,7 +13,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
-from shardwright.planner.rewrites.lookups import own_rows
+from shardwright.planner.rewrites.batched_lookups import batch_lookups
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -23,7 +23,7 @@ Y = np.array([2, 0, 1, 1], np.int32)
 
 def texts(function: Any, *arguments: Any) -> tuple[str, Module]:
     module = parse(lower((function, arguments, ())))
-    return module.to_text(), own_rows(module)
+    return module.to_text(), batch_lookups(module)
 
 
 def own(module: Module) -> list[tuple[int, ...]]:
@@ -74,7 +74,7 @@ def test_counted_columns_become_batching_dimensions(function: Any, dims: tuple[i
 )
 def test_other_indices_stay(function: Any) -> None:
     module = parse(lower((function, (X, Y), ())))
-    assert own_rows(module) is module
+    assert batch_lookups(module) is module
 
 
 def test_rows_stay_where_they_are() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 import shardwright
 from shardwright.xla import private
-from shardwright.xla.inspect import observed_collectives
+from shardwright.xla.inspect import find_collectives
 from tests.planner.programs import lower
 
 TRIPS = 10
@@ -28,7 +28,7 @@ ARGUMENTS = (np.ones((64, 64), np.float32), np.ones((TRIPS, 512, 64), np.float32
 
 def gathers(executable: Any) -> list[int]:
     """Executions of each all-gather a device runs."""
-    return [c.count for c in observed_collectives(private.compiled_hlo(executable), 8) if c.kind == "all-gather"]
+    return [c.count for c in find_collectives(private.hlo_of_executable(executable), 8) if c.kind == "all-gather"]
 
 
 def test_plan_gathers_a_loop_invariant_weight_once() -> None:
@@ -55,5 +55,5 @@ def test_xla_hoists_a_gather_that_is_written_inside_the_loop() -> None:
 
     batch = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
     compiled = jax.jit(inside, in_shardings=(split, batch), out_shardings=split).lower(*ARGUMENTS).compile()
-    counts = [c.count for c in observed_collectives(compiled.as_text(), 8) if c.kind == "all-gather"]
+    counts = [c.count for c in find_collectives(compiled.as_text(), 8) if c.kind == "all-gather"]
     assert counts == [1]

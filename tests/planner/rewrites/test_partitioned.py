@@ -24,7 +24,7 @@ def collectives(module: Module) -> Counter[str]:
     overrides = [("xla_disable_hlo_passes", "cpu-all-reduce-combiner")]
     options = private.compile_options([device.id for device in devices], overrides=overrides)
     executable = private.compile_and_load(annotated(module), devices, options)
-    return Counter(_COLLECTIVE.findall(private.compiled_hlo(executable)))
+    return Counter(_COLLECTIVE.findall(private.hlo_of_executable(executable)))
 
 
 def annotated(module: Module) -> str:

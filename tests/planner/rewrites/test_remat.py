@@ -41,7 +41,7 @@ def test_peak_falls_and_numbers_stay() -> None:
 
 
 def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
-    """Fails once XLA:CPU keeps barriers until equal instructions are merged: then `LEFT_OUT_PASSES` can go."""
+    """Fails once XLA:CPU keeps barriers until equal instructions are merged: then `DISABLED_PASSES` can go."""
     module = parse(lower(deep()))
     keep = residuals(module, 128, 32)
     made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module

@@ -13,11 +13,11 @@ import pytest
 
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, memory, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile, predict_memory
 from shardwright.hlo import Module, parse
 from shardwright.planner import plan
 from shardwright.planner.plans.verify import check_plan
-from shardwright.planner.rewrites import rewrite, with_views, without_idle_views
+from shardwright.planner.rewrites import drop_idle_views, rewrite, with_views
 from shardwright.plans import Plan
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run
@@ -38,7 +38,7 @@ def viewed(name: str, force: str, mesh: dict[str, int]) -> tuple[Any, Module, Pl
 def test_data_parallel_plan_is_portable_and_computes_the_same(name: str) -> None:
     program, module, before = viewed(name, "data", {"data": 8})
     assert not before.portable
-    made, after = without_idle_views(module, before)
+    made, after = drop_idle_views(module, before)
     check_plan(made, after)
     assert after.portable
     assert (after.cost, after.memory, after.collectives) == (before.cost, before.memory, before.collectives)
@@ -52,7 +52,7 @@ def test_data_parallel_plan_is_portable_and_computes_the_same(name: str) -> None
 
 def test_portable_plan_runs_on_all_devices() -> None:
     program, module, before = viewed("glu", "data", {"data": 4, "model": 2})
-    _, after = without_idle_views(module, before)
+    _, after = drop_idle_views(module, before)
     for e, f in zip(run_single_of(program), run_planned(program, after)[0], strict=True):
         np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-6)
 
@@ -64,7 +64,7 @@ def run_single_of(program: Any) -> list[np.ndarray]:
 
 def test_view_that_the_plan_splits_is_kept() -> None:
     _, module, before = viewed("glu", "tensor", {"data": 1, "model": 8})
-    made, after = without_idle_views(module, before)
+    made, after = drop_idle_views(module, before)
     assert (made, after) == (module, before)
     assert [v.view_of for v in after.parameters].count((16, 48)) == 2
 
@@ -84,7 +84,7 @@ ENTRY main {
         tuple(replace(v, view_of=(48,)) for v in variables) for variables in (before.parameters, before.outputs)
     )
     before = replace(before, parameters=parameters, outputs=outputs)
-    made, after = without_idle_views(module, before)
+    made, after = drop_idle_views(module, before)
     check_plan(made, after)
     assert after.portable
     assert str(after.parameters[0].sharding) == str(after.outputs[0].sharding) == "[data]"
@@ -95,7 +95,7 @@ def test_a_view_in_which_arrays_lie_already_stays() -> None:
     _, module, before = viewed("glu", "data", {"data": 8})
     (viewed_argument, *_) = [v for v in before.parameters if v.view_of is not None]
     outputs = [] if viewed_argument.alias is None else [viewed_argument.alias]
-    made, after = without_idle_views(module, before, arguments=[viewed_argument.number], outputs=outputs)
+    made, after = drop_idle_views(module, before, arguments=[viewed_argument.number], outputs=outputs)
     check_plan(made, after)
     kept = [v.number for v in after.parameters if v.view_of is not None]
     assert kept == [viewed_argument.number]
@@ -129,11 +129,11 @@ def test_memory_is_that_of_the_program_without_the_views() -> None:
     made = planned_in_parallel()
     assert views(made) == [True, False]
     parts = made.instructions, made.parameters, made.outputs, made.mesh, hardware_profile("cpu")
-    assert made.memory == memory(parse(made.require_hlo()), *parts)
+    assert made.memory == predict_memory(parse(made.require_hlo()), *parts)
 
 
 def test_a_view_stays_where_the_program_without_it_does_not_fit() -> None:
-    needed = required_bytes(planned_in_parallel().memory, hardware_profile("cpu"))
+    needed = bytes_with_margin(planned_in_parallel().memory, hardware_profile("cpu"))
     made = planned_in_parallel(memory_budget=needed - 1)
     assert views(made) == [True, True]
-    assert required_bytes(made.memory, hardware_profile("cpu")) < needed
+    assert bytes_with_margin(made.memory, hardware_profile("cpu")) < needed

@@ -12,8 +12,8 @@ import pytest
 from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import PlanError
 from shardwright.hlo import Instruction, Module, parse
-from shardwright.planner.rewrites import Required, Rewritten, classes, rewrite, rewrite_for
-from shardwright.planner.rewrites.links import Links, links
+from shardwright.planner.rewrites import Required, Rewritten, dim_classes, rewrite, rewrite_for
+from shardwright.planner.rewrites.dim_links import Links, links
 from shardwright.xla import private
 from tests.planner.programs import lower, mlp
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run
@@ -77,7 +77,7 @@ def test_what_is_cut_into_single_elements_is_not_followed_for_itself(monkeypatch
         followed.append(instruction.opcode)
         return links(instruction)
 
-    monkeypatch.setattr(classes, "links", noting)
+    monkeypatch.setattr(dim_classes, "links", noting)
     module = lowered(lambda x: _first_and_last(jnp.sin(x)), jnp.ones((8, 4, 8)))
     assert rewrite(module).module is module
     assert set(followed) == {"slice"}

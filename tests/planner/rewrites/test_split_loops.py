@@ -16,8 +16,8 @@ from shardwright.errors import PlanError
 from shardwright.hlo import Module, parse
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.rewrites.loop_parts import Rows
-from shardwright.planner.rewrites.split_loops import Parts, Piece, SplitLoops, split_loops
-from shardwright.planner.rewrites.stacked_loops import StackedLoop, stacked_loop
+from shardwright.planner.rewrites.split_loops import Parts, SplitLoops, VariableRows, split_loops
+from shardwright.planner.rewrites.stacked_loops import StackedLoop, match_stacked_loop
 from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -85,7 +85,7 @@ def module_of(program: Program) -> Module:
 
 
 def loops_of(module: Module) -> list[StackedLoop]:
-    return [found for i in module.entry if i.opcode == "while" and (found := stacked_loop(i)) is not None]
+    return [found for i in module.entry if i.opcode == "while" and (found := match_stacked_loop(i)) is not None]
 
 
 def split_arguments(made: SplitLoops, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -159,7 +159,7 @@ def test_two_stacks_are_cut_apart(encoder: Parts) -> None:
 def test_nothing_to_split() -> None:
     module = module_of(scanned(remat=False))
     made = split_loops(module, {})
-    assert made.arguments[:2] == (Piece(number=0), Piece(number=1))
+    assert made.arguments[:2] == (VariableRows(number=0), VariableRows(number=1))
     assert made.module is module
     assert len(made.outputs) == len(module.entry.root.shape.leaves)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.hlo import parse
-from shardwright.planner.rewrites.swapped import products_swapped
+from shardwright.planner.rewrites.swapped_products import swap_products
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -29,7 +29,7 @@ def in_a_loop(w: Any, x: Any) -> Any:
 def test_the_gradient_of_a_weight_is_one_product_of_the_same_numbers() -> None:
     for function in (lambda w, x: w - 0.1 * step(w, x), in_a_loop):
         text = lower((function, (W, X), ()))
-        before, after = parse(text), products_swapped(parse(text))
+        before, after = parse(text), swap_products(parse(text))
         opcodes, swapped = (Counter(each.opcode for each in module.instructions()) for module in (before, after))
         assert swapped == opcodes - Counter(["transpose"])
         for expected, found in zip(run(text, [W, X]), run(after.to_text(), [W, X]), strict=True):
@@ -42,12 +42,12 @@ def test_a_product_that_is_read_as_it_lies_stays() -> None:
         return y.T + jnp.sin(y).sum(), y * 2
 
     module = parse(lower((both, (W, X), ())))
-    assert products_swapped(module) is module
+    assert swap_products(module) is module
 
 
 def test_an_order_that_no_product_has_stays() -> None:
     """`[b, l, d]` × `[d, h]` makes `[h, b, l]` in the other order, not `[l, b, h]`."""
     module = parse(lower((lambda w, x: jnp.transpose(x @ w, (1, 0, 2)) * 2, (W, X), ())))
-    assert products_swapped(module) is module
-    turned = products_swapped(parse(lower((lambda w, x: jnp.transpose(x @ w, (2, 0, 1)) * 2, (W, X), ()))))
+    assert swap_products(module) is module
+    turned = swap_products(parse(lower((lambda w, x: jnp.transpose(x @ w, (2, 0, 1)) * 2, (W, X), ()))))
     assert not any(each.opcode == "transpose" for each in turned.instructions())

@@ -15,7 +15,7 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.planner import plan
-from shardwright.planner.rewrites.top_k import MOST_ROUNDS, in_rounds
+from shardwright.planner.rewrites.top_k import MAX_ROUNDS, expand_top_k
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -42,11 +42,11 @@ def searched(dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:
     x = searched(dtype)
-    for k in (1, 2, MOST_ROUNDS):
+    for k in (1, 2, MAX_ROUNDS):
         text = lower((lambda x, k=k: lax.top_k(x, k), (x,), ()))
         text = text.replace("largest=true", f"largest={str(largest).lower()}")
         assert "topk(" in text
-        module = in_rounds(parse(text))
+        module = expand_top_k(parse(text))
         assert not [each for each in module.instructions() if each.opcode == "topk"]
         for expected, found in zip(run(text, [x]), run(module.to_text(), [x]), strict=True):
             assert expected.tobytes() == found.tobytes()
@@ -74,7 +74,7 @@ ROUTER = lower((router, (PARAMS, X), ()))
 
 def test_gradients_are_the_same() -> None:
     arguments = [PARAMS["experts"], PARAMS["gate"], X]
-    made = in_rounds(parse(ROUTER)).to_text()
+    made = expand_top_k(parse(ROUTER)).to_text()
     for expected, found in zip(run(ROUTER, arguments), run(made, arguments), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
@@ -89,7 +89,7 @@ def test_in_a_loop() -> None:
 
     x = normal(4, ROWS, EXPERTS)
     text = lower((worn, (x,), ()))
-    module = in_rounds(parse(text))
+    module = expand_top_k(parse(text))
     assert "topk(" not in module.to_text()
     np.testing.assert_array_equal(run(module.to_text(), [x]), run(text, [x]))
 
@@ -97,7 +97,7 @@ def test_in_a_loop() -> None:
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
-        (lambda x: lax.top_k(x, MOST_ROUNDS + 1), (ROWS, 32)),
+        (lambda x: lax.top_k(x, MAX_ROUNDS + 1), (ROWS, 32)),
         (lambda x: lax.top_k(x, 2), (1, 32)),
         (lambda x: lax.top_k(x, 2), (32,)),
     ],
@@ -105,7 +105,7 @@ def test_in_a_loop() -> None:
 )
 def test_others_stay(function: Any, shape: tuple[int, ...]) -> None:
     module = parse(lower((function, (np.zeros(shape, np.float32),), ())))
-    assert in_rounds(module) is module
+    assert expand_top_k(module) is module
 
 
 @pytest.mark.parametrize("rewrites", ["auto", "none"], ids=["in rounds", "as it is"])

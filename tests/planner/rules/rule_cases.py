@@ -12,7 +12,7 @@ from itertools import product
 
 from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction, parse
-from shardwright.planner.rules import Factor, denied, rule_of
+from shardwright.planner.rules import Factor, find_xla_bug, rule_of
 from shardwright.shardings import Mesh, TensorSharding
 
 #: Opcodes that make no case of their own: nothing is computed, or regions are planned inside.
@@ -39,7 +39,7 @@ class Case:
             assignment = {axis.name: factor for axis, factor in zip(axes, chosen, strict=True)}
             if not any(chosen) or not _fits(assignment, mesh, uneven):
                 continue
-            if not denied(self.instruction, assignment, mesh):
+            if not find_xla_bug(self.instruction, assignment, mesh):
                 yield assignment
 
 
@@ -117,10 +117,10 @@ def cases_of(programs: Mapping[str, str], *, without_factors: bool = False) -> l
                 continue
             seen.add(key)
             rule = rule_of(instruction)
-            if (rule.factors or rule.bordered or without_factors) and not rule.leafwise:
+            if (rule.factors or rule.exchange_factors or without_factors) and not rule.leafwise:
                 shape = ",".join(map(str, instruction.shape.leaves[0].dimensions))
                 name = f"{program}/{instruction.opcode}[{shape}].{len(cases)}"
-                cases.append(Case(name, instruction, (*rule.factors, *rule.bordered)))
+                cases.append(Case(name, instruction, (*rule.factors, *rule.exchange_factors)))
     return cases
 
 

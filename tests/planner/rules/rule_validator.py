@@ -30,7 +30,7 @@ from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rules.base import operand_leaves
-from shardwright.planner.rules.halo import exchanged_bytes
+from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
@@ -96,7 +96,7 @@ def promised(trial: Trial) -> list[Moved]:
     found: list[Moved] = []
     pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
     for number, (leaf, sharding) in enumerate(pairs):
-        sent = exchanged_bytes(
+        sent = exchange_bytes(
             [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
         )
         found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
@@ -221,7 +221,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     )
     options = private.compile_options([device.id for device in devices], overrides=_OVERRIDES)
     executable = private.compile_and_load(stablehlo, devices, options)
-    private.prepare_custom_calls(private.compiled_hlo(executable))
+    private.prepare_custom_calls(private.hlo_of_executable(executable))
     if plan:
         arguments = [_stored(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
     placed = [jax.device_put(a, placement) for a, placement in zip(arguments, placements, strict=True)]
@@ -232,7 +232,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
         shape = plan.outputs[number].stored_shape if plan else pieces[0].shape
         whole = np.asarray(jax.make_array_from_single_device_arrays(shape, placement, pieces))
         results.append(whole[tuple(map(slice, plan.outputs[number].shape))] if plan else whole)
-    return results, private.compiled_hlo(executable)
+    return results, private.hlo_of_executable(executable)
 
 
 def _stored(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

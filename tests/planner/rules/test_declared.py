@@ -7,7 +7,7 @@ import pytest
 from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules.base import rule_of
-from shardwright.planner.rules.declared import parse_rule
+from shardwright.planner.rules.declared_rules import parse_rule
 from shardwright.xla import emit_stablehlo
 from tests.xla.hand import plan
 

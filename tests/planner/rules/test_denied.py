@@ -11,7 +11,7 @@ from rule_cases import Case, Trial, cases_of, shares
 from rule_programs import hlo_text, operations
 from rule_validator import judge
 
-from shardwright.planner.rules import Factor, denied
+from shardwright.planner.rules import Factor, find_xla_bug
 from shardwright.shardings import Mesh
 
 MESH = Mesh.of({"x": 2, "y": 2})
@@ -60,27 +60,27 @@ def test_xla_is_wrong(defect: Defect) -> None:
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 def test_is_denied(defect: Defect) -> None:
     trial = _trial(defect, MESH)
-    reason = denied(trial.case.instruction, trial.assignment, MESH)
+    reason = find_xla_bug(trial.case.instruction, trial.assignment, MESH)
     assert reason is not None
     assert defect.word in reason
 
 
 def test_an_axis_left_out_is_idle() -> None:
     trial = _trial(DEFECTS["grouped"], MESH)
-    assert denied(trial.case.instruction, {"x": trial.assignment["x"]}, MESH)
+    assert find_xla_bug(trial.case.instruction, {"x": trial.assignment["x"]}, MESH)
 
 
 def test_an_idle_axis_of_one_device_does_no_harm() -> None:
     mesh = Mesh.of({"x": 4, "y": 1})
     trial = _trial(DEFECTS["grouped"], mesh)
-    assert denied(trial.case.instruction, trial.assignment, mesh) is None
+    assert find_xla_bug(trial.case.instruction, trial.assignment, mesh) is None
     (verdict,) = judge([trial])
     assert not verdict.wrong, verdict
 
 
 def test_other_opcodes_are_not_denied() -> None:
     (case, *_) = cases_of({"dot": hlo_text(operations()["dot_matrix"])})
-    assert denied(case.instruction, {"x": case.factors[0], "y": None}, MESH) is None
+    assert find_xla_bug(case.instruction, {"x": case.factors[0], "y": None}, MESH) is None
 
 
 LOOKUPS = {"embedding": "gather", "embedding_gradient": "scatter", "take_along_axis": "gather"}
@@ -96,4 +96,4 @@ def test_a_lookup_beside_an_idle_first_axis_is_moved_and_denied(program: str) ->
             continue
         (verdict,) = judge([trial])
         assert not verdict.wrong, verdict
-        assert bool(verdict.extra) == (denied(case.instruction, trial.assignment, THREE) is not None), verdict
+        assert bool(verdict.extra) == (find_xla_bug(case.instruction, trial.assignment, THREE) is not None), verdict

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.planner.rules import Halo, exchanged_bytes
+from shardwright.planner.rules import Halo, exchange_bytes
 
 
 @st.composite
@@ -71,5 +71,5 @@ def test_none_where_more_than_the_neighbours_is_needed_or_parts_are_uneven() -> 
 
 def test_borders_of_a_second_dimension_are_wider() -> None:
     halo = Halo(operand=0, size=8, result_size=8, low=1, extent=3)
-    assert exchanged_bytes([(halo, 2)], 256) == [64, 64]
-    assert exchanged_bytes([(halo, 2), (halo, 2)], 256) == [64, 64, 96, 96]
+    assert exchange_bytes([(halo, 2)], 256) == [64, 64]
+    assert exchange_bytes([(halo, 2), (halo, 2)], 256) == [64, 64, 96, 96]

@@ -8,7 +8,7 @@ from rule_programs import hlo_text, operations
 from rule_validator import judge_all
 
 from shardwright.planner.rules import Factor, rule_of
-from shardwright.planner.rules.linear import reduced_at_once
+from shardwright.planner.rules.linear import why_not_partial
 from shardwright.planner.strategies.expansion import enumerate_strategies, stages_of_sum
 from shardwright.planner.strategies.legality import rule_problems
 from shardwright.plans import InstructionPlan
@@ -33,7 +33,7 @@ def names(case: Case) -> dict[str, Factor]:
 
 
 def test_a_sum_that_is_kept_is_wrong() -> None:
-    """A failure means that XLA was mended: lift the halo's part of `reduced_at_once`. (Others abort in Shardy.)"""
+    """A failure means that XLA was mended: lift the halo's part of `why_not_partial`. (Others abort in Shardy.)"""
     gradient = gradient_of("convolution_nhwc_gradients")
     batch, image = names(gradient)["i"], names(gradient)["c0"]
     trials = [
@@ -57,7 +57,7 @@ def test_scattered_over_one_axis_and_whole_over_the_other(gradient: Case) -> Non
 
 def test_nothing_stays_partial_beside_it(gradient: Case) -> None:
     instruction, factors = gradient.instruction, names(gradient)
-    assert reduced_at_once(instruction, [factors["i"]]) is None
+    assert why_not_partial(instruction, [factors["i"]]) is None
     strategies = list(enumerate_strategies(instruction, rule_of(instruction), TWO))
     found = {tuple(choice.factor and choice.factor.name for choice in each.choices): each for each in strategies}
     images = [each for taken, each in found.items() if "c0" in taken]

@@ -13,7 +13,7 @@ import pytest
 
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, rule_of
-from shardwright.planner.rules.linear import LinearWay, becomes_partial, is_zero, linear_ways, reduced_at_once
+from shardwright.planner.rules.linear import LinearWay, becomes_partial, is_zero, linear_ways, why_not_partial
 from shardwright.shardings import Mesh
 from tests.planner.linear_trials import Trial, instructions_of, judge, judge_all, trials_of
 from tests.planner.rules.rule_programs import hlo_text, operations
@@ -48,9 +48,9 @@ def sampled(trials: list[Trial], per_opcode: int) -> list[Trial]:
 
 
 def test_what_is_reduced_at_once_is_wrong_when_kept(instructions: list[Instruction]) -> None:
-    """A failure means that XLA was mended: lift `reduced_at_once`."""
+    """A failure means that XLA was mended: lift `why_not_partial`."""
     mesh = MESHES[0]
-    denied = [each for each in instructions if reduced_at_once(each)]
+    denied = [each for each in instructions if why_not_partial(each)]
     assert {each.opcode for each in denied} == {"gather", "convolution"}
     for opcode in ("gather", "convolution"):
         instruction = next(each for each in denied if each.opcode == opcode and sums(each))
@@ -63,7 +63,7 @@ def sums(instruction: Instruction) -> list[Factor]:
 
 
 def test_nothing_partial_beside_rows_that_are_looked_up(instructions: list[Instruction]) -> None:
-    """A failure means that XLA was mended: `reduced_at_once` may speak of the summed axis alone."""
+    """A failure means that XLA was mended: `why_not_partial` may speak of the summed axis alone."""
     lookup = next(each for each in instructions if each.opcode == "gather" and sums(each))
     chosen = {"x": LinearWay(frozenset({0})), "y": sums(lookup)[0]}
     (verdict,) = judge([Trial(lookup, MESHES[1], chosen, ("y",))])

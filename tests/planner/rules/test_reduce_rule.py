@@ -31,7 +31,7 @@ def combined(reductions: str, element_type: str, initial: str) -> set[str | None
     text = "\n".join(["HloModule m", "region {", *parameters, *region, *root, "}", "ENTRY main {", *entry, "}"])
     rule = rule_of(parse(text).entry.root)
     assert [factor.results[0] for factor in rule.factors if not factor.contracted] == [0]
-    return {factor.reduction for factor in (*rule.factors, *rule.bordered) if factor.contracted}
+    return {factor.reduction for factor in (*rule.factors, *rule.exchange_factors) if factor.contracted}
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ def _faults(instruction: Instruction, rule: OpRule) -> list[str]:
         faults.append(rule.reason)
     if (
         not rule.factors
-        and not rule.bordered
+        and not rule.exchange_factors
         and not rule.reason
         and any(size > 1 for leaf in outputs for size in leaf.dimensions)
     ):
         faults.append("no factor and no reason")
     taken: Counter[tuple[int, int]] = Counter()
-    for factor in (*rule.factors, *rule.bordered):
+    for factor in (*rule.factors, *rule.exchange_factors):
         if len(factor.operands) != len(inputs) or len(factor.results) != len(outputs):
             faults.append(f"{factor.name} speaks of other leaves")
             continue
@@ -42,13 +42,13 @@ def _faults(instruction: Instruction, rule: OpRule) -> list[str]:
             taken[number, dim] += factor in rule.factors
             if not 0 <= dim < leaf.rank or leaf.dimensions[dim] % factor.size:
                 faults.append(f"{factor.name} splits dimension {dim} of {leaf}")
-        if (bool(factor.halo) or factor.reduction == "gather") != (factor in rule.bordered):
+        if (bool(factor.halo) or factor.reduction == "gather") != (factor in rule.exchange_factors):
             faults.append(f"{factor.name} has borders and is not said to, or the reverse")
         if factor.may_pad and {
             leaf.dimensions[d] for leaf, d in zip((*inputs, *outputs), dims, strict=True) if d is not None
         } != {factor.size}:
             faults.append(f"{factor.name} may be padded but names dimensions of other sizes")
-    names = Counter(factor.name for factor in (*rule.factors, *rule.bordered))
+    names = Counter(factor.name for factor in (*rule.factors, *rule.exchange_factors))
     faults += [f"{name} twice" for name, count in names.items() if count > 1]
     faults += [f"dimension {where} in two factors" for where, count in taken.items() if count > 1]
     return faults

@@ -6,50 +6,50 @@ import math
 
 import pytest
 
-from shardwright.planner.memory import exact_fit
-from shardwright.planner.memory.fitting import RISING, Fitting, fitted
-from shardwright.planner.pins.force import Forced
-from shardwright.planner.search.read_off import fitted_among_all
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.memory.lagrangian import RISING_MULTIPLIERS, LagrangianSearch, fit_plan
+from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.bound import best_alike
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.descent import placed
+from shardwright.planner.segments.bound import solve_tied
+from shardwright.planner.segments.descent import reprice_plan
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from tests.planner.search.test_branching import best_that_fits_s, with_less_memory
 from tests.planner.segments.test_descent import COARSE, FINE
 
 
-def all_strategies(search: Search) -> tuple[Chain, SolvedChain]:
+def all_strategies(search: Search) -> tuple[Chain, ChainSolution]:
     """All strategies on three axes, and the fastest plan that message passing reads off them."""
-    chain = search.chain_to_bound(FINE, even_rank=9, uneven_rank=9).apart()
-    return chain, best_alike(chain)
+    chain = search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()
+    return chain, solve_tied(chain)
 
 
 def test_they_find_the_best_plan_that_fits_where_descents_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """By integer programs over all strategies; none is solved for the plan that is compared with that."""
     search, fastest = with_less_memory(16, 2048)
     best_s = best_that_fits_s(search, fastest)
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    descended = fitted(search, fastest)
-    made = fitted_among_all(search, descended, *all_strategies(search))
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    descended = fit_plan(search, fastest)
+    made = fit_over_all_strategies(search, descended, *all_strategies(search))
     assert descended.cost.step_s > 1.5 * best_s
     assert made.cost.step_s <= 1.01 * best_s
-    assert search.needed_bytes(made) <= search.limit_bytes
+    assert search.bytes_needed(made) <= search.limit_bytes
     assert made.chain.graph.prices is descended.chain.graph.prices, "it can be mixed with plans of the mesh"
 
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_where_a_plan_is_known_to_fit_no_dear_price_is_tried(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     search, fastest = with_less_memory(16, 2048)
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     chain, read = all_strategies(search)
-    start = search.found(chain, read, ())
-    states = chain.states_of((known := fitted(search, fastest)).chain.strategies(known.solved.states))
+    start = search.evaluate(chain, read, ())
+    states = chain.states_of((known := fit_plan(search, fastest)).chain.strategies(known.solution.states))
     assert states is not None
-    within = search.found(chain, SolvedChain(states=states, value=math.inf, rolled_bound=0.0), ())
-    fitting = Fitting(search, start, math.inf, (), within if knows else None)
-    fitting.best()
-    dearest = max(each.price for each in fitting.tried) * start.memory.peak_bytes / start.cost.step_s
-    assert (dearest <= max(RISING)) == knows
+    within = search.evaluate(chain, ChainSolution(states=states, value=math.inf, tied_bound=0.0), ())
+    fitting = LagrangianSearch(search, start, math.inf, (), within if knows else None)
+    fitting.find_best()
+    dearest = max(each.multiplier for each in fitting.evaluations) * start.memory.peak_bytes / start.cost.step_s
+    assert (dearest <= max(RISING_MULTIPLIERS)) == knows
     assert within.cost.step_s == pytest.approx(known.cost.step_s)
 
 
@@ -58,9 +58,9 @@ def test_a_plan_is_the_same_with_the_prices_of_its_mesh(seed: int) -> None:
     search, fastest = with_less_memory(seed, 2048)
     chain, read = all_strategies(search)
     at = chain.strategies(read.states)
-    near, solved = placed(chain, at, fastest.chain.graph, time_limit_s=20.0)
+    near, solved = reprice_plan(chain, at, fastest.chain.graph, time_limit_s=20.0)
     assert near.strategies(solved.states) == at
-    assert search.found(near, solved, ()).cost.step_s == pytest.approx(search.found(chain, read, ()).cost.step_s)
+    assert search.evaluate(near, solved, ()).cost.step_s == pytest.approx(search.evaluate(chain, read, ()).cost.step_s)
 
 
 def test_a_plan_has_states_where_each_of_its_strategies_is_one() -> None:
@@ -68,4 +68,4 @@ def test_a_plan_has_states_where_each_of_its_strategies_is_one() -> None:
     chain, read = all_strategies(search)
     at = chain.strategies(read.states)
     assert chain.states_of(at) == read.states
-    assert search.chain(COARSE, Forced(), frozenset()).states_of(at) is None
+    assert search.build_chain(COARSE, ForcedStrategy(), frozenset()).states_of(at) is None

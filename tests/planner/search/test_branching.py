@@ -10,25 +10,25 @@ import pytest
 
 from shardwright.config import PlanOptions
 from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.graph.dataflow import Leaf
-from shardwright.planner.memory import exact_fit
-from shardwright.planner.memory.budget import Peak, SizeRange
-from shardwright.planner.memory.exact_fit import fit_exactly
-from shardwright.planner.memory.fitting import Fitting, fitted
-from shardwright.planner.memory.state_bytes import value_bytes
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.memory.constraint import BranchingBound, MemoryConstraint
+from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
+from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
+from shardwright.planner.memory.terms import value_bytes
 from shardwright.planner.search import branching
-from shardwright.planner.search.branching import Branch, branched, divided, taken, tightened
-from shardwright.planner.search.finishing import Bounding, bounded
-from shardwright.planner.search.found import Found
-from shardwright.planner.search.memory_bound import CLOSE, Dual, Tangent
+from shardwright.planner.search.branching import Branch, branch_and_bound, bytes_taken, split_branch, tighten_branch
+from shardwright.planner.search.certify import BackgroundBound, bound_plan
+from shardwright.planner.search.dual_bound import GAP_TOLERANCE, DualCut, LagrangianDual
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.chain import SolvedChain
-from shardwright.planner.segments.descent import descend, lifted
-from shardwright.planner.segments.layout import Variable
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.segments.segment_chain import ChainSolution
+from shardwright.planner.segments.variables import Variable
 from shardwright.plans import CostSummary
-from tests.planner.search.test_closing_memory import dual_and_optimum
+from tests.planner.search.test_gap_closing_memory import dual_and_optimum
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
 #: Gap down to which branches are divided.
@@ -39,17 +39,17 @@ def root_and_optimum(seed: int) -> tuple[Branch, float]:
     """All plans of a random program, bounded by prices, and the fastest one that fits."""
     dual, low, best_s = dual_and_optimum(seed)
     bound_s, high = low.bound_s, None
-    for made in dual.climb(low, dual.at(low.reaches(best_s))):
+    for made in dual.maximize(low, dual.evaluate(low.multiplier_for(best_s))):
         bound_s = max(bound_s, made.bound_s)
         low, high = (made, high) if made.slope > 0 else (low, made)
     return Branch(bound_s=bound_s, dual=dual, low=low, high=high), best_s
 
 
-def known(root: Branch, step_s: float) -> tuple[MeshSearch, Found]:
+def known(root: Branch, step_s: float) -> tuple[MeshSearch, CandidatePlan]:
     """A plan that takes so long, with the bound of all plans."""
     search = root.dual.search
     cost = CostSummary(compute_s=step_s, communication_s=0.0, lower_bound_s=root.bound_s, bound_scope="all plans")
-    return search, replace(search.found(root.low.chain, root.low.solved, ()), cost=cost)
+    return search, replace(search.evaluate(root.low.chain, root.low.solution, ()), cost=cost)
 
 
 @pytest.mark.parametrize("seed", [0, 6, 11, 13, 16])
@@ -57,9 +57,9 @@ def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prices alone leave more open; no branch is bounded by more than the best plan of all."""
-    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
+    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
     root, best_s = root_and_optimum(seed)
-    made = branched(*known(root, 1.5 * best_s), root, MOST_OPEN)
+    made = branch_and_bound(*known(root, 1.5 * best_s), root, MOST_OPEN)
     assert root.bound_s < best_s * (1 - MOST_OPEN)
     assert best_s * (1 - MOST_OPEN) <= made.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
@@ -70,30 +70,34 @@ def test_the_two_parts_of_a_branch_hold_all_of_its_plans(seed: int) -> None:
     plan of all is the cheapest of one of them, and each keeps to its range."""
     root, _ = root_and_optimum(seed)
     assert root.high is not None
-    (first,), (second,) = divided(root)
-    assert first.over == second.up_to
+    (first,), (second,) = split_branch(root)
+    assert first.lower_bytes == second.upper_bytes
     assert first.leaf == second.leaf
-    assert taken(root.low, first.leaf) > first.over >= taken(root.high, first.leaf)
-    for price in (root.low.price, root.high.price):
-        parts = [replace(root.dual, within=(part,)).at(price) for part in (first, second)]
-        assert min(part.seconds for part in parts) == pytest.approx(root.dual.at(price).seconds, rel=1e-3)
-        assert taken(parts[0], first.leaf) > first.over >= taken(parts[1], first.leaf)
+    assert bytes_taken(root.low, first.leaf) > first.lower_bytes >= bytes_taken(root.high, first.leaf)
+    for price in (root.low.multiplier, root.high.multiplier):
+        parts = [replace(root.dual, branching_bounds=(part,)).evaluate(price) for part in (first, second)]
+        assert min(part.lagrangian_s for part in parts) == pytest.approx(
+            root.dual.evaluate(price).lagrangian_s, rel=1e-3
+        )
+        assert bytes_taken(parts[0], first.leaf) > first.lower_bytes >= bytes_taken(parts[1], first.leaf)
 
 
 def test_the_value_that_divides_is_the_one_that_differs_most() -> None:
     root, _ = root_and_optimum(13)
     assert root.high is not None
-    (peak,), high = root.dual.peaks, root.high
-    decided = [leaf for leaf in peak.values if (leaf[0], -1) in root.low.solved.states]
-    differs = {leaf: peak.times_value(leaf) * (taken(root.low, leaf) - taken(high, leaf)) for leaf in decided}
-    assert differs[divided(root)[0][0].leaf] == max(differs.values()) > 0
+    (peak,), high = root.dual.constraints, root.high
+    decided = [leaf for leaf in peak.values if (leaf[0], -1) in root.low.solution.states]
+    differs = {
+        leaf: peak.value_weight(leaf) * (bytes_taken(root.low, leaf) - bytes_taken(high, leaf)) for leaf in decided
+    }
+    assert differs[split_branch(root)[0][0].leaf] == max(differs.values()) > 0
 
 
 def test_what_differs_in_no_value_is_not_divided() -> None:
     root, best_s = root_and_optimum(13)
     alike = replace(root, high=root.low)
-    assert divided(alike) == divided(replace(root, high=None)) == ()
-    assert branched(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
+    assert split_branch(alike) == split_branch(replace(root, high=None)) == ()
+    assert branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
 def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
@@ -101,108 +105,108 @@ def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
 ) -> None:
     asked = list[float]()
 
-    def noted(self: Dual, price: float, near: Tangent) -> Tangent:
-        asked.append(price / near.price)
+    def noted(self: LagrangianDual, price: float, near: DualCut) -> DualCut:
+        asked.append(price / near.multiplier)
         assert root.high is not None
         return root.high
 
     root, best_s = root_and_optimum(13)
-    monkeypatch.setattr(Dual, "at", noted)
-    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
-    monkeypatch.setattr(branching, "MOST_DIVIDED", 1)
-    monkeypatch.setattr(branching, "bounded", lambda parent, within, enough_s: replace(parent, bound_s=best_s))
-    low = root.low._replace(price=1.0)
+    monkeypatch.setattr(LagrangianDual, "evaluate", noted)
+    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
+    monkeypatch.setattr(branching, "MAX_BRANCHED", 1)
+    monkeypatch.setattr(branching, "bound_branch", lambda parent, within, enough_s: replace(parent, bound_s=best_s))
+    low = root.low._replace(multiplier=1.0)
     alike = replace(root, low=low, high=low)
-    assert divided(alike) == ()
-    assert branched(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == best_s
+    assert split_branch(alike) == ()
+    assert branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == best_s
     assert asked == [2.0]
 
 
 def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Branch]()
-    bound = branching.bounded
+    bound = branching.bound_branch
 
-    def noted(parent: Branch, within: tuple[SizeRange, ...], enough_s: float) -> Branch:
+    def noted(parent: Branch, within: tuple[BranchingBound, ...], enough_s: float) -> Branch:
         asked.append(parent)
         made = bound(parent, within, enough_s)
         return replace(made, high=made.high or parent.high)
 
-    monkeypatch.setattr(branching, "bounded", noted)
-    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
-    monkeypatch.setattr(branching, "MOST_DIVIDED", 2)
+    monkeypatch.setattr(branching, "bound_branch", noted)
+    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
+    monkeypatch.setattr(branching, "MAX_BRANCHED", 2)
     root, best_s = root_and_optimum(13)
-    branched(*known(root, 100 * best_s), root, 0.0)
+    branch_and_bound(*known(root, 100 * best_s), root, 0.0)
     assert len(asked) == 4
     assert asked[0] is asked[1] is root
     assert asked[2] is asked[3]
-    assert asked[2].bound_s == min(bound(root, within, math.inf).bound_s for within in divided(root))
+    assert asked[2].bound_s == min(bound(root, within, math.inf).bound_s for within in split_branch(root))
 
 
 def test_a_branch_that_can_have_nothing_better_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[float]()
 
-    def noted(search: MeshSearch, found: Found, branch: Branch) -> Found:
+    def noted(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
         searched.append(branch.bound_s)
         return found
 
-    monkeypatch.setattr(branching, "_searched", noted)
+    monkeypatch.setattr(branching, "_search_branch", noted)
     root, _ = root_and_optimum(13)
-    bounds_s = [branching.bounded(root, within, math.inf).bound_s for within in divided(root)]
+    bounds_s = [branching.bound_branch(root, within, math.inf).bound_s for within in split_branch(root)]
     assert min(bounds_s) < max(bounds_s) * (1 - MOST_OPEN)
-    branched(*known(root, max(bounds_s)), root, MOST_OPEN)
+    branch_and_bound(*known(root, max(bounds_s)), root, MOST_OPEN)
     assert searched == [min(bounds_s)]
 
 
 def test_plans_are_looked_for_until_three_branches_in_a_row_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = list[bool]()
 
-    def noted(search: MeshSearch, found: Found, branch: Branch) -> Found:
+    def noted(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
         searched.append(gains := len(searched) == 1)
         return replace(found) if gains else found
 
-    monkeypatch.setattr(branching, "_searched", noted)
-    monkeypatch.setattr(branching, "bounded", lambda parent, within, enough_s: parent)
+    monkeypatch.setattr(branching, "_search_branch", noted)
+    monkeypatch.setattr(branching, "bound_branch", lambda parent, within, enough_s: parent)
     root, best_s = root_and_optimum(13)
-    branched(*known(root, 100 * best_s), root, 0.0)
+    branch_and_bound(*known(root, 100 * best_s), root, 0.0)
     assert searched == [False, True, False, False, False]
 
 
 def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
     """Once; one that is far from it is not, nor one that is enough."""
     root, _ = root_and_optimum(13)
-    rough = replace(root, bound_s=root.bound_s * (1 - CLOSE / 2))
-    made = tightened(rough, root.bound_s)
+    rough = replace(root, bound_s=root.bound_s * (1 - GAP_TOLERANCE / 2))
+    made = tighten_branch(rough, root.bound_s)
     assert made.bound_s == pytest.approx(root.bound_s)
-    assert tightened(made, 1.0001 * made.bound_s) is made
-    assert tightened(rough, root.bound_s * (1 + CLOSE)) is rough
-    assert tightened(rough, rough.bound_s) is rough
+    assert tighten_branch(made, 1.0001 * made.bound_s) is made
+    assert tighten_branch(rough, root.bound_s * (1 + GAP_TOLERANCE)) is rough
+    assert tighten_branch(rough, rough.bound_s) is rough
 
 
-def with_less_memory(seed: int, eight: int) -> tuple[Search, Found]:
+def with_less_memory(seed: int, eight: int) -> tuple[Search, CandidatePlan]:
     """A random program's plan descended to on three axes, on devices with three quarters of what it needs."""
     search = Search(large_program(seed, eight), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse = search.chain(COARSE, Forced(), frozenset())
-    start = search.tried(coarse, coarse.solve(20.0), ())
-    at, axes = lifted(coarse, start.solved.states, FINE)
-    near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
-    found = replace(search.found(near, solved, ()), start=start)
-    search.limit_bytes = search.needed_bytes(found) * 3 // 4
+    coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
+    at, axes = lift_plan(coarse, start.solution.states, FINE)
+    near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
+    found = replace(search.evaluate(near, solved, ()), coarse_solution=start)
+    search.limit_bytes = search.bytes_needed(found) * 3 // 4
     return search, found
 
 
-def best_that_fits_s(search: Search, fastest: Found) -> float:
+def best_that_fits_s(search: Search, fastest: CandidatePlan) -> float:
     """Seconds a step of the best plan that fits on three axes, by integer programs over all strategies. fastest: the
     plan that memory is short for."""
-    fine = search.chain(FINE, Forced(), frozenset())
-    model = search.memory_model(fine.graph.layout.hubs)
+    fine = search.build_chain(FINE, ForcedStrategy(), frozenset())
+    model = search.memory_model(fine.graph.variables.shared_layouts)
 
-    def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:
-        made = search.found(fine, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), ())
-        return search.needed_bytes(made), model.peak(made.decisions)
+    def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
+        made = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
 
-    best = fit_exactly(fine, search.limit_bytes, [model.peak(fastest.decisions)], judge, 20.0)
+    best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
     assert best is not None
-    return search.found(fine, best, ()).cost.step_s
+    return search.evaluate(fine, best, ()).cost.step_s
 
 
 def test_prices_are_tried_in_a_branch_alone() -> None:
@@ -210,19 +214,19 @@ def test_prices_are_tried_in_a_branch_alone() -> None:
     search, start = with_less_memory(29, 2048)
     price = 32 * start.cost.step_s / start.memory.peak_bytes
 
-    def at_price(within: tuple[SizeRange, ...]) -> Found:
-        fitting = Fitting(search, start, math.inf, within)
-        fitting._add_peak(start)
-        return fitting._at(price).found
+    def at_price(within: tuple[BranchingBound, ...]) -> CandidatePlan:
+        fitting = LagrangianSearch(search, start, math.inf, within)
+        fitting._add_constraint(start)
+        return fitting._evaluate(price).candidate
 
-    def made(found: Found, leaf: Leaf) -> float:
-        return float(value_bytes(found.chain.graph, leaf)[found.solved.states[leaf[0], -1]])
+    def made(found: CandidatePlan, leaf: Leaf) -> float:
+        return float(value_bytes(found.chain.graph, leaf)[found.solution.states[leaf[0], -1]])
 
     free = at_price(())
-    leaves = [(node, 0) for node, leaf in start.solved.states if leaf < 0]
+    leaves = [(node, 0) for node, leaf in start.solution.states if leaf < 0]
     saving = next(leaf for leaf in leaves if made(free, leaf) < made(start, leaf))
     halfway = (made(free, saving) + made(start, saving)) / 2
-    assert made(at_price((SizeRange(saving, over=halfway, up_to=math.inf),)), saving) > halfway
+    assert made(at_price((BranchingBound(saving, lower_bytes=halfway, upper_bytes=math.inf),)), saving) > halfway
 
 
 @pytest.mark.parametrize("eight", [2048, 2047])
@@ -230,41 +234,41 @@ def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int, monkeypat
     """Nearly the best one that fits, by integer programs over all strategies on three axes."""
     search, fastest = with_less_memory(29, eight)
     best_s = best_that_fits_s(search, fastest)
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    priced = fitted(search, fastest)
-    made = bounded(search, priced, Bounding())
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    priced = fit_plan(search, fastest)
+    made = bound_plan(search, priced, BackgroundBound())
     assert priced.cost.step_s > 1.5 * best_s
     assert made.cost.step_s <= 1.01 * best_s
-    assert search.needed_bytes(made) <= search.limit_bytes
+    assert search.bytes_needed(made) <= search.limit_bytes
 
 
 def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     root, best_s = root_and_optimum(13)
-    bound, asked = branching.bounded, list[Branch]()
+    bound, asked = branching.bound_branch, list[Branch]()
 
-    def late_at_the_second_division(parent: Branch, within: tuple[SizeRange, ...], enough_s: float) -> Branch:
+    def late_at_the_second_division(parent: Branch, within: tuple[BranchingBound, ...], enough_s: float) -> Branch:
         if len(asked) == 2:
             raise OutOfTimeError("in the middle")
         asked.append(bound(parent, within, enough_s))
         return replace(asked[-1], high=asked[-1].high or parent.high)
 
-    monkeypatch.setattr(branching, "bounded", late_at_the_second_division)
-    monkeypatch.setattr(branching, "_searched", lambda search, found, branch: found)
+    monkeypatch.setattr(branching, "bound_branch", late_at_the_second_division)
+    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
     search, found = known(root, 100 * best_s)
     with pytest.raises(OutOfTimeError):
-        branched(search, found, root, 0.0)
-    assert search.told_of is not None
-    assert search.told_of.cost.lower_bound_s == min(branch.bound_s for branch in asked) > root.bound_s
+        branch_and_bound(search, found, root, 0.0)
+    assert search.reported_plan is not None
+    assert search.reported_plan.cost.lower_bound_s == min(branch.bound_s for branch in asked) > root.bound_s
 
 
 def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(fitting: Fitting, over: Found, fits: Found) -> Found:
+    def late(fitting: LagrangianSearch, over: CandidatePlan, fits: CandidatePlan) -> CandidatePlan:
         raise OutOfTimeError("in the middle")
 
     search, found = with_less_memory(29, 2048)
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    monkeypatch.setattr(Fitting, "merged", late)
-    fitting = Fitting(search, found, math.inf)
-    made = fitting.best()
-    fits = [each.found for each in fitting.tried if search.needed_bytes(each.found) <= search.limit_bytes]
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    monkeypatch.setattr(LagrangianSearch, "merge_plans", late)
+    fitting = LagrangianSearch(search, found, math.inf)
+    made = fitting.find_best()
+    fits = [each.candidate for each in fitting.evaluations if search.bytes_needed(each.candidate) <= search.limit_bytes]
     assert made.cost.step_s == min(each.cost.step_s for each in fits)

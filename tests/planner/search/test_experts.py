@@ -14,15 +14,15 @@ from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import OptionError
 from shardwright.hlo import parse
 from shardwright.planner import plan
 from shardwright.planner.graph.dataflow import build_dataflow
-from shardwright.planner.graph.mixtures import expert_weights
+from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.search.experts import EXPERTS
-from shardwright.planner.search.found import Outcome
 from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans import Plan
 from shardwright.shardings import TensorSharding
 from tests.planner.programs import gpt2, lower
@@ -127,7 +127,7 @@ def test_experts_are_told_from_heads(mixture: str) -> None:
     flow = build_dataflow(parse(mixture))
     names = [instruction.op_name for instruction in (flow.nodes[node].instruction for node in flow.parameters)]
     batch = [node for node, name in zip(flow.parameters, names, strict=True) if name.startswith("batch")]
-    found = expert_weights(flow, batch)
+    found = find_expert_weights(flow, batch)
     shapes = sorted(flow.nodes[node].shapes[0].dimensions for node in found)
     assert shapes == [(MIXTURE, 128, 512), (MIXTURE, 512, 128)]
     assert set(found.values()) == {0}
@@ -153,7 +153,7 @@ def test_every_expert_is_among_the_candidates_and_none_is_better(
 class FindsNothing(Search):
     """A search whose every plan is over the memory, as it may think of plans that would fit."""
 
-    def fit(self, outcome: Outcome, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+    def fit(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         return False
 
 
@@ -161,7 +161,7 @@ def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan
     text, sizes = lower(gpt2()), {"data": 2, "model": 4}
     profile = hardware_profile("a100")
     forced = [plan(text, A100, PlanOptions(force=force, mesh=sizes)) for force in set(EXPERTS.values()) - {"expert"}]
-    needed = {each.origin: required_bytes(each.memory, profile) for each in forced}
+    needed = {each.origin: bytes_with_margin(each.memory, profile) for each in forced}
     fastest = min(forced, key=lambda each: each.cost.step_s)
     budget = needed[fastest.origin] - 1
     best_s = min(each.cost.step_s for each in forced if needed[each.origin] <= budget)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.planner.suite import cluster_json
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
-from shardwright.cost import hardware_profile, required_bytes
+from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.plans import Plan
@@ -68,9 +68,9 @@ def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
     profile = hardware_profile(cluster.hardware)
     free, _ = planned(text, cluster, effort="fast")
-    limit = round(part * required_bytes(free.memory, profile))
+    limit = round(part * bytes_with_margin(free.memory, profile))
     tight, told = planned(text, cluster, effort="fast", memory_budget=limit)
-    assert required_bytes(tight.memory, profile) <= limit
+    assert bytes_with_margin(tight.memory, profile) <= limit
     assert len(meshes(told)) == 1
     assert tight.cost.lower_bound_s <= tight.cost.step_s
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from shardwright.config import PlanOptions
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.ledger import communication, compute_time_s
+from shardwright.planner.plans.collectives import communication, compute_time_s
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.bound import best_alike, lower_bound
-from shardwright.planner.segments.chain import Chain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.layout import Variable
+from shardwright.planner.segments.bound import lower_bound, solve_tied
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.segments.variables import Variable
 from tests.planner.segments.test_descent import EIGHT, FINE
 from tests.planner.test_exact import random_instruction, seconds_of, text_of
 
@@ -41,10 +41,10 @@ def wide_program(seed: int, instructions: int = 8) -> str:
     return f"HloModule wide\n\nENTRY main {{\n{text}\n  ROOT out = ({shapes}) tuple({names})\n}}\n"
 
 
-def taken_s(graph: Graph, states: States) -> float:
+def taken_s(graph: CostGraph, states: States) -> float:
     """Seconds of a plan by the ledger."""
     decisions = decide(graph, states)
-    return compute_time_s(decisions) + communication(decisions).waited_s
+    return compute_time_s(decisions) + communication(decisions).exposed_s
 
 
 def improved(fine: Chain, states: States) -> States:
@@ -64,12 +64,12 @@ def improved(fine: Chain, states: States) -> States:
     return states
 
 
-def bound_and_plan(seed: int) -> tuple[float, Graph, States]:
+def bound_and_plan(seed: int) -> tuple[float, CostGraph, States]:
     """The bound of all plans on three axes, every move followed, and a plan that is as fast as is found."""
     search = Search(wide_program(seed), EIGHT, PlanOptions())
-    fine = search.chain(FINE, Forced(), frozenset())
-    bounding = search.chain_to_bound(FINE, even_rank=search.most_rank, uneven_rank=search.most_rank)
-    bound_s = max(lower_bound(bounding, 20.0), best_alike(bounding.apart()).rolled_bound)
+    fine = search.build_chain(FINE, ForcedStrategy(), frozenset())
+    bounding = search.build_bounding_chain(FINE, even_rank=search.max_rank, uneven_rank=search.max_rank)
+    bound_s = max(lower_bound(bounding, 20.0), solve_tied(bounding.untie()).tied_bound)
     return bound_s, fine.graph, improved(fine, fine.solve(20.0).states)
 
 

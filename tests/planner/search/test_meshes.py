@@ -12,7 +12,7 @@ from shardwright.config import PlanOptions
 from shardwright.cost import hardware_profile
 from shardwright.cost.moves.collectives import Topology, collective_time_s
 from shardwright.errors import OptionError
-from shardwright.planner.search.meshes import candidate_meshes, given_mesh, refines
+from shardwright.planner.search.meshes import candidate_meshes, mesh_from_options, refines
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100
 
@@ -120,8 +120,8 @@ def test_refinement(fine: tuple[int, ...], coarse: tuple[int, ...], expected: bo
 
 
 def test_a_given_mesh_has_up_to_three_axes() -> None:
-    assert given_mesh(PlanOptions(mesh={"a": 2, "b": 3, "c": 2}), 12) == Mesh.of({"a": 2, "b": 3, "c": 2})
+    assert mesh_from_options(PlanOptions(mesh={"a": 2, "b": 3, "c": 2}), 12) == Mesh.of({"a": 2, "b": 3, "c": 2})
     with pytest.raises(OptionError, match="mesh has 4 axes"):
-        given_mesh(PlanOptions(mesh={"a": 2, "b": 2, "c": 2, "d": 1}), 8)
+        mesh_from_options(PlanOptions(mesh={"a": 2, "b": 2, "c": 2, "d": 1}), 8)
     with pytest.raises(OptionError, match="has 4 devices, the cluster 8"):
-        given_mesh(PlanOptions(mesh={"a": 4}), 8)
+        mesh_from_options(PlanOptions(mesh={"a": 4}), 8)

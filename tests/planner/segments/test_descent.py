@@ -14,26 +14,26 @@ from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
 from shardwright.planner import plan
 from shardwright.planner.clock import OutOfTimeError
-from shardwright.planner.costs.least_moves import EXACT_RANK
-from shardwright.planner.memory import exact_fit
-from shardwright.planner.memory.budget import MemoryPrice, Peak
-from shardwright.planner.memory.exact_fit import fit_exactly
-from shardwright.planner.memory.fitting import fitted
-from shardwright.planner.memory.mixing import of_one_chain
-from shardwright.planner.pins.force import Forced
-from shardwright.planner.search import closing, finishing, simplest
-from shardwright.planner.search.finishing import Bounding, bounded
-from shardwright.planner.search.memory_bound import least_that_fits
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
+from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
+from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
+from shardwright.planner.memory.lagrangian import fit_plan
+from shardwright.planner.memory.restricted_master import to_one_chain
+from shardwright.planner.search import certify, gap_closing, simplest
+from shardwright.planner.search.certify import BackgroundBound, bound_plan
+from shardwright.planner.search.dual_bound import bound_feasible_plans
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound
-from shardwright.planner.segments.chain import Chain, SolvedChain
-from shardwright.planner.segments.choices import Graph
-from shardwright.planner.segments.descent import axis_parts, descend, lifted
-from shardwright.planner.segments.layout import Variable
-from shardwright.planner.solver.passing import Passing
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.descent import axis_parts, descend, lift_plan
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
+from shardwright.planner.segments.variables import Variable
+from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 from tests.planner.test_exact import random_program
@@ -42,7 +42,7 @@ EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 4, "model": 2})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 
-#: Relative tie-breaks of the search (`strategies.preference.MOST`), and the gap at which a round counts as solved.
+#: Relative tie-breaks of the search (`strategies.preference.MAX_SHARE`), and the gap at which a round counts as solved.
 SLACK = 2e-3
 
 
@@ -56,12 +56,14 @@ def large_program(seed: int, eight: int = 2048) -> str:
 def chains(seed: int) -> tuple[Chain, Chain]:
     """The same program on both meshes."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    coarse, fine = (search.chain(mesh, Forced(), frozenset()) for mesh in (COARSE, FINE))
+    coarse, fine = (search.build_chain(mesh, ForcedStrategy(), frozenset()) for mesh in (COARSE, FINE))
     return coarse, fine
 
 
-def lifted_from(coarse: Chain, start: SolvedChain, fine: Chain) -> tuple[dict[Variable, Strategy], Graph, list[str]]:
-    at, axes = lifted(coarse, start.states, fine.graph.prices.mesh)
+def lifted_from(
+    coarse: Chain, start: ChainSolution, fine: Chain
+) -> tuple[dict[Variable, Strategy], CostGraph, list[str]]:
+    at, axes = lift_plan(coarse, start.states, fine.graph.prices.mesh)
     return at, fine.graph, axes
 
 
@@ -80,7 +82,7 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
     assert found.value <= start.value * (1 + SLACK)
     chosen = {v: near.graph.set_of(v).strategies[state] for v, state in found.states.items()}
     states = {v: fine.graph.set_of(v).strategies.index(strategy) for v, strategy in chosen.items()}
-    nodes = [node.index for node in fine.graph.flow.nodes if not fine.graph.is_free[node.index]]
+    nodes = [node.index for node in fine.graph.flow.nodes if not fine.graph.is_cheap_to_recompute[node.index]]
     problem = fine.graph.problem(nodes, list(states))
     assert problem.value(list(states.values())) == pytest.approx(found.value, rel=1e-5)  # preferences differ
 
@@ -98,36 +100,36 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
 def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Descents from one plan, on the graphs of one another, at prices of memory or none, have the same strategies."""
     search = Search(large_program(14), EIGHT, PlanOptions())
-    coarse = search.chain(COARSE, Forced(), frozenset())
+    coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = coarse.solve(20.0)
-    at, axes = lifted(coarse, start.states, FINE)
+    at, axes = lift_plan(coarse, start.states, FINE)
     made: list[object] = []
     build = StrategyBuilder._build
     monkeypatch.setattr(StrategyBuilder, "_build", lambda self, *args: made.append(args) or build(self, *args))
-    near, solved = descend(coarse, at, search.finer(coarse, FINE), axes, time_limit_s=20.0)
+    near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
     before = len(made)
-    again, same = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=MemoryPrice(peaks=()))
+    again, same = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=Multipliers(constraints=()))
     assert again.strategies(same.states) == near.strategies(solved.states)
     assert len(made) == before > 0
-    coarse_only = search.finer(near, COARSE)
-    assert coarse_only.neighbourhoods is not near.graph.neighbourhoods, "strategies of another mesh"
+    coarse_only = search.refine_graph(near, COARSE)
+    assert coarse_only.neighborhood_cache is not near.graph.neighborhood_cache, "strategies of another mesh"
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None:
     """The best one is found by searching three axes outright; the bound is not far from it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
-    bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
+    best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
+    bound_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
     assert best.value * 0.9 <= bound_s <= best.value
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> None:
     search = Search(large_program(seed, eight=2047), EIGHT, PlanOptions())
-    best = search.chain(FINE, Forced(), frozenset()).solve(20.0)
-    rough_s = lower_bound(search.chain_to_bound(FINE), 20.0)
-    fine_s = lower_bound(search.chain_to_bound(FINE, even_rank=9, uneven_rank=EXACT_RANK), 20.0)
+    best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
+    rough_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
+    fine_s = lower_bound(search.build_bounding_chain(FINE, even_rank=9, uneven_rank=EXACT_RANK), 20.0)
     assert rough_s * (1 - SLACK) <= fine_s <= best.value
 
 
@@ -135,7 +137,7 @@ def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> N
 def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(seed, eight)
     before = plan(text, EIGHT, PlanOptions())
-    monkeypatch.setattr(closing, "MOST_OPEN", -1.0)
+    monkeypatch.setattr(gap_closing, "TARGET_GAP", -1.0)
     after = plan(text, EIGHT, PlanOptions())
     assert after.mesh == before.mesh
     assert after.cost.step_s <= before.cost.step_s
@@ -156,11 +158,11 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
         raise AssertionError("a plan is dearer than a bound")
 
     text = large_program(seed, 2047)
-    monkeypatch.setattr(simplest, "NEARLY", 0.0)  # plans on two axes are nearly as fast
-    monkeypatch.setattr(closing, "MOST_OPEN", 1.0)
+    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)  # plans on two axes are nearly as fast
+    monkeypatch.setattr(gap_closing, "TARGET_GAP", 1.0)
     rough = plan(text, EIGHT, PlanOptions())
-    monkeypatch.setattr(closing, "MOST_OPEN", rough.cost.gap / 2)
-    monkeypatch.setattr(closing, "best_alike", never)
+    monkeypatch.setattr(gap_closing, "TARGET_GAP", rough.cost.gap / 2)
+    monkeypatch.setattr(gap_closing, "solve_tied", never)
     made = plan(text, EIGHT, PlanOptions())
     assert len(made.mesh.axes) == 3
     assert made.cost.step_s == rough.cost.step_s
@@ -169,30 +171,34 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
 
 def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(97, 2047)
-    monkeypatch.setattr(simplest, "NEARLY", 0.0)
-    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
-    monkeypatch.setattr(closing, "FEW_ENTRIES", -1)  # all edges of so small a program are folded away
-    monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)  # what is open before is more, what the bound leaves is less
+    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)
+    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
+    monkeypatch.setattr(gap_closing, "MAX_CHEAP_ENTRIES", -1)  # all edges of so small a program are folded away
+    monkeypatch.setattr(
+        gap_closing, "TARGET_GAP", 0.02513
+    )  # what is open before is more, what the bound leaves is less
     bounded = plan(text, EIGHT, PlanOptions())
     monkeypatch.undo()
-    monkeypatch.setattr(simplest, "NEARLY", 0.0)
-    monkeypatch.setattr(axis_order, "LEAST_ELEMENTS", 1 << 40)
-    monkeypatch.setattr(closing, "MOST_OPEN", 0.02513)
+    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)
+    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)
+    monkeypatch.setattr(gap_closing, "TARGET_GAP", 0.02513)
     better = plan(text, EIGHT, PlanOptions())
-    assert closing.BETTER < bounded.cost.gap < closing.MOST_OPEN
+    assert gap_closing.FINE_TARGET_GAP < bounded.cost.gap < gap_closing.TARGET_GAP
     assert better.cost.step_s < bounded.cost.step_s
-    assert better.cost.gap <= closing.BETTER
+    assert better.cost.gap <= gap_closing.FINE_TARGET_GAP
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
-    memory = search.memory_model(fine.graph.layout.hubs)
-    found = search.found(fine, fine.solve(20.0), ())
-    price = MemoryPrice(peaks=((memory.peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),))
-    best = fine.with_price(price).solve(20.0)
-    bound_s = lower_bound(bounding.with_price(price), 20.0)
+    fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
+    memory = search.memory_model(fine.graph.variables.shared_layouts)
+    found = search.evaluate(fine, fine.solve(20.0), ())
+    price = Multipliers(
+        constraints=((memory.constraint_at_peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),)
+    )
+    best = fine.with_multipliers(price).solve(20.0)
+    bound_s = lower_bound(bounding.with_multipliers(price), 20.0)
     assert lower_bound(bounding, 20.0) < bound_s <= best.value
 
 
@@ -200,18 +206,18 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
 def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
     search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.chain(FINE, Forced(), frozenset()), search.chain_to_bound(FINE)
-    memory = search.memory_model(fine.graph.layout.hubs)
-    found = search.found(fine, fine.solve(20.0), ())
-    peak = memory.peak(found.decisions)
-    limit = int(0.9 * memory.taken_at(peak, found.decisions))
-    best = fit_exactly(fine, limit, [peak], lambda states: (0, peak), 20.0)
+    fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
+    memory = search.memory_model(fine.graph.variables.shared_layouts)
+    found = search.evaluate(fine, fine.solve(20.0), ())
+    peak = memory.constraint_at_peak(found.decisions)
+    limit = int(0.9 * memory.bytes_at(peak, found.decisions))
+    best = solve_with_memory_rows(fine, limit, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
-    price = MemoryPrice(peaks=((peak, (best.value - found.cost.step_s) / limit),))
-    bound = least_that_fits(bounding, price, limit, 20.0)
+    price = Multipliers(constraints=((peak, (best.value - found.cost.step_s) / limit),))
+    bound = bound_feasible_plans(bounding, price, limit, 20.0)
     assert lower_bound(bounding, 20.0) * 1.01 < bound.seconds <= best.value
-    assert bound.chain.price is not None
-    assert bound.chain.price.total > price.total  # the first one promises less
+    assert bound.chain.multipliers is not None
+    assert bound.chain.multipliers.total > price.total  # the first one promises less
 
 
 def test_a_gap_is_closed_where_memory_binds() -> None:
@@ -240,7 +246,7 @@ def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.Mon
     def late(chain: Chain, time_limit_s: float) -> float:
         raise OutOfTimeError("late")
 
-    monkeypatch.setattr(finishing, "lower_bound", late)
+    monkeypatch.setattr(certify, "lower_bound", late)
     made = plan(large_program(97), EIGHT, PlanOptions())
     assert "the deadline came before a bound on" in made.cost.bound_scope
     assert not made.cost.is_bounded
@@ -249,17 +255,17 @@ def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.Mon
 
 def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan fits that does as the fastest one along two of the axes; some do that take as long."""
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
     search = Search(lower((step, arguments, ())), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    outcome = search.outcome()
-    fastest = outcome.plan(next(each for each in outcome.tried if each.mesh == FINE))
-    assert fastest.start is not None
-    search.limit_bytes = search.needed_bytes(fastest) * 7 // 10
+    outcome = search.search_meshes()
+    fastest = outcome.evaluate(next(each for each in outcome.solutions if each.mesh == FINE))
+    assert fastest.coarse_solution is not None
+    search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
     with pytest.raises(MemoryBudgetError):
-        fitted(search, replace(fastest, start=None))
-    made = fitted(search, fastest)
-    assert search.needed_bytes(made) <= search.limit_bytes
+        fit_plan(search, replace(fastest, coarse_solution=None))
+    made = fit_plan(search, fastest)
+    assert search.bytes_needed(made) <= search.limit_bytes
     assert made.mesh == FINE
     assert made.cost.step_s <= 1.001 * fastest.cost.step_s
 
@@ -267,40 +273,48 @@ def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch
 def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -> None:
     """Two plans that were descended to apart, mixed, are near neither: what is near them bounds no other plan."""
     search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse, fine = search.chain(COARSE, Forced(), frozenset()), search.chain(FINE, Forced(), frozenset())
-    start = search.tried(coarse, coarse.solve(20.0), ())
-    at, graph, axes = lifted_from(coarse, start.solved, fine)
+    coarse, fine = (
+        search.build_chain(COARSE, ForcedStrategy(), frozenset()),
+        search.build_chain(FINE, ForcedStrategy(), frozenset()),
+    )
+    start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
+    at, graph, axes = lifted_from(coarse, start.solution, fine)
     near, solved = descend(coarse, at, graph, axes, time_limit_s=20.0)
-    peak = search.memory_model(graph.layout.hubs).peak(search.found(near, solved, ()).decisions)
-    others = descend(coarse, at, graph, axes, time_limit_s=20.0, price=MemoryPrice(peaks=((peak, 1e-9),)))
-    both, (_, second) = of_one_chain([(near, solved.states), (others[0], others[1].states)])
-    made = search.found(both, SolvedChain(states=second, value=math.inf, rolled_bound=0.0), ())
-    made = replace(made, start=start, price_bound_s=made.cost.step_s)  # as nothing near the fastest one fits
-    bound_s = lower_bound(search.chain_to_bound(FINE), 20.0)
+    peak = search.memory_model(graph.variables.shared_layouts).constraint_at_peak(
+        search.evaluate(near, solved, ()).decisions
+    )
+    others = descend(coarse, at, graph, axes, time_limit_s=20.0, price=Multipliers(constraints=((peak, 1e-9),)))
+    both, (_, second) = to_one_chain([(near, solved.states), (others[0], others[1].states)])
+    made = search.evaluate(both, ChainSolution(states=second, value=math.inf, tied_bound=0.0), ())
+    made = replace(made, coarse_solution=start, dual_bound_s=made.cost.step_s)  # as nothing near the fastest one fits
+    bound_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
     assert bound_s < 0.96 * made.cost.step_s
-    assert bounded(search, made, Bounding()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
+    assert bound_plan(search, made, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
 def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is found by integer programs over all strategies on three axes; nothing near the fastest plan fits."""
     search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
-    coarse, fine = search.chain(COARSE, Forced(), frozenset()), search.chain(FINE, Forced(), frozenset())
-    start = search.tried(coarse, coarse.solve(20.0), ())
-    near, solved = descend(coarse, *lifted_from(coarse, start.solved, fine), time_limit_s=20.0)
-    fastest = replace(search.found(near, solved, ()), start=start)
-    model = search.memory_model(fine.graph.layout.hubs)
+    coarse, fine = (
+        search.build_chain(COARSE, ForcedStrategy(), frozenset()),
+        search.build_chain(FINE, ForcedStrategy(), frozenset()),
+    )
+    start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
+    near, solved = descend(coarse, *lifted_from(coarse, start.solution, fine), time_limit_s=20.0)
+    fastest = replace(search.evaluate(near, solved, ()), coarse_solution=start)
+    model = search.memory_model(fine.graph.variables.shared_layouts)
 
-    def judge(states: Mapping[Variable, int]) -> tuple[int, Peak]:
-        made = search.found(fine, SolvedChain(states=dict(states), value=0.0, rolled_bound=0.0), ())
-        return search.needed_bytes(made), model.peak(made.decisions)
+    def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
+        made = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
 
-    search.limit_bytes = search.needed_bytes(fastest) * 3 // 4
-    best = fit_exactly(fine, search.limit_bytes, [model.peak(fastest.decisions)], judge, 20.0)
+    search.limit_bytes = search.bytes_needed(fastest) * 3 // 4
+    best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
     assert best is not None
-    best_s = search.found(fine, best, ()).cost.step_s
-    monkeypatch.setattr(exact_fit, "MOST_STATES", 0)
-    made = fitted(search, fastest)
-    assert search.needed_bytes(made) <= search.limit_bytes
+    best_s = search.evaluate(fine, best, ()).cost.step_s
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    made = fit_plan(search, fastest)
+    assert search.bytes_needed(made) <= search.limit_bytes
     assert made.cost.step_s <= 1.02 * best_s
 
 
@@ -311,7 +325,7 @@ def layers() -> Search:
 
 def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -> None:
     """However roughly it is looked for."""
-    chain = layers.chain(COARSE, Forced(), frozenset())
+    chain = layers.build_chain(COARSE, ForcedStrategy(), frozenset())
     best, rough = chain.solve(20.0), chain.solve(20.0, close=10.0)
     assert rough.value > 1.1 * best.value, "this step no longer shows what is tested"
     known = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
@@ -321,12 +335,12 @@ def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -
 def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(
     layers: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds: list[Passing] = []
-    one_round = Passing.round
-    monkeypatch.setattr(Passing, "round", lambda self: rounds.append(self) or one_round(self))
-    chain = layers.chain(COARSE, Forced(), frozenset())
-    at, axes = lifted(chain, chain.solve(20.0).states, FINE)
-    fine, counts, values = layers.finer(chain, FINE), list[int](), list[float]()
+    rounds: list[MessagePassing] = []
+    one_round = MessagePassing.round
+    monkeypatch.setattr(MessagePassing, "round", lambda self: rounds.append(self) or one_round(self))
+    chain = layers.build_chain(COARSE, ForcedStrategy(), frozenset())
+    at, axes = lift_plan(chain, chain.solve(20.0).states, FINE)
+    fine, counts, values = layers.refine_graph(chain, FINE), list[int](), list[float]()
     for _ in range(2):
         rounds.clear()
         values.append(descend(chain, at, fine, axes, time_limit_s=20.0)[1].value)

@@ -11,8 +11,8 @@ import pytest
 
 from shardwright.hlo import parse
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
-from shardwright.planner.segments.exposed import gradients
-from shardwright.planner.segments.readiness import Moved, Readiness
+from shardwright.planner.segments.overlap import gradients
+from shardwright.planner.segments.readiness import CombinedCollective, Readiness
 
 _DIMS = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 _ADD = "add { x = f32[] parameter(0) y = f32[] parameter(1) ROOT z = f32[] add(x, y) }"
@@ -42,16 +42,16 @@ def numbered(flow: Dataflow) -> Mapping[str, int]:
     return {node.instruction.name: node.index for node in flow.nodes if not node.is_value}
 
 
-def moves_of(flow: Dataflow, sums: Mapping[int, float]) -> list[Moved]:
+def moves_of(flow: Dataflow, sums: Mapping[int, float]) -> list[CombinedCollective]:
     at = numbered(flow)
-    return [Moved((((at[f"gradient{each}"], 0), "main"),), seconds) for each, seconds in sums.items()]
+    return [CombinedCollective((((at[f"gradient{each}"], 0), "main"),), seconds) for each, seconds in sums.items()]
 
 
-def hidden_s(flow: Dataflow, moves: Sequence[Moved], seconds: Mapping[str, float]) -> float:
+def hidden_s(flow: Dataflow, moves: Sequence[CombinedCollective], seconds: Mapping[str, float]) -> float:
     readiness = Readiness(flow, gradients(flow))
     times = [(node, seconds.get(node.instruction.name, 0.0)) for node in flow.nodes if not node.is_value]
-    found = readiness.hidden_s(moves, times)
-    assert found <= sum(taken for node, taken in times if node.index in readiness.behind) + 1e-9
+    found = readiness.overlap_s(moves, times)
+    assert found <= sum(taken for node, taken in times if node.index in readiness.hiding_nodes) + 1e-9
     return found
 
 
@@ -100,8 +100,8 @@ def test_what_is_combined_is_ready_when_its_last_member_is() -> None:
     at = numbered(flow)
     seconds = {f"made{number}": 1.0 for number in range(4)}
     leaves: list[tuple[Leaf, str]] = [((at[f"gradient{number}"], 0), "main") for number in range(3)]
-    apart = hidden_s(flow, [Moved((each,), 1.0) for each in leaves], seconds)
-    together = hidden_s(flow, [Moved(tuple(leaves), 3.0)], seconds)
+    apart = hidden_s(flow, [CombinedCollective((each,), 1.0) for each in leaves], seconds)
+    together = hidden_s(flow, [CombinedCollective(tuple(leaves), 3.0)], seconds)
     assert (apart, together) == (pytest.approx(3.0), pytest.approx(1.0))
 
 
@@ -161,10 +161,10 @@ def test_a_loop_hides_within_each_pass_or_is_waited_for() -> None:
     (carried,) = [node.index for node in flow.nodes if node.is_value and node.leaf == 2 and node.computation == "body"]
     seconds = {"first": 8.0, "next": 8.0, "after": 2.0}
     inside, behind = ((at["gradient"], 0), "body"), ((carried, 0), "main")
-    assert hidden_s(flow, [Moved((inside,), 5.0)], seconds) == 5.0
-    assert hidden_s(flow, [Moved((inside,), 9.0)], seconds) == 8.0  # `next` of each pass
-    assert hidden_s(flow, [Moved((behind,), 9.0)], seconds) == 2.0  # `after`, once the loop has ended
-    assert hidden_s(flow, [Moved((inside,), 9.0), Moved((behind,), 9.0)], seconds) == 10.0
+    assert hidden_s(flow, [CombinedCollective((inside,), 5.0)], seconds) == 5.0
+    assert hidden_s(flow, [CombinedCollective((inside,), 9.0)], seconds) == 8.0  # `next` of each pass
+    assert hidden_s(flow, [CombinedCollective((behind,), 9.0)], seconds) == 2.0  # `after`, once the loop has ended
+    assert hidden_s(flow, [CombinedCollective((inside,), 9.0), CombinedCollective((behind,), 9.0)], seconds) == 10.0
 
 
 def test_ten_thousand_nodes_take_a_moment() -> None:
@@ -174,5 +174,5 @@ def test_ten_thousand_nodes_take_a_moment() -> None:
     readiness = Readiness(flow, gradients(flow))
     moves = moves_of(flow, dict.fromkeys(range(1, links + 1), 1e-3))
     times = [(node, 1e-3) for node in flow.nodes if not node.is_value]
-    assert readiness.hidden_s(moves, times) > 0
+    assert readiness.overlap_s(moves, times) > 0
     assert time.process_time() - begun < 5

@@ -10,7 +10,7 @@ import pytest
 
 from shardwright.errors import PlanError
 from shardwright.planner.solver import dual, highs, ilp, pbqp
-from shardwright.planner.solver.local_search import incumbent
+from shardwright.planner.solver.local_search import find_incumbent
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.solver.solve import solve
 
@@ -84,12 +84,12 @@ def test_message_passing_never_overbounds_and_keeps_what_is_better(seed: int) ->
     found = dual.tighten(problem)
     assert found.lower_bound <= best + 1e-9
     if np.isfinite(best) and best < found.value - 1e-9:
-        assert exhaustive(problem.restricted(found.kept(found.value))) == pytest.approx(best)
+        assert exhaustive(problem.restrict(found.surviving_states(found.value))) == pytest.approx(best)
 
 
 def test_incumbent_is_an_assignment() -> None:
     problem = random_problem(3)
-    states = incumbent(problem)
+    states = find_incumbent(problem)
     assert all(0 <= i < len(cost) for i, cost in zip(states, problem.costs, strict=True))
 
 
@@ -146,7 +146,7 @@ def test_equal_pairs_of_edges_are_joined_once_and_others_apart(monkeypatch: pyte
     random = np.random.default_rng(1)
     left, cost, right = random.random((3, 4)), random.random(3), random.random((3, 5))
     monkeypatch.setattr(pbqp, "hash", lambda _: 0, raising=False)  # as if all fell together
-    joins = pbqp.Joins()
+    joins = pbqp.EdgeJoinCache()
     first = joins.of(left, cost, right)
     np.testing.assert_allclose(first, (left[:, :, None] + cost[:, None, None] + right[:, None, :]).min(axis=0))
     assert joins.of(left.copy(), cost.copy(), right.copy()) is first
@@ -160,5 +160,5 @@ def test_a_matrix_that_loses_nothing_is_handed_on() -> None:
     whole = [np.arange(len(cost)) for cost in problem.costs]
     v, w = min(edge for edge, matrix in problem.edges.items() if len(matrix) > 1)
     fewer = [states[1:] if i == v else states for i, states in enumerate(whole)]
-    assert problem.restricted(whole).edges[v, w] is problem.edges[v, w]
-    np.testing.assert_array_equal(problem.restricted(fewer).edges[v, w], problem.edges[v, w][1:])
+    assert problem.restrict(whole).edges[v, w] is problem.edges[v, w]
+    np.testing.assert_array_equal(problem.restrict(fewer).edges[v, w], problem.edges[v, w][1:])

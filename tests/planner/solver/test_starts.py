@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardwright.planner.solver import dual
-from shardwright.planner.solver.passing import Passing
+from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.solver.solve import solve
-from shardwright.planner.solver.starts import Place, Start, among, told
+from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
 
 SEEDS = range(20)
 
@@ -33,13 +33,13 @@ def best_of(problem: Problem) -> float:
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The bounds after each round of messages."""
     found: list[float] = []
-    whole = Passing.round
+    whole = MessagePassing.round
 
-    def counting(passing: Passing) -> float:
+    def counting(passing: MessagePassing) -> float:
         found.append(whole(passing))
         return found[-1]
 
-    monkeypatch.setattr(Passing, "round", counting)
+    monkeypatch.setattr(MessagePassing, "round", counting)
     return found
 
 
@@ -50,10 +50,10 @@ def test_the_same_problem_goes_on_where_it_ended(rounds: list[float]) -> None:
         problem = random_problem(seed)
         best = best_of(problem)
         rounds.clear()
-        first = dual.tighten(problem, start=Start())
+        first = dual.tighten(problem, start=WarmStart())
         cold += best - rounds[0]
         rounds.clear()
-        dual.tighten(problem, start=first.end)
+        dual.tighten(problem, start=first.warm_start)
         warm += best - rounds[0]
     assert warm < 0.5 * cold
 
@@ -64,7 +64,7 @@ def test_no_start_makes_a_bound_or_a_value_wrong(seed: int) -> None:
     moved = {edge: (rng.normal(0, 1e6, 4), rng.normal(0, 10, 4)) for edge in problem.edges}
     moved[0, 1][0][2] = np.nan
     moved[0, 9] = moved[0, 1]  # of an edge that there is not
-    found = dual.tighten(problem, start=Start(moved=moved, states={0: 3, 2: 1}))
+    found = dual.tighten(problem, start=WarmStart(moved=moved, states={0: 3, 2: 1}))
     best = best_of(problem)
     assert found.lower_bound <= best + 1e-9
     assert found.value == pytest.approx(problem.value(found.states))
@@ -78,12 +78,12 @@ def test_a_start_in_terms_of_a_problem_reaches_its_core(rounds: list[float]) -> 
         problem.costs.append(np.zeros(4))  # is folded away
         problem.add_edge(0, 6, np.random.default_rng(seed).random((4, 4)))
         rounds.clear()
-        first = solve(problem, time_limit_s=10, start=Start())
+        first = solve(problem, time_limit_s=10, start=WarmStart())
         cold += first.value - rounds[0]
-        assert first.end is not None
-        assert set(first.end.states) == set(range(7))
+        assert first.warm_start is not None
+        assert set(first.warm_start.states) == set(range(7))
         rounds.clear()
-        again = solve(problem, time_limit_s=10, start=first.end)
+        again = solve(problem, time_limit_s=10, start=first.warm_start)
         warm += again.value - rounds[0]
         assert again.value == pytest.approx(first.value)
     assert warm < 0.5 * cold
@@ -92,7 +92,7 @@ def test_a_start_in_terms_of_a_problem_reaches_its_core(rounds: list[float]) -> 
 def test_what_costs_little_enough_is_taken_at_once(rounds: list[float]) -> None:
     problem = random_problem(1)
     first = dual.tighten(problem)
-    known = Start(states=dict(enumerate(first.states.tolist())))
+    known = WarmStart(states=dict(enumerate(first.states.tolist())))
     rounds.clear()
     found = dual.tighten(problem, start=known, enough=first.value + 1e-9)
     assert not rounds
@@ -101,12 +101,12 @@ def test_what_costs_little_enough_is_taken_at_once(rounds: list[float]) -> None:
 
 
 def test_starts_are_told_by_names_states_and_counts() -> None:
-    start = Start(moved={("a", "b"): (np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0]))}, states={"a": 1, "b": 2})
+    start = WarmStart(moved={("a", "b"): (np.array([1.0, 2.0]), np.array([3.0, 4.0, 5.0]))}, states={"a": 1, "b": 2})
     places = {
-        "a": [Place(7, np.array([1, 0, -1]), 2)],
-        "b": [Place(3, np.array([2, 1]), 3), Place(9, np.array([0]))],
+        "a": [VariableImage(7, np.array([1, 0, -1]), 2)],
+        "b": [VariableImage(3, np.array([2, 1]), 3), VariableImage(9, np.array([0]))],
     }
-    found = told(start, places, {"a": 4, "b": 4})
+    found = translate(start, places, {"a": 4, "b": 4})
     assert found.states == {7: 0, 3: 0}
     assert set(found.moved) == {(3, 7), (7, 9)}
     of_b, of_a = found.moved[3, 7]
@@ -117,10 +117,10 @@ def test_starts_are_told_by_names_states_and_counts() -> None:
 
 def test_what_falls_together_is_added() -> None:
     ends = np.array([1.0, 2.0]), np.array([3.0, 4.0])
-    places = {name: [Place(number, np.arange(2))] for name, number in {"a": 0, "b": 1, "c": 0}.items()}
-    found = told(Start(moved={("a", "b"): ends, ("b", "c"): ends}), places)
+    places = {name: [VariableImage(number, np.arange(2))] for name, number in {"a": 0, "b": 1, "c": 0}.items()}
+    found = translate(WarmStart(moved={("a", "b"): ends, ("b", "c"): ends}), places)
     np.testing.assert_allclose(found.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
 
 
 def test_places_among_states() -> None:
-    assert among(np.array([1, 3]), 4).tolist() == [-1, 0, -1, 1]
+    assert positions_in(np.array([1, 3]), 4).tolist() == [-1, 0, -1, 1]

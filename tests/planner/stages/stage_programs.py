@@ -14,7 +14,7 @@ import optax
 from shardwright.config import PlanOptions
 from shardwright.planner.microbatch import StepSplit, split_step
 from shardwright.planner.search.program import Program
-from shardwright.planner.stages.coarse import Coarse, coarse_parts
+from shardwright.planner.stages.clustering import Clustering, cluster_step
 from tests.planner.programs import lower
 
 BATCH, WIDTH = 8, 16
@@ -140,9 +140,9 @@ def program(name: str) -> Program:
 
 
 @cache
-def split_and_parts(name: str) -> tuple[StepSplit, Coarse]:
+def split_and_parts(name: str) -> tuple[StepSplit, Clustering]:
     found = program(name)
     split = split_step(found.module)
     once = {name for name, parts in split.parts.items() if parts == {"once"}}
     state = set(range(len(found.flow.parameters))).difference(split.batch)
-    return split, coarse_parts(split.module, state, once)
+    return split, cluster_step(split.module, state, once)

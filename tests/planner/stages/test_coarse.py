@@ -6,16 +6,16 @@ from collections import Counter
 
 import pytest
 
-from shardwright.planner.stages.coarse import Coarse
+from shardwright.planner.stages.clustering import Clustering
 from tests.planner.stages.stage_programs import split_and_parts
 
 
-def part_of_arguments(coarse: Coarse) -> dict[str, int]:
+def part_of_arguments(coarse: Clustering) -> dict[str, int]:
     nodes = [coarse.flow.nodes[i] for i in coarse.flow.parameters]
     return {node.instruction.op_name: coarse.first[node.index] for node in nodes}
 
 
-def parts_of_products(coarse: Coarse, *operands: str) -> Counter[int]:
+def parts_of_products(coarse: Clustering, *operands: str) -> Counter[int]:
     """Parts of the products that read arguments of these names, through casts and transposes of them."""
     named = {node.index for node in coarse.flow.nodes if node.instruction.op_name in operands and node.is_value}
     for node in coarse.flow.nodes:
@@ -28,7 +28,7 @@ def parts_of_products(coarse: Coarse, *operands: str) -> Counter[int]:
     return found
 
 
-def assert_values_go_one_way(coarse: Coarse) -> None:
+def assert_values_go_one_way(coarse: Clustering) -> None:
     arguments = set(coarse.flow.parameters)
     ahead = coarse.forward | coarse.fed
     for node in coarse.flow.nodes:

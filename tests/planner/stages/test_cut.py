@@ -14,14 +14,14 @@ from shardwright.planner.solver import highs
 from shardwright.planner.stages import cut_ilp
 from shardwright.planner.stages.cut import SLACK, cut
 from shardwright.planner.stages.intervals import Intervals, is_exact
-from shardwright.planner.stages.work import (
+from shardwright.planner.stages.stage_graph import (
     CutProblem,
-    Place,
+    NodeCost,
     SharedState,
     StageGraph,
     StageNode,
+    StageSlot,
     StageValue,
-    Work,
     of_kind,
 )
 
@@ -47,30 +47,30 @@ def every_cut(problem: CutProblem) -> Iterator[tuple[int, ...]]:
 def seconds(problem: CutProblem, chunk_of: Sequence[int]) -> list[float]:
     total = [0.0] * problem.chunk_count
     for node, chunk in enumerate(chunk_of):
-        work = problem.graph.nodes[node].works[problem.places[chunk % len(problem.places)].kind]
+        work = problem.graph.nodes[node].costs[problem.stage_slots[chunk % len(problem.stage_slots)].kind]
         total[chunk] += work.forward_s + work.backward_s + work.update_s / problem.micro_batches
     return total
 
 
 def crossing(problem: CutProblem, chunk_of: Sequence[int]) -> float:
-    stages = [chunk % len(problem.places) for chunk in chunk_of]
+    stages = [chunk % len(problem.stage_slots) for chunk in chunk_of]
     total = 0.0
     for value in problem.graph.values:
-        for stage in range(len(problem.places)):
+        for stage in range(len(problem.stage_slots)):
             if stage != stages[value.producer] and stage in [stages[r] for r in (*value.readers, *value.saved_by)]:
                 total += value.bytes
     for shared in problem.graph.shared:
-        for stage in range(len(problem.places)):
+        for stage in range(len(problem.stage_slots)):
             if stage != stages[shared.owner] and stage in [stages[r] for r in shared.readers]:
                 total += 2 * shared.bytes / problem.micro_batches
     return total
 
 
 def fits(problem: CutProblem, chunk_of: Sequence[int]) -> bool:
-    count = len(problem.places)
-    for stage, place in enumerate(problem.places):
+    count = len(problem.stage_slots)
+    for stage, place in enumerate(problem.stage_slots):
         mine = [n for n, chunk in enumerate(chunk_of) if chunk % count == stage]
-        works = [problem.graph.nodes[n].works[place.kind] for n in mine]
+        works = [problem.graph.nodes[n].costs[place.kind] for n in mine]
         fixed = sum(w.state_bytes + place.delayed * w.delayed_bytes for w in works) + max(
             w.workspace_bytes for w in works
         )
@@ -81,7 +81,7 @@ def fits(problem: CutProblem, chunk_of: Sequence[int]) -> bool:
             kept = 0.0
             for position, alive in enumerate(moment):
                 members = [n for n in mine if chunk_of[n] == stage + position * count]
-                kept += alive * sum(problem.graph.nodes[n].works[place.kind].saved_bytes for n in members)
+                kept += alive * sum(problem.graph.nodes[n].costs[place.kind].saved_bytes for n in members)
                 kept += alive * sum(
                     of_kind(v.shard_bytes, place.kind) for v in problem.graph.values if set(v.saved_by) & set(members)
                 )
@@ -101,8 +101,8 @@ def problem_of(seed: int) -> CutProblem:
     nodes = tuple(
         StageNode(
             name=f"n{i}",
-            works=tuple(
-                Work(
+            costs=tuple(
+                NodeCost(
                     forward_s=draw.randint(1, 9),
                     backward_s=draw.randint(0, 9),
                     update_s=draw.randint(0, 4),
@@ -147,7 +147,7 @@ def problem_of(seed: int) -> CutProblem:
         )
     limit = draw.choice([float("inf"), draw.randint(60, 260)])
     places = tuple(
-        Place(
+        StageSlot(
             kind=stage % kinds,
             memory_bytes=limit,
             delayed=draw.choice([0, 0, stage + 1]),
@@ -156,7 +156,7 @@ def problem_of(seed: int) -> CutProblem:
         for stage in range(stages)
     )
     graph = StageGraph(nodes=nodes, values=tuple(values), shared=shared)
-    return CutProblem(graph=graph, places=places, chunks=chunks, micro_batches=draw.choice([1, 4]))
+    return CutProblem(graph=graph, stage_slots=places, chunks=chunks, micro_batches=draw.choice([1, 4]))
 
 
 def test_cuts_are_the_best_of_all() -> None:
@@ -169,11 +169,11 @@ def test_cuts_are_the_best_of_all() -> None:
         if not legal:
             infeasible += 1
             with pytest.raises(PlanError, match="fits the memory"):
-                cut(problem.graph, problem.places, **arguments)
+                cut(problem.graph, problem.stage_slots, **arguments)
             continue
         best_s = min(max(seconds(problem, each)) for each in legal)
         allowed = [each for each in legal if max(seconds(problem, each)) <= best_s * (1 + SLACK)]
-        found = cut(problem.graph, problem.places, **arguments)
+        found = cut(problem.graph, problem.stage_slots, **arguments)
         assert found.chunk_of in legal, seed
         assert found.is_optimal, seed
         assert max(seconds(problem, found.chunk_of)) <= best_s * (1 + SLACK) + 1e-6, seed
@@ -192,9 +192,9 @@ def test_any_balance_that_is_asked_for() -> None:
         allowed = [each for each in legal if max(seconds(problem, each)) <= 1.25 * problem.average_s]
         if not allowed:
             with pytest.raises(PlanError):
-                cut(problem.graph, problem.places, **arguments)
+                cut(problem.graph, problem.stage_slots, **arguments)
             continue
-        found = cut(problem.graph, problem.places, **arguments)
+        found = cut(problem.graph, problem.stage_slots, **arguments)
         assert found.crossing_bytes == pytest.approx(min(crossing(problem, each) for each in allowed)), seed
 
 
@@ -203,7 +203,8 @@ def test_any_balance_that_is_asked_for() -> None:
 
 def chain(costs: Sequence[float], *, skips: Sequence[tuple[int, int, float]] = (), **work: float) -> StageGraph:
     nodes = tuple(
-        StageNode(name=f"layer {i}", works=(Work(forward_s=s, backward_s=2 * s, **work),)) for i, s in enumerate(costs)
+        StageNode(name=f"layer {i}", costs=(NodeCost(forward_s=s, backward_s=2 * s, **work),))
+        for i, s in enumerate(costs)
     )
     steps = [StageValue(bytes=1.0, producer=i, readers=(i + 1,)) for i in range(len(costs) - 1)]
     return StageGraph(
@@ -212,41 +213,41 @@ def chain(costs: Sequence[float], *, skips: Sequence[tuple[int, int, float]] = (
 
 
 def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
-    found = cut(chain([1, 1, 1, 1, 1, 1, 1, 3]), [Place()] * 2)
+    found = cut(chain([1, 1, 1, 1, 1, 1, 1, 3]), [StageSlot()] * 2)
     assert found.chunk_of == (0, 0, 0, 0, 0, 1, 1, 1)
     assert found.imbalance == pytest.approx(0)
 
 
 def test_a_skip_connection_is_sent_straight_to_its_reader() -> None:
     graph = chain([1, 1, 1, 1], skips=[(0, 3, 10.0)])
-    assert cut(graph, [Place()] * 4).crossing_bytes == 13.0
+    assert cut(graph, [StageSlot()] * 4).crossing_bytes == 13.0
     # two stages cross it once, wherever the cut is
-    assert cut(graph, [Place()] * 2).crossing_bytes == 11.0
+    assert cut(graph, [StageSlot()] * 2).crossing_bytes == 11.0
 
 
 def test_memory_moves_layers_to_stages_that_keep_fewer_micro_batches() -> None:
     graph = chain([1] * 6, saved_bytes=10.0)
-    free = [Place(in_flight=((3 - s,),)) for s in range(3)]
+    free = [StageSlot(in_flight=((3 - s,),)) for s in range(3)]
     assert cut(graph, free).chunk_of == (0, 0, 1, 1, 2, 2)
-    tight = [Place(in_flight=((3 - s,),), memory_bytes=40.0) for s in range(3)]
+    tight = [StageSlot(in_flight=((3 - s,),), memory_bytes=40.0) for s in range(3)]
     assert cut(graph, tight).chunk_of == (0, 1, 1, 2, 2, 2)
     with pytest.raises(PlanError, match="fits the memory"):
-        cut(graph, [Place(in_flight=((3 - s,),), memory_bytes=25.0) for s in range(3)])
+        cut(graph, [StageSlot(in_flight=((3 - s,),), memory_bytes=25.0) for s in range(3)])
 
 
 def test_slower_groups_get_less() -> None:
     nodes = tuple(
-        StageNode(name=f"{i}", works=(Work(forward_s=1, backward_s=1), Work(forward_s=3, backward_s=3)))
+        StageNode(name=f"{i}", costs=(NodeCost(forward_s=1, backward_s=1), NodeCost(forward_s=3, backward_s=3)))
         for i in range(8)
     )
     values = tuple(StageValue(bytes=1, producer=i, readers=(i + 1,)) for i in range(7))
-    found = cut(StageGraph(nodes=nodes, values=values), [Place(kind=0), Place(kind=1)])
+    found = cut(StageGraph(nodes=nodes, values=values), [StageSlot(kind=0), StageSlot(kind=1)])
     assert found.chunk_of == (0,) * 6 + (1,) * 2
 
 
 def test_chunks_of_a_stage_lie_round_the_ring() -> None:
     graph = chain([1] * 8)
-    found = cut(graph, [Place(in_flight=((1, 1),))] * 2, chunks=2)
+    found = cut(graph, [StageSlot(in_flight=((1, 1),))] * 2, chunks=2)
     assert found.chunk_of == (0, 0, 1, 1, 2, 2, 3, 3)
     assert found.crossing_bytes == 3.0
 
@@ -254,34 +255,34 @@ def test_chunks_of_a_stage_lie_round_the_ring() -> None:
 def test_branches_go_side_by_side() -> None:
     """Two towers of unlike cost that meet in a head: no order of the nodes is given, balance decides."""
     works = [2, 2, 2, 1, 1, 1, 3]
-    nodes = tuple(StageNode(name=f"{i}", works=(Work(forward_s=s, backward_s=0),)) for i, s in enumerate(works))
+    nodes = tuple(StageNode(name=f"{i}", costs=(NodeCost(forward_s=s, backward_s=0),)) for i, s in enumerate(works))
     edges = [(0, 1), (1, 2), (2, 6), (3, 4), (4, 5), (5, 6)]
     values = tuple(StageValue(bytes=1, producer=a, readers=(b,)) for a, b in edges)
-    found = cut(StageGraph(nodes=nodes, values=values), [Place()] * 2)
+    found = cut(StageGraph(nodes=nodes, values=values), [StageSlot()] * 2)
     assert sorted(found.chunk_s) == [6, 6]
     assert found.chunk_of == (0, 0, 0, 1, 1, 1, 1)
 
 
 def test_refusals_say_what_would_do() -> None:
     with pytest.raises(PlanError, match="can be cut into 3 at most"):
-        cut(chain([1, 1, 1]), [Place()] * 4)
+        cut(chain([1, 1, 1]), [StageSlot()] * 4)
     with pytest.raises(PlanError, match=r"20\.0 % more than the average"):
-        cut(chain([1, 1, 3]), [Place()] * 2, imbalance=0.1)
-    assert cut(chain([1, 1, 3]), [Place()] * 2, imbalance=0.21).chunk_of == (0, 0, 1)
+        cut(chain([1, 1, 3]), [StageSlot()] * 2, imbalance=0.1)
+    assert cut(chain([1, 1, 3]), [StageSlot()] * 2, imbalance=0.21).chunk_of == (0, 0, 1)
 
 
 def test_intervals_and_the_integer_program_agree_on_chains() -> None:
     draw = random.Random(5)
     for _ in range(8):
         graph = chain([draw.randint(1, 9) for _ in range(9)], skips=[(0, 5, draw.randint(1, 4))], saved_bytes=2.0)
-        places = [Place(in_flight=((3 - s,),), memory_bytes=40.0) for s in range(3)]
-        problem = CutProblem(graph=graph, places=tuple(places), chunks=1, micro_batches=2)
+        places = [StageSlot(in_flight=((3 - s,),), memory_bytes=40.0) for s in range(3)]
+        problem = CutProblem(graph=graph, stage_slots=tuple(places), chunks=1, micro_batches=2)
         assert is_exact(problem)
         fastest = cut_ilp.fastest(problem, most_cpu_s=20)
         assert fastest is not None
         assert Intervals(problem).fastest_s() == pytest.approx(max(fastest.chunk_s))
-        solved = cut_ilp.least_crossing(problem, max(fastest.chunk_s) * 1.2, most_cpu_s=20)
-        straight = Intervals(problem).least_crossing(max(fastest.chunk_s) * 1.2)
+        solved = cut_ilp.min_crossing(problem, max(fastest.chunk_s) * 1.2, most_cpu_s=20)
+        straight = Intervals(problem).min_crossing(max(fastest.chunk_s) * 1.2)
         assert solved is not None
         assert straight is not None
         assert solved.crossing_bytes == pytest.approx(straight.crossing_bytes)
@@ -291,7 +292,7 @@ def test_the_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkey
     draw = random.Random(7)
     skips = [(i, draw.randint(i + 2, 19), draw.randint(1, 4)) for i in range(16)]
     graph = chain([draw.randint(1, 9) for _ in range(20)], skips=skips)
-    problem = CutProblem(graph=graph, places=(Place(),) * 4, chunks=1, micro_batches=2)
+    problem = CutProblem(graph=graph, stage_slots=(StageSlot(),) * 4, chunks=1, micro_batches=2)
     short = cut_ilp.fastest(problem, most_cpu_s=0.0)
     assert short is None or not short.is_optimal
     monkeypatch.setattr(highs, "thread_time", lambda: 0.0)  # as if others had the machine
@@ -303,7 +304,7 @@ def test_the_integer_program_ends_by_cpu_time_however_busy_the_machine_is(monkey
 def test_a_hundred_layers_over_sixty_four_stages() -> None:
     found = cut(
         chain([3.0, *[1.0] * 96, 4.0], saved_bytes=1.0),
-        [Place(in_flight=((64 - s,),), memory_bytes=200.0) for s in range(64)],
+        [StageSlot(in_flight=((64 - s,),), memory_bytes=200.0) for s in range(64)],
     )
     assert len(set(found.chunk_of)) == 64
     assert max(found.chunk_s) == pytest.approx(12.0)

@@ -12,8 +12,8 @@ from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.hlo import parse
 from shardwright.planner.microbatch import split_step
-from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
-from shardwright.planner.stages.coarse import Coarse, coarse_parts
+from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
+from shardwright.planner.stages.clustering import Clustering, cluster_step
 from tests.planner.pipeline.planned import assert_follows_jax
 from tests.planner.programs import lower
 from tests.planner.stages.losses import LAYERS, LOSSES, RESULTS, classifier, without_names
@@ -21,18 +21,18 @@ from tests.planner.stages.stage_programs import normal
 from tests.planner.stages.test_coarse import assert_values_go_one_way
 
 
-def parts_of(text: str) -> Coarse:
+def parts_of(text: str) -> Clustering:
     split = split_step(parse(text))
     once = {name for name, parts in split.parts.items() if parts == {"once"}}
     arguments = sum(len(parameter.shape.leaves) for parameter in split.module.entry.parameters)
-    return coarse_parts(split.module, set(range(arguments)).difference(split.batch), once)
+    return cluster_step(split.module, set(range(arguments)).difference(split.batch), once)
 
 
-def part_of_arguments(coarse: Coarse) -> list[int]:
+def part_of_arguments(coarse: Clustering) -> list[int]:
     return [coarse.first[node] for node in coarse.flow.parameters]
 
 
-def per_layer(coarse: Coarse) -> list[int]:
+def per_layer(coarse: Clustering) -> list[int]:
     """How many products each part holds, of parts that hold a layer."""
     dots = [node.index for node in coarse.flow.nodes if node.instruction.opcode == "dot"]
     counts = [sum(coarse.first[i] == part for i in dots) for part in range(len(coarse.parts))]
@@ -91,7 +91,7 @@ def norm(tree: Any) -> Any:
 def test_pipelines_follow_jax(case: Any, schedule: str) -> None:
     text, cluster = lower(case), Cluster.local(2)
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
-    plan = pipeline_of(text, cluster, options, searched_pipeline(text, cluster, options))
+    plan = build_pipeline(text, cluster, options, choose_pipeline(text, cluster, options))
     assert_follows_jax(case, plan, steps=2)
 
 
@@ -101,7 +101,7 @@ def test_the_stages_are_the_same_in_every_order_of_results(has_names: bool) -> N
     for results in ("gradient norm, loss", "loss, gradient norm"):
         text = lower(classifier(results=results))
         text = text if has_names else without_names(text)
-        choice = searched_pipeline(text, Cluster.local(2), PlanOptions(stages=2, micro_batches=4)).choice
+        choice = choose_pipeline(text, Cluster.local(2), PlanOptions(stages=2, micro_batches=4)).choice
         chunks = sorted(
             (i.opcode, str(i.shape), choice.chunk_of[i.name]) for i in parse(text).entry if i.opcode == "dot"
         )

@@ -18,13 +18,13 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
-from shardwright.planner.pipeline.chosen import pipeline_of, searched_pipeline
-from shardwright.planner.planning import plan_step, whole_options
+from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
+from shardwright.planner.planning import plan_step, single_program_options
 from shardwright.planner.search.program import Program
-from shardwright.planner.stages.choice import PipelineChoice, Wanted
 from shardwright.planner.stages.choose import search_pipeline
-from shardwright.planner.stages.delayable import delayable
-from shardwright.planner.stages.groups import device_groups, groupings
+from shardwright.planner.stages.device_groups import device_groups, enumerate_groupings
+from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
+from shardwright.planner.stages.weight_gradients import find_weight_gradients
 from tests.planner.pipeline.planned import assert_follows_jax
 from tests.planner.programs import lower
 from tests.planner.stages.stage_programs import (
@@ -49,7 +49,7 @@ def nodes(*devices: int, slow: bool = True) -> Cluster:
 
 
 def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
-    return search_pipeline(program(name), cluster, Wanted(**wanted))
+    return search_pipeline(program(name), cluster, PipelineRequest(**wanted))
 
 
 # ---- it runs --------------------------------------------------------------------
@@ -72,8 +72,8 @@ def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
     }[name]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
     text, cluster = lower(made), Cluster.local(4)
-    searched = searched_pipeline(text, cluster, options)
-    found, plan = searched.choice, pipeline_of(text, cluster, options, searched)
+    searched = choose_pipeline(text, cluster, options)
+    found, plan = searched.choice, build_pipeline(text, cluster, options, searched)
     assert len(plan.stages) == 2
     assert_follows_jax(made, plan, steps=2)
     # What was counted before there were programs.
@@ -96,7 +96,7 @@ def test_scanned_layers_are_cut_by_rows() -> None:
 def test_rows_of_layers_are_not_split_over_an_axis() -> None:
     """A stage has some of them only, however many devices the axis has."""
     found = chosen("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
-    stacked = [v for v in found.measured[0].parameters if v.shape[:1] == (6,)]
+    stacked = [v for v in found.stage_plans[0].parameters if v.shape[:1] == (6,)]
     assert len(stacked) == 6
     assert all(variable.sharding.dims[0] == () for variable in stacked)
 
@@ -105,7 +105,7 @@ def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "step.hlo").write_text(lower(dense(2, tied=True)))
     script = (
         "import sys; from shardwright.config import PlanOptions; from shardwright.cluster import Cluster\n"
-        "from shardwright.planner.pipeline.chosen import searched_pipeline\n"
+        "from shardwright.planner.pipeline.build import searched_pipeline\n"
         "options = PlanOptions(stages=2, micro_batches=4)\n"
         "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options).choice\n"
         "print(sorted(found.chunk_of.items()), found.step_s, found.memory_bytes, found.candidates)"
@@ -150,7 +150,7 @@ def test_zero_bubble_is_taken_where_it_pays() -> None:
 
 def test_a_loop_over_layers_is_not_delayed() -> None:
     _, coarse = split_and_parts("scanned")
-    later = delayable(coarse)
+    later = find_weight_gradients(coarse)
     names = {coarse.flow.nodes[i].instruction.opcode for i in later.nodes}
     assert "dot" in names  # the head's
     assert "while" not in names
@@ -206,15 +206,15 @@ def test_work_follows_the_speed_of_what_stages_have() -> None:
     nodes = {"master": node, "workers": [{**node, "port": 2, "hardware": "h100"}]}
     searched = Program(lower(typed_scan(layers=12, width=2048, batch=8192)), PlanOptions())
     found = search_pipeline(
-        searched, Cluster.from_json(json.dumps(nodes)), Wanted(stages=2, micro_batches=4, schedule="1f1b")
+        searched, Cluster.from_json(json.dumps(nodes)), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
     )
     assert {(piece.start, piece.stop) for piece in found.arguments if piece.start is not None} == {(0, 3), (3, 12)}
-    slow_s, fast_s = (plan.cost.compute_s for plan in found.measured)
+    slow_s, fast_s = (plan.cost.compute_s for plan in found.stage_plans)
     assert slow_s > 2 * fast_s
 
 
 def test_nodes_that_do_not_suit_are_left_over() -> None:
-    found = groupings(nodes(*[1] * 10), 9, batch=16)
+    found = enumerate_groupings(nodes(*[1] * 10), 9, batch=16)
     assert all(each.devices >= 9 for each in found)
     assert all(16 % len(each.nodes[0]) == 0 for each in found)
 
@@ -222,35 +222,39 @@ def test_nodes_that_do_not_suit_are_left_over() -> None:
 def test_memory_is_a_constraint_of_every_stage() -> None:
     free = chosen("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
     limit = int(max(free.memory_bytes) * 0.98)
-    tight = search_pipeline(replace_budget(limit), Cluster.local(4), Wanted(stages=2, micro_batches=4, schedule="1f1b"))
+    tight = search_pipeline(
+        replace_budget(limit), Cluster.local(4), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
+    )
     assert max(tight.memory_bytes) <= limit
     with pytest.raises(MemoryBudgetError, match="no pipeline fits the memory"):
-        search_pipeline(replace_budget(1000), Cluster.local(4), Wanted(stages=2, micro_batches=4))
+        search_pipeline(replace_budget(1000), Cluster.local(4), PipelineRequest(stages=2, micro_batches=4))
 
 
 def replace_budget(limit: int) -> Any:
-    made = program("scanned").computing(None, 1)
+    made = program("scanned").rewrite_variant(None, 1)
     made.options = replace(made.options, memory_budget=limit)
     return made
 
 
 def test_why_a_pipeline_does_not_pay() -> None:
     cluster = Cluster.local(4)
-    found = search_pipeline(program("dense"), cluster, Wanted(stages=2, micro_batches=4), whole_s=1e-9)
+    found = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1e-9)
     assert found.notes[0].startswith("no pipeline pays: the best one, of 2 stages")
-    found = search_pipeline(program("dense"), cluster, Wanted(stages=2, micro_batches=4), whole_s=1.0)
+    found = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1.0)
     assert "one program on all devices" in found.notes[0]
     assert "% of the time stages wait" in found.notes[0]
 
 
 def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
     many, few = nodes(*[8] * 32), nodes(*[8] * 31)
-    found = whole_options(many, PlanOptions())
+    found = single_program_options(many, PlanOptions())
     assert (found.mesh, found.remat, found.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
-    assert whole_options(few, PlanOptions()) == PlanOptions()
-    assert whole_options(Cluster.local(512), PlanOptions()) == PlanOptions()  # no pipeline is looked for on one node
+    assert single_program_options(few, PlanOptions()) == PlanOptions()
+    assert (
+        single_program_options(Cluster.local(512), PlanOptions()) == PlanOptions()
+    )  # no pipeline is looked for on one node
     for asked in (PlanOptions(stages=1), PlanOptions(effort="best"), PlanOptions(mesh={"data": 256})):
-        assert whole_options(many, asked) is asked
+        assert single_program_options(many, asked) is asked
 
 
 # ---- what can be forced ----------------------------------------------------------------
@@ -290,11 +294,11 @@ def test_an_evaluation_is_cut_too() -> None:
         return jnp.mean(x**2), x.sum(-1)
 
     text = jax.jit(loss).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo", debug_info=True)
-    found = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), Wanted(stages=2, micro_batches=2))
+    found = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2, micro_batches=2))
     assert sorted(chunk for name, chunk in found.chunk_of.items() if name.startswith("dot")) == [0, 0, 1, 1]
     without = jax.jit(lambda *given: loss(*given)[1]).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo")
     with pytest.raises(PlanError, match="no pass to cut"):
-        search_pipeline(Program(without, PlanOptions()), Cluster.local(2), Wanted(stages=2))
+        search_pipeline(Program(without, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2))
 
 
 def test_what_cannot_be() -> None:

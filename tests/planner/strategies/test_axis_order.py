@@ -19,12 +19,12 @@ from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape, Instruction, parse
 from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.strategies.axis_order import may_turn
+from shardwright.planner.strategies.axis_order import may_rotate
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.planner.strategies.legality import form_problems, rule_problems
-from shardwright.planner.strategies.sets import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import InstructionPlan, Plan
-from shardwright.shardings import Mesh, TensorSharding, is_turned, turned
+from shardwright.shardings import Mesh, TensorSharding, has_rotated_axes, rotate_axes
 from tests.planner.programs import Program, lower
 from tests.planner.search.test_meshes import cluster
 from tests.planner.test_numbers import assert_same, run_planned, run_single
@@ -69,16 +69,16 @@ def instruction(name: str) -> Instruction:
     ],
 )
 def test_where_there_is_an_order_to_choose(dims: tuple[int, ...], sizes: dict[str, int], expected: bool) -> None:
-    assert may_turn(dims, Mesh.of(sizes)) is expected
+    assert may_rotate(dims, Mesh.of(sizes)) is expected
 
 
 def test_the_first_axis_comes_last() -> None:
-    assert turned(PLAIN, TWO) == TURNED
-    assert turned(TensorSharding((("data",), ("model",))), TWO) == TensorSharding((("data",), ("model",)))
+    assert rotate_axes(PLAIN, TWO) == TURNED
+    assert rotate_axes(TensorSharding((("data",), ("model",))), TWO) == TensorSharding((("data",), ("model",)))
     whole = TensorSharding(((), ("data", "model", "sequence")))
-    assert turned(whole, THREE).dims[1] == ("model", "sequence", "data")
-    assert [is_turned(lies, TWO) for lies in (PLAIN, TURNED)] == [False, True]
-    assert not is_turned(TensorSharding(((), ("sequence", "model"))), THREE)
+    assert rotate_axes(whole, THREE).dims[1] == ("model", "sequence", "data")
+    assert [has_rotated_axes(lies, TWO) for lies in (PLAIN, TURNED)] == [False, True]
+    assert not has_rotated_axes(TensorSharding(((), ("sequence", "model"))), THREE)
 
 
 def test_what_computes_element_by_element_may_be_turned_and_products_not() -> None:
@@ -86,9 +86,9 @@ def test_what_computes_element_by_element_may_be_turned_and_products_not() -> No
     elementwise = builder.of_instruction(instruction("sum")).strategies
     assert any(each.operands == (TURNED, TURNED) and each.results == (TURNED,) for each in elementwise)
     for each in elementwise:
-        assert len({is_turned(lies, TWO) for lies in (*each.operands, *each.results)}) == 1
+        assert len({has_rotated_axes(lies, TWO) for lies in (*each.operands, *each.results)}) == 1
     product = builder.of_instruction(instruction("product")).strategies
-    assert not any(is_turned(lies, TWO) for each in product for lies in (*each.operands, *each.results))
+    assert not any(has_rotated_axes(lies, TWO) for each in product for lies in (*each.operands, *each.results))
     assert TURNED in shardings_of(ArrayShape("f32", TABLE), TWO)
 
 
@@ -179,7 +179,7 @@ def planned(program: Program) -> Plan:
 
 def test_what_is_turned_is_scattered_and_gathered_and_never_handed_to_another_device(planned: Plan) -> None:
     lies = {variable.name: variable.stored_sharding for variable in planned.parameters if variable.shape == TABLE}
-    assert sum(is_turned(each, planned.mesh) for each in lies.values()) == 2, lies
+    assert sum(has_rotated_axes(each, planned.mesh) for each in lies.values()) == 2, lies
     over_nodes = [each.kind for each in planned.collectives if "data" in each.axes and each.payload_bytes > 1 << 18]
     assert over_nodes
     assert set(over_nodes) <= {"reduce-scatter", "all-gather"}

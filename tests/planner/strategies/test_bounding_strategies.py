@@ -9,9 +9,9 @@ from shardwright.cost import hardware_profile
 from shardwright.hlo import parse
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.graph.signatures import signature
-from shardwright.planner.strategies.bounding import BoundingBuilder
 from shardwright.planner.strategies.expansion import ways_through
-from shardwright.planner.strategies.sets import StrategyBuilder, StrategySet
+from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.shardings import Mesh
 from tests.planner.programs import PROGRAMS, lower
 from tests.planner.search.test_meshes import cluster
@@ -31,7 +31,7 @@ def said(found: StrategySet, prices: Prices) -> list[tuple[object, ...]]:
 def test_all_at_once_are_those_one_by_one(program: str, sizes: tuple[int, ...]) -> None:
     mesh = Mesh.of(dict(zip(("x", "y", "z"), sizes, strict=False)))
     prices = Prices(mesh, cluster(mesh.device_count), hardware_profile("a100"))
-    at_once = BoundingBuilder(prices, pads=True)
+    at_once = RelaxedStrategyBuilder(prices, pads=True)
     one_by_one = StrategyBuilder(prices, pads=True, pads_along_several=True)
     module = parse(lower(PROGRAMS[program]()))
     instructions = {signature(i): i for computation in module.computations for i in computation}

@@ -7,8 +7,8 @@ import pytest
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.graph.signatures import signature
 from shardwright.planner.rules import OpRule, rule_of
-from shardwright.planner.strategies import known_rules
-from shardwright.planner.strategies.known_rules import KnownRules
+from shardwright.planner.strategies import rule_cache
+from shardwright.planner.strategies.rule_cache import RuleCache
 
 
 def _program(width: int) -> list[Instruction]:
@@ -36,13 +36,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(instruction.name)
         return rule_of(instruction)
 
-    monkeypatch.setattr(known_rules, "rule_of", counting)
+    monkeypatch.setattr(rule_cache, "rule_of", counting)
     return found
 
 
 def test_equal_instructions_share_a_number_and_a_rule(asked: list[str]) -> None:
     one, two, last = _program(32)
-    rules = KnownRules()
+    rules = RuleCache()
     assert rules(one) == rule_of(one)
     assert rules(two) is rules(one)
     assert rules.number(two) == rules.number(one)
@@ -53,7 +53,7 @@ def test_equal_instructions_share_a_number_and_a_rule(asked: list[str]) -> None:
 
 def test_equal_instructions_of_other_objects_share_them_too(asked: list[str]) -> None:
     (one, *_), (alike, *_) = _program(32), _program(32)
-    rules = KnownRules()
+    rules = RuleCache()
     assert rules.number(one) == rules.number(alike)
     assert asked == ["one"]
 
@@ -65,17 +65,17 @@ def test_signatures_are_made_once_for_equal_instructions_of_one_text(monkeypatch
         made.append(instruction.name)
         return signature(instruction)
 
-    monkeypatch.setattr(known_rules, "signature", counting)
-    rules = KnownRules()
+    monkeypatch.setattr(rule_cache, "signature", counting)
+    rules = RuleCache()
     for each in _program(32):
         rules.number(each)
     assert made == ["one", "last"]
 
 
 def test_a_program_much_like_another_is_numbered_as_it_was(asked: list[str]) -> None:
-    first, second = KnownRules(), _program(64)
+    first, second = RuleCache(), _program(64)
     numbers = [first.number(each) for each in _program(32)]
-    rules = KnownRules(first)
+    rules = RuleCache(first)
     assert [rules.number(each) for each in second[:2]] == numbers[:2]
     assert rules.number(second[2]) not in numbers
     assert rules.of_number(rules.number(second[2])) == rule_of(second[2])

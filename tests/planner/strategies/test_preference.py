@@ -11,10 +11,10 @@ import pytest
 from shardwright.cluster import Cluster
 from shardwright.config import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.pins.force import Forced
+from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.chain import Chain
-from shardwright.planner.strategies.preference import MOST
+from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower
 
@@ -46,7 +46,7 @@ def test_preferences_cost_next_to_nothing(name: str) -> None:
     preferred = chain.solve(10.0)
     chain.graph.preference = None
     plain = Chain(graph=chain.graph, instances=chain.instances, runs=chain.runs)
-    assert plain.solve(10.0).value <= preferred.value <= plain.solve(10.0).value * (1 + MOST)
+    assert plain.solve(10.0).value <= preferred.value <= plain.solve(10.0).value * (1 + MAX_SHARE)
 
 
 def test_replicated_is_free_and_every_split_is_not() -> None:
@@ -55,7 +55,7 @@ def test_replicated_is_free_and_every_split_is_not() -> None:
     assert preference is not None
     for node in graph.flow.nodes:
         found = graph.set_of((node.index, -1))
-        added = preference.added_s(found)
+        added = preference.penalty_s(found)
         whole = np.array([all(s.is_replicated for s in (*each.operands, *each.results)) for each in found.strategies])
         assert (added[whole] == 0).all()
         assert (added[~whole] > 0).all()
@@ -64,4 +64,6 @@ def test_replicated_is_free_and_every_split_is_not() -> None:
 def chain_of(name: str) -> Chain:
     mesh = Mesh.of({"data": 4, "model": 2})
     cluster = replace(Cluster.local(8), hardware=PLAIN_A100)
-    return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).chain(mesh, Forced(), frozenset())
+    return Search(lower(PROGRAMS[name]()), cluster, PlanOptions(mesh=mesh.sizes)).build_chain(
+        mesh, ForcedStrategy(), frozenset()
+    )

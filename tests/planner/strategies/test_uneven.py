@@ -23,8 +23,8 @@ from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.search import experts
 from shardwright.planner.strategies.expansion import Strategy, shardings_of
-from shardwright.planner.strategies.sets import StrategyBuilder
-from shardwright.planner.strategies.uneven import divides, divides_or_pays, divides_or_pays_along_one
+from shardwright.planner.strategies.padding import divides, divides_or_pays, divides_or_pays_along_one
+from shardwright.planner.strategies.strategy_set import StrategyBuilder
 from shardwright.plans import Plan
 from shardwright.shardings import Mesh
 from tests.planner.programs import Program, gpt2, lower, mlp, scan
@@ -107,7 +107,7 @@ PROGRAMS = {
 
 def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Prices by chance, lower where something is split unevenly: nearly every instruction then is."""
-    real = StrategyBuilder._combined_s
+    real = StrategyBuilder._combine_seconds
 
     def combined_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
         shapes = (instruction.shape, *(operand.shape for operand in instruction.operands))
@@ -115,8 +115,8 @@ def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         surcharge = 0.0 if any(uneven(instruction, strategy, self.prices.mesh)) else 0.3
         return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
 
-    monkeypatch.setattr(StrategyBuilder, "_combined_s", combined_s)
-    monkeypatch.setattr(experts, "expert_plan", lambda *_: None)  # by their real prices those are better
+    monkeypatch.setattr(StrategyBuilder, "_combine_seconds", combined_s)
+    monkeypatch.setattr(experts, "build_expert_plan", lambda *_: None)  # by their real prices those are better
     monkeypatch.setattr(experts, "EXPERTS", {})
 
 

@@ -1,0 +1,39 @@
+"""Causes of a node's silence: the master knows more about it."""
+
+from __future__ import annotations
+
+import time
+
+from shardwright.client.connection import MasterConnection, NodeInfo
+from shardwright.errors import ServerUnavailableError, ShardwrightError, WorkerLostError
+
+#: The master has heard of a process that died after so long.
+_NOTICE_S = 3.0
+_PAUSE_S = 0.1
+
+
+def explain_node_failure(master: MasterConnection, node: NodeInfo, error: ShardwrightError) -> ShardwrightError:
+    """The error of a broken call to a node's data port, given `error` and the master's view of the node.
+
+    WorkerLostError: its executor is gone. The master's own error: the master does not answer either. Otherwise
+    ServerUnavailableError, naming the connection between this client and the node.
+    """
+    until_s = time.monotonic() + _NOTICE_S
+    while time.monotonic() < until_s:
+        try:
+            status = next(candidate for candidate in master.status().nodes if candidate.node.index == node.index)
+        except ShardwrightError as unreachable:
+            return unreachable
+        if status.state != "ready":
+            return WorkerLostError(
+                f"node {node.index} was lost while arrays went to it or came from it"
+                + (f": {status.detail}" if status.detail else ""),
+                where=node.data_address,
+                remedy="run init again, or restore a checkpoint, once the cluster is ready: arrays of before are gone",
+            )
+        time.sleep(_PAUSE_S)
+    return ServerUnavailableError(
+        f"the data port of node {node.index} does not answer, and the master takes the node for ready: {error.message}",
+        where=node.data_address,
+        remedy="check that this machine reaches it; data_port in the cluster file fixes the port for a firewall",
+    )

@@ -1,0 +1,136 @@
+"""Programs of a session: planned, compiled and loaded once for all equal functions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from shardwright import wire
+from shardwright.client.placement import (
+    ExecutableEntry,
+    Placement,
+    RowParts,
+    argument_entries,
+    output_entries,
+    part_of,
+    placements_of,
+)
+from shardwright.client.programs import (
+    ArgumentSource,
+    LoadedPlan,
+    StepProgram,
+    leaf_numbers,
+    options_key,
+    outputs_to_read_back,
+)
+from shardwright.config import PlanOptions
+from shardwright.layouts import Layout
+from shardwright.progress import PlanProgress
+
+if TYPE_CHECKING:
+    from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.session_state import SessionState
+
+_log = logging.getLogger("shardwright")
+
+
+class ProgramCache:
+    """Makes programs ready to run, and knows equal layouts by identity."""
+
+    def __init__(self, workspace: SessionState) -> None:
+        self._workspace = workspace
+        self._loaded: dict[tuple[str, str], LoadedPlan] = {}
+        self._layouts: dict[Layout, Layout] = {}
+        self._rows: dict[RowParts, RowParts] = {}
+
+    def prepare(
+        self,
+        lowered: LoweredProgram,
+        options: PlanOptions,
+        progress: Callable[[PlanProgress], None] | None = None,
+        devices: range | None = None,
+    ) -> StepProgram:
+        """A program ready to run; equal programs under the same plan are planned and loaded once.
+
+        progress: called while the program is planned. devices: of the cluster, default all.
+        """
+        workspace = self._workspace
+        workspace.require_open()
+        first_device = 0 if devices is None else devices.start
+        with workspace.lock:
+            key = (lowered.identity, f"{options_key(options)} on {devices}")
+            if key not in self._loaded:
+                self._loaded[key] = self._load_program(lowered, options, progress, devices)
+            loaded = self._loaded[key]
+            inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
+            returns = self._intern_layouts(output_entries(loaded.plan, first_device))
+            arguments = [self._intern(place) for place in placements_of(inputs, len(lowered.arguments))]
+            outputs = [self._intern(place) for place in placements_of(returns, len(lowered.outputs))]
+            sources = self._sources(lowered, inputs)
+        numbers = leaf_numbers(lowered)
+        return StepProgram(
+            lowered=lowered,
+            plan=loaded.plan,
+            executable_id=loaded.load.executable_id,
+            load=loaded.load,
+            arguments=tuple(arguments),
+            outputs=tuple(place for place in outputs if place is not None),
+            leaf_numbers=numbers,
+            leaf_places=tuple(arguments[number] for number in numbers),
+            sources=sources,
+            results=returns,
+            read_back=outputs_to_read_back(lowered),
+        )
+
+    @staticmethod
+    def _sources(lowered: LoweredProgram, entries: Sequence[ExecutableEntry]) -> tuple[ArgumentSource, ...]:
+        """Sources of an executable's arguments."""
+        leaves = {number: leaf for leaf, number in enumerate(leaf_numbers(lowered))}
+        sources = []
+        for entry in entries:
+            constant = None
+            if entry.number not in leaves:
+                constant = part_of(lowered.constants[entry.number - lowered.constants_at], entry)
+            sources.append(
+                ArgumentSource(
+                    entry=entry,
+                    leaf=leaves.get(entry.number, -1),
+                    constant=constant,
+                    proto=wire.layout_to_proto(entry.layout),
+                )
+            )
+        return tuple(sources)
+
+    def _load_program(
+        self,
+        lowered: LoweredProgram,
+        options: PlanOptions,
+        progress: Callable[[PlanProgress], None] | None,
+        devices: range | None,
+    ) -> LoadedPlan:
+        def planning(step: PlanProgress) -> None:
+            _log.info("%s: %s", lowered.name, step)
+            if progress is not None:
+                progress(step)
+
+        def loading(phase: str, elapsed_s: float) -> None:
+            _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
+
+        started, master = time.monotonic(), self._workspace.master
+        program_id = master.upload_program(lowered.hlo_text)
+        plan_id, plan = master.plan(program_id, lowered.hlo_text, options, planning, devices)
+        load = master.load(plan_id, loading)
+        _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
+        return LoadedPlan(plan=plan, load=load)
+
+    def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
+        """The entries, with equal layouts made identical."""
+        return tuple(
+            ExecutableEntry(entry.number, self._layouts.setdefault(entry.layout, entry.layout), entry.rows)
+            for entry in entries
+        )
+
+    def _intern(self, place: Placement | None) -> Placement | None:
+        return self._rows.setdefault(place, place) if isinstance(place, RowParts) else place

@@ -1,1 +1,0 @@
-"""Planning nearly the same program again: what searches leave behind, and how later ones use it."""

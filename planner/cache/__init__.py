@@ -1,0 +1,1 @@
+"""Plan cache: the store, its keys, and relabeling of cached plans."""

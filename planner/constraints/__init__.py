@@ -1,0 +1,1 @@
+"""User constraints: pins on tensors, forced strategies, and their consequences."""

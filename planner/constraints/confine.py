@@ -1,0 +1,203 @@
+"""Confines each instruction's strategies to those a forced strategy allows.
+
+A forced strategy gives every mesh axis a role. A batch axis splits the batch in every possible instruction: its
+strategies are those splitting the batch over most of these axes. A non-batch axis never splits it. See
+`shardwright.planner.constraints.forced` on the consequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwright.planner.costs.prices import IntArray
+from shardwright.planner.graph.batch_dim_analysis import NodeDims
+from shardwright.planner.graph.dataflow import Dataflow, Node
+from shardwright.planner.strategies.expansion import Strategy, local_results
+from shardwright.planner.strategies.strategy_set import StrategySet
+
+#: Dimensions of one colour: of each operand, and of each leaf of the result.
+_TiedLeafDims = tuple[NodeDims, NodeDims]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Roles of mesh axes. An axis without a role is free except under `not_batch`.
+
+    batch: split the batch wherever possible, nothing else.
+    not_batch: never split the batch.
+    across: those of `batch` that may instead split dimensions across the batch (experts of a mixture).
+    not_across: never split dimensions across the batch (its sequence).
+    sharded_state: True: dimensions not along the batch may be split over `batch` axes too, sums over the batch may be
+        scattered, and state updates are computed on shards. False: all that is whole over `batch` axes.
+    idle: nothing is split over them.
+    """
+
+    batch: tuple[str, ...] = ()
+    not_batch: tuple[str, ...] = ()
+    across: tuple[str, ...] = ()
+    not_across: tuple[str, ...] = ()
+    sharded_state: bool = False
+    idle: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Confinement:
+    """Narrows strategy sets to the roles; results are cached.
+
+    roles: of the mesh axes.
+    dims: per node, the dimensions of its result leaves along the batch.
+    across: the same across the batch; None: none known.
+    updates: nodes to be computed on shards when possible (`sharded_state`).
+    hard: nodes without a possible reshard before their consumers; they stay free.
+    """
+
+    roles: Roles
+    dims: Sequence[NodeDims]
+    across: Sequence[NodeDims] | None = None
+    updates: frozenset[int] = frozenset()
+    hard: frozenset[int] = frozenset()
+    _known: dict[int, tuple[_TiedLeafDims, ...]] = field(default_factory=dict)
+    _narrowed: dict[tuple[int, tuple[_TiedLeafDims, ...], bool], StrategySet] = field(default_factory=dict)
+    _kept_alive: list[StrategySet] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        flow: Dataflow,
+        roles: Roles,
+        dims: Sequence[NodeDims],
+        state_outputs: Sequence[int],
+        across: Sequence[NodeDims] | None = None,
+    ) -> Confinement:
+        """state_outputs: the nodes of updated state."""
+        hard = frozenset(use.source[0] for node in flow.nodes for use in node.uses if use.hard)
+        updates = _updates(flow, dims, state_outputs) if roles.sharded_state else frozenset()
+        return cls(roles=roles, dims=dims, across=across, updates=updates, hard=hard)
+
+    def key(self, node: Node) -> tuple[object, ...]:
+        """All that `narrow` depends on, besides the strategies."""
+        return self._tied_dims(node), node.index in self.updates, node.index in self.hard
+
+    def narrow(self, node: Node, found: StrategySet) -> StrategySet:
+        """The strategies of `found` that the roles allow `node`."""
+        if node.index in self.hard:
+            return found
+        colours = self._tied_dims(node)
+        key = (id(found), colours, node.index in self.updates)
+        if key not in self._narrowed:
+            self._kept_alive.append(found)  # an id is valid only while its object lives
+            self._narrowed[key] = _only(found, self._legal_strategies(found, colours, node.index in self.updates))
+        return self._narrowed[key]
+
+    def _tied_dims(self, node: Node) -> tuple[_TiedLeafDims, ...]:
+        """Dimensions of the node's operands and results along the batch, then those across it."""
+        tied = self._known.get(node.index)
+        if tied is None:
+            sources = [use.source for use in node.uses][: 1 if node.is_value else None]
+            tied = self._known[node.index] = tuple(
+                [
+                    (tuple([dims[source][leaf] for source, leaf in sources]), dims[node.index])
+                    for dims in (self.dims, *(() if self.across is None else (self.across,)))
+                ]
+            )
+        return tied
+
+    def _legal_strategies(self, found: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool) -> IntArray:
+        roles = self.roles
+        along = [_along(strategy, colours[0]) for strategy in found.strategies]
+        across = [set[str]() for _ in along]
+        if len(colours) > 1:
+            across = [_along(strategy, colours[1]) for strategy in found.strategies]
+        legal = [
+            i
+            for i, strategy in enumerate(found.strategies)
+            if not along[i].intersection(roles.not_batch)
+            and not across[i].intersection(roles.not_across)
+            and not _used(strategy).intersection(roles.idle)
+        ]
+        most = max((len(along[i].intersection(roles.batch)) for i in legal), default=0)
+        split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
+        allowed = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
+        if not roles.sharded_state:
+            allowed = [i for i in allowed if _whole_beside(found.strategies[i], split[i], roles.batch)]
+        elif is_update:
+            allowed = [i for i in allowed if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or allowed
+        return np.array(allowed, np.int64)
+
+
+def _along(strategy: Strategy, colours: _TiedLeafDims) -> set[str]:
+    """Axes splitting a dimension of the colour, in an operand or in the unreduced result."""
+    leaves = [
+        *zip(strategy.operands, colours[0], strict=False),
+        *zip(local_results(strategy), colours[1], strict=True),
+    ]
+    return {axis for sharding, dims in leaves for dim in dims for axis in sharding.dims[dim]}
+
+
+def _used(strategy: Strategy) -> set[str]:
+    return {axis for sharding in (*strategy.operands, *strategy.results) for axis in sharding.axes}
+
+
+def _whole_beside(strategy: Strategy, along: set[str], axes: tuple[str, ...]) -> bool:
+    """Whether `axes` split nothing but the batch, with sums over it whole on each of their devices."""
+    scattered = {axis for sharding in strategy.results for axis in sharding.axes if axis in strategy.partial}
+    return not (_used(strategy) - along).intersection(axes) and not scattered.intersection(axes)
+
+
+def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
+    """Whether every result is split over `axes` in one dimension, or is a partial sum over them (scattered later)."""
+    return all(
+        set(axes) <= set(s.unreduced) or (set(axes) <= set(s.axes) and sum(map(bool, s.dims)) == 1)
+        for s in strategy.results
+    )
+
+
+def _only(found: StrategySet, kept: IntArray) -> StrategySet:
+    if len(kept) == len(found):
+        return found
+    return found.subset(kept)
+
+
+# ---- the update of state ---------------------------------------------------------
+
+
+def _updates(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> frozenset[int]:
+    """Nodes of rank 1 and more used only in updates of state, starting at the sums over the batch (the gradients)."""
+    candidates = _feeding(flow, dims, state_outputs)
+    readers: dict[int, list[Node]] = {}
+    for node in flow.nodes:
+        for use in node.uses:
+            readers.setdefault(use.source[0], []).append(node)
+    outputs = set(state_outputs)
+    todo = sorted(candidates, reverse=True)
+    while todo:
+        index = todo.pop()
+        if index in candidates and not all(
+            reader.index in candidates or reader.index in outputs or _is_scalar(reader)
+            for reader in readers.get(index, ())
+        ):
+            candidates.discard(index)
+            todo += [use.source[0] for use in flow.nodes[index].uses if use.source[0] in candidates]
+    return frozenset(index for index in candidates if not _is_scalar(flow.nodes[index]))
+
+
+def _feeding(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> set[int]:
+    """Inputs of the updated state, back to the gradients and to the arguments."""
+    arguments = set(flow.parameters)
+    inputs: set[int] = set()
+    todo = [use.source[0] for output in state_outputs for use in flow.nodes[output].uses]
+    while todo:
+        node = flow.nodes[todo.pop()]
+        if node.index in inputs or node.index in arguments or any(dims[node.index]):
+            continue
+        inputs.add(node.index)
+        if not any(dims[source][leaf] for source, leaf in (use.source for use in node.uses)):
+            todo += [use.source[0] for use in node.uses]
+    return inputs
+
+
+def _is_scalar(node: Node) -> bool:
+    return not any(shape.dimensions for shape in node.shapes)

@@ -1,0 +1,206 @@
+"""Gap closing on three-axis meshes: a tighter bound and a better plan, with costlier prices.
+
+The first bound counts uneven and high-rank moves by the bytes a device must receive (`relaxed_prices`), possibly far
+below XLA's moves. When the gap exceeds `TARGET_GAP`, moves of every rank are followed through XLA's partitioner (heads
+not divisible by the axes are a fourth dimension). A remaining gap may stem from tied repeats in short runs: these are
+untied.
+
+1. Large programs try one axis at a time first (`local_search`).
+2. The bound is tightened before further plans: it is cheaper. Then pairs of axes are tried.
+3. With the gap still open, repeats are untied and message passing runs to near the relaxation's optimum. Its rounded
+   assignment is itself a plan and a better start of the descent than any on two axes.
+
+Under a binding memory budget, a multiplier maximizes the bound (`dual_bound.LagrangianDual`), and a plan is rounded
+from a cut with slack; likewise when the plan has slack but faster plans do not fit. The descended plan is fitted like
+any other (`lagrangian`) while it can still beat the incumbent. A duality gap is closed by branching on one value's size
+(`branching`). There, and with untied repeats, multipliers are tried over all strategies: cheaper computationally than
+descents (`primal_recovery.fit_over_all_strategies`).
+
+When edges have many entries and exact prices are expensive, messages are first rounded with fewer moves followed: they
+converge closer then, and the descent corrects the underpriced moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.planner.clock import OutOfTimeError
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
+from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
+from shardwright.planner.memory.lagrangian import MIN_MULTIPLIER
+from shardwright.planner.plans.assemble import decide
+from shardwright.planner.search.branching import Branch, branch_and_bound
+from shardwright.planner.search.dual_bound import (
+    DualCut,
+    LagrangianDual,
+    LowerBound,
+    bound_feasible_plans,
+    subtract_budget,
+)
+from shardwright.planner.search.local_search import block_coordinate_descent
+from shardwright.planner.search.mesh_search import MeshSearch
+from shardwright.planner.search.multiplier_refinement import refine_over_all_strategies
+from shardwright.planner.search.primal_recovery import (
+    descend_to_plan,
+    fit_if_faster,
+    fit_over_all_strategies,
+    recover_plan,
+)
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.segments.bound import solve_tied
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
+from shardwright.planner.solver.warm_start import WarmStart
+
+#: Target gap; and the finer target once a gap had to be closed and message passing takes seconds: few entries of edges
+#: between decisions (17 million: 9 s).
+TARGET_GAP, FINE_TARGET_GAP = 0.01, 0.005
+MAX_CHEAP_ENTRIES = 25_000_000
+
+#: Maximum number of entries with per-peak multipliers (some twenty iterations at 0.12 s a million).
+MAX_REFINED_ENTRIES = 50_000_000
+
+#: Gap above which the bound, more than the plan, is far from the optimum.
+WIDE_GAP = 0.03
+
+#: Multipliers to round a plan at when the fastest one does not fit, in units of `lagrangian`: nearly zero first, to
+#: find savings at no cost.
+_MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
+
+
+def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
+    """A three-axis plan that fits, or a faster one, with a better bound. A deadline returns the best so far.
+
+    bounding: the chain of its bound, if any.
+    """
+    clock = search.clock
+    if found.cost.gap <= TARGET_GAP or clock.is_expired:
+        return found
+    most = search.max_rank
+    interrupts, clock.may_stop = clock.may_stop, True
+    try:
+        search.report("search", str(found.mesh))
+        if search.is_large and found.multipliers is None and found.cost.gap <= WIDE_GAP:
+            found = block_coordinate_descent(search, found, TARGET_GAP, together=1)
+            if found.cost.gap <= TARGET_GAP:
+                return found
+        is_followed = bounding is not None and search.with_exact_moves(bounding, most) is bounding
+        if bounding is not None and is_followed:
+            chain = priced = bounding
+        else:
+            chain = priced = search.build_bounding_chain(found.mesh, even_rank=most, uneven_rank=most)
+        if found.multipliers is not None or not is_followed:
+            bound = bound_feasible_plans(chain, found.multipliers, search.limit_bytes, search.time_limit_s())
+            found, priced = (
+                replace(found, cost=bound.apply_to(found.cost), multipliers=bound.chain.multipliers),
+                bound.chain,
+            )
+            search.report_plan(found)
+        better = FINE_TARGET_GAP if _has_few_entries(priced) else TARGET_GAP
+        if found.multipliers is None:
+            found = block_coordinate_descent(search, found, better, together=2)
+            better = TARGET_GAP if search.is_large else better
+        ranks = [(EXACT_RANK, better), (most, TARGET_GAP)]
+        if found.cost.gap > TARGET_GAP and found.multipliers is None:
+            found = _raise_bound(search, found, LowerBound(solve_tied(chain.untie()).tied_bound, chain))
+        if found.cost.gap > TARGET_GAP and _has_few_entries(chain.untie()):
+            found, ranks = _close_gap_untied(search, found, chain.untie()), [(EXACT_RANK, TARGET_GAP)]
+        for rank, most_open in ranks:
+            if found.cost.gap <= most_open or clock.is_expired:
+                break
+            search.report("search", str(found.mesh))
+            found = _recover_at(search, found, search.with_exact_moves(chain, rank).with_multipliers(found.multipliers))
+        if found.cost.gap > TARGET_GAP and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
+            found = refine_over_all_strategies(search, found, chain.untie())
+    except OutOfTimeError:
+        found = search.reported_plan or found  # including the last plan of an interrupted pass
+    finally:
+        clock.may_stop = interrupts
+    return found
+
+
+def _has_few_entries(chain: Chain) -> bool:
+    """Whether message passing takes seconds."""
+    return _count_edge_entries(chain) <= MAX_CHEAP_ENTRIES
+
+
+def _count_edge_entries(chain: Chain) -> int:
+    """Entries of all edges between decisions; repeats of a run count once."""
+    kinds = dict.fromkeys(kind for kind, _ in chain.cores())
+    return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values())
+
+
+def _close_gap_untied(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+    """The plan with the best Lagrangian bound, or a faster one rounded at some multiplier.
+
+    chain: with untied repeats.
+    """
+    chain.warm_start = WarmStart()
+    solution, model = solve_tied(chain), search.memory_model(chain.graph.variables.shared_layouts)
+    found = _raise_bound(search, found, LowerBound(solution.tied_bound, chain))
+    if found.cost.gap <= FINE_TARGET_GAP:
+        return found
+    peaks = [peak for peak, _ in found.multipliers.constraints] if found.multipliers is not None else []
+    peaks = peaks or [model.constraint_at_peak(decide(chain.graph, solution.states))]
+    peaks = [peak for peak in peaks if model.bytes_at(peak, found.decisions) <= search.limit_bytes]
+    dual = LagrangianDual(search=search, chain=chain, constraints=peaks, solve=solve_tied)
+    low = dual.to_cut(0.0, chain, solution) if peaks else None  # else no peak bounds feasible plans
+    if low is None or low.slope <= 0:
+        return _recover_feasible(search, found, chain, solution)
+    if found.cost.gap <= TARGET_GAP:
+        return found
+    high: DualCut | None = None
+    is_in_vain = False
+    for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
+        found = _raise_bound(search, found, LowerBound(cut.bound_s, cut.chain))
+        if cut.slope <= 0 and found.cost.gap > TARGET_GAP and not is_in_vain:  # the next multipliers are close
+            previous, found = found, fit_over_all_strategies(search, found, cut.chain, cut.solution)
+            is_in_vain = found is previous
+        if found.cost.gap <= TARGET_GAP:
+            return found
+        low, high = (cut, high) if cut.slope > 0 else (low, cut)
+    if high is None:
+        return found
+    root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
+    return branch_and_bound(search, found, root, TARGET_GAP)
+
+
+def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) -> CandidatePlan:
+    """The plan with the bound and its multipliers, when that is higher."""
+    if bound.seconds <= found.cost.lower_bound_s:
+        return found
+    found = replace(found, cost=bound.apply_to(found.cost), multipliers=bound.chain.multipliers)
+    search.report_plan(found)
+    return found
+
+
+def _recover_at(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+    """The plan descended from a chain's rounded messages, with the final bound."""
+    solution = solve_tied(chain)
+    if not chain.runs:
+        found = _raise_bound(search, found, subtract_budget(solution.tied_bound, chain, search.limit_bytes))
+    return recover_plan(search, found, chain, solution)
+
+
+def _recover_feasible(search: MeshSearch, found: CandidatePlan, chain: Chain, read: ChainSolution) -> CandidatePlan:
+    """Result of `recover_plan` when feasible; otherwise the fastest feasible plan rounded with multipliers at its own
+    peaks.
+
+    The bound's multipliers price the unsharded program's peak. A plan with slack there may peak elsewhere, in buffers
+    of its own layouts; the mesh may have an equally fast plan without that peak.
+    """
+    unit, peaks = found.cost.step_s / found.memory.peak_bytes, list[MemoryConstraint]()
+    model = search.memory_model(chain.graph.variables.shared_layouts)
+    other = descend_to_plan(search, found, chain, read)
+    for price in _MULTIPLIERS:
+        if search.fits(other) or search.must_stop():
+            break
+        peaks += [
+            model.constraint_at_peak(other.decisions),
+            model.constraint_of_buffers(other.live_buffers, other.decisions),
+        ]
+        chain = chain.with_multipliers(Multipliers.split_equally(peaks, price * unit))
+        candidate = descend_to_plan(search, found, chain, solve_tied(chain))
+        if candidate.cost.step_s >= found.cost.step_s:  # a feasible plan may lie between the two
+            break
+        other = candidate
+    return fit_if_faster(search, found, other)

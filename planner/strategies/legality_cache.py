@@ -1,0 +1,102 @@
+"""Checks an entry once for all equal instructions: deep models repeat their layers.
+
+Two instructions are equal if the rules and tables cannot distinguish them: opcode, shapes, attributes, regions by their
+computation, shapes of the operands, and known constants among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from shardwright.hlo import Computation, Instruction
+from shardwright.planner.rules.linear import is_zero
+from shardwright.planner.strategies.legality import form_problems, rule_problems
+from shardwright.plans import InstructionPlan
+from shardwright.shardings import Mesh
+
+#: Attributes without influence on the computation.
+_SILENT = frozenset({"metadata", "sharding", "frontend_attributes"})
+
+
+class LegalityCache:
+    """Checks entries over one mesh. Modules and plans passed to it must outlive it: they are keyed by identity."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._verdicts: dict[Hashable, tuple[str, ...]] = {}
+        self._numbers = _Numbers()
+        self._regions: dict[Computation, int] = {}
+        self._constants: dict[Instruction, Hashable] = {}
+
+    def problems(self, instruction: Instruction, entry: InstructionPlan, *, hands_on: bool) -> tuple[str, ...]:
+        """Problems of the entry's form; else, unless the instruction only hands values on, of its rule."""
+        key = (self._signature(instruction, hands_on), self._layout(entry), entry.opcode)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = form_problems(instruction, entry, self._mesh)
+            if not verdict and not hands_on:
+                verdict = rule_problems(instruction, entry, self._mesh)
+            self._verdicts[key] = verdict
+        return verdict
+
+    def _layout(self, entry: InstructionPlan) -> Hashable:
+        number = self._numbers.of
+        operands = tuple([tuple([number(sharding) for sharding in value]) for value in entry.operands])
+        results = tuple([tuple([number(sharding) for sharding in value]) for value in (entry.result, entry.shared)])
+        return operands, results, entry.partial
+
+    def _signature(self, instruction: Instruction, hands_on: bool) -> Hashable:
+        number = self._numbers.of
+        shapes = tuple([number(operand.shape) for operand in instruction.operands])
+        if hands_on:
+            return instruction.opcode, number(instruction.shape), shapes
+        return (
+            instruction.opcode,
+            number(instruction.shape),
+            shapes,
+            tuple([self._constant(operand) for operand in instruction.operands]),
+            self._attributes(instruction),
+            instruction.payload,
+            tuple([self._region(region) for regions in instruction.called.values() for region in regions]),
+        )
+
+    def _attributes(self, instruction: Instruction) -> tuple[int, ...]:
+        called = instruction.called
+        return tuple([id(a) for n, a in instruction.attributes.items() if n not in _SILENT and n not in called])
+
+    def _constant(self, operand: Instruction) -> Hashable:
+        """The known content of an operand: all zero, or one number."""
+        if operand not in self._constants:
+            is_number = operand.opcode == "constant" and len(operand.payload) < _NUMBER_LENGTH
+            self._constants[operand] = operand.payload if is_number else is_zero(operand)
+        return self._constants[operand]
+
+    def _region(self, region: Computation) -> int:
+        if region not in self._regions:
+            places = {instruction: i for i, instruction in enumerate(region)}
+            body = tuple(
+                (self._signature(i, False), i.index, tuple(places[operand] for operand in i.operands)) for i in region
+            )
+            self._regions[region] = self._numbers.of_value((body, places[region.root]))
+        return self._regions[region]
+
+
+#: Longest literal, in characters, of a constant that is looked at as a number.
+_NUMBER_LENGTH = 40
+
+
+class _Numbers:
+    """A number per distinct value. Known objects are found by identity, much cheaper than by value."""
+
+    def __init__(self) -> None:
+        self._by_identity: dict[int, int] = {}
+        self._by_value: dict[Hashable, int] = {}
+
+    def of(self, thing: Hashable) -> int:
+        number = self._by_identity.get(id(thing))
+        if number is None:
+            number = self._by_identity[id(thing)] = self.of_value(thing)
+        return number
+
+    def of_value(self, value: Hashable) -> int:
+        return self._by_value.setdefault(value, len(self._by_value))

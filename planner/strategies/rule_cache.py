@@ -1,0 +1,48 @@
+"""The rules of a program's instructions, computed once for equal instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from shardwright.hlo import Instruction
+from shardwright.planner.graph.signatures import identity, signature
+from shardwright.planner.rules import OpRule, rule_of
+
+
+class RuleCache:
+    """A cache of `rule_of`, with equal numbers for instructions with equal signatures.
+
+    others: cache of a similar program; both share their numbers and rules.
+    """
+
+    def __init__(self, others: RuleCache | None = None) -> None:
+        self._numbers: dict[Hashable, int] = others._numbers if others else {}
+        self._rules: list[OpRule] = others._rules if others else []
+        self._number_of: dict[Instruction, int] = {}
+        #: By the identities of instructions' components, kept alive by these; most equal instructions share them.
+        self._number_by_identity: dict[Hashable, int] = {}
+
+    def number(self, instruction: Instruction) -> int:
+        """The number of the instruction's signature."""
+        number = self._number_of.get(instruction)
+        if number is None:
+            parts = identity(instruction)
+            number = self._number_by_identity.get(parts)
+            if number is None:
+                number = self._number_by_identity[parts] = self._new_number(instruction)
+            self._number_of[instruction] = number
+        return number
+
+    def _new_number(self, instruction: Instruction) -> int:
+        number = self._numbers.setdefault(signature(instruction), len(self._rules))
+        if number == len(self._rules):
+            self._rules.append(rule_of(instruction))
+        return number
+
+    def of_number(self, number: int) -> OpRule:
+        """The rule of all instructions with a number."""
+        return self._rules[number]
+
+    def __call__(self, instruction: Instruction) -> OpRule:
+        """The instruction's rule."""
+        return self._rules[self.number(instruction)]

@@ -1,0 +1,1 @@
+"""Warm start: records of earlier searches, and their use in later ones."""

@@ -1,0 +1,111 @@
+"""Arrays arriving at the data port in runs of bytes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from shardwright.errors import ArrayError, ResourceLimitError
+from shardwright.layouts import Layout, distinct_shards
+from shardwright.server.runtime.arrays import StoredArray, from_pieces, local_positions
+
+#: XLA:CPU takes memory that is aligned so as it is, and copies other memory.
+ALIGNMENT_BYTES = 64
+
+
+class IncomingArray:
+    """An array whose shards at `devices` come one after another; each goes to all holders on this node.
+
+    Raises ArrayError if the devices do not fit the layout, ResourceLimitError past `limit_bytes`.
+    """
+
+    def __init__(self, array_id: int, layout: Layout, devices: Iterable[int], *, limit_bytes: int) -> None:
+        named = tuple(devices)
+        self.size_bytes = layout.shard_bytes * len(named)
+        if self.size_bytes > limit_bytes:
+            raise ResourceLimitError(
+                f"{self.size_bytes} bytes in one upload, the limit is {limit_bytes}",
+                where=f"array {array_id}",
+                remedy="split the array over more nodes, or raise the server's limit",
+            )
+        self.array_id = array_id
+        self.layout = layout
+        self._order = _order_of_pieces(layout, named)
+        self._pieces = [_allocate_aligned(layout.shard_bytes) for _ in named]
+        self._empty = deque(piece for piece in self._pieces if piece.size)  # parts of pieces that have yet to come
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._empty
+
+    def take(self, data: np.ndarray) -> np.ndarray:
+        """Fill pieces with bytes; returns the rest."""
+        while self._empty and data.size:
+            piece = self._empty.popleft()
+            count = min(piece.size, data.size)
+            piece[:count] = data[:count]
+            data = data[count:]
+            if count < piece.size:
+                self._empty.appendleft(piece[count:])
+        return data
+
+    def to_stored_array(self) -> StoredArray:
+        """The array on this node's devices."""
+        layout = self.layout
+        pieces = [self._pieces[number].view(layout.dtype).reshape(layout.shard_shape) for number in self._order]
+        return from_pieces(pieces, layout)
+
+
+class IncomingArrays:
+    """Many of them, the contents of all in one run."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[IncomingArray] = deque()
+        self._announced_bytes = 0
+        self._received_bytes = 0
+
+    def announce(self, array: IncomingArray) -> None:
+        self._waiting.append(array)
+        self._announced_bytes += array.size_bytes
+
+    def take(self, chunk: bytes | memoryview) -> Iterator[tuple[int, StoredArray]]:
+        """(id, array) of arrays completed by the chunk. Raises ArrayError on unannounced bytes."""
+        data = np.frombuffer(chunk, np.uint8)
+        self._received_bytes += data.size
+        if self._received_bytes > self._announced_bytes:
+            raise ArrayError(f"more than the {self._announced_bytes} bytes that were announced")
+        while self._waiting:
+            data = self._waiting[0].take(data)
+            if not self._waiting[0].is_complete:
+                return
+            array = self._waiting.popleft()
+            yield array.array_id, array.to_stored_array()
+
+    def require_none(self) -> None:
+        """Raises ArrayError if the contents ended early."""
+        if self._waiting:
+            raise ArrayError(f"the upload ended after {self._received_bytes} of {self._announced_bytes} bytes")
+
+
+def _order_of_pieces(layout: Layout, named: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each distinct shard of this node, which of the `named` devices' it is."""
+    shards = distinct_shards(layout, local_positions())
+    if not shards:
+        raise ArrayError(f"devices {layout.devices} are not on this node", remedy="send shards to nodes that hold them")
+    at = {position: number for number, position in enumerate(named)}
+    order = []
+    for shard in shards:
+        sent = next((at[position] for position in shard.holders if position in at), None)
+        if sent is None:
+            raise ArrayError(f"the shard of device {shard.holders[0]} is missing", remedy="send each distinct shard")
+        order.append(sent)
+    return tuple(order)
+
+
+def _allocate_aligned(size_bytes: int) -> np.ndarray:
+    """Uninitialized memory."""
+    memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT_BYTES
+    return memory[start : start + size_bytes]

@@ -1,0 +1,87 @@
+"""Stacks of weights whose slices a loop gathers are copied into another order, as XLA's own memory shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.client.annotate import annotate, keep_annotations
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner import plan
+from shardwright.plans import Plan
+from shardwright.xla import CompileService
+
+LAYERS, WIDTH, BATCH = 24, 128, 128
+STACK = LAYERS * WIDTH * WIDTH * 4 // 4
+
+ROWS, COLUMNS, WHOLE = {0: None, 1: "x", 2: None}, {0: None, 1: None, 2: "x"}, {0: None, 1: None, 2: None}
+
+
+def planned(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
+    """Layers that lie as given, before and after one is cut out. again: in two loops."""
+
+    def step(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(i: jax.Array, h: jax.Array) -> jax.Array:
+            one = jax.lax.dynamic_slice(annotate(weights, lies), (i, 0, 0), (1, WIDTH, WIDTH))
+            return annotate(jnp.tanh(h @ annotate(one, sliced)[0]), {0: "x", 1: None})
+
+        for _ in range(1 + again):
+            x = jax.lax.fori_loop(0, LAYERS, layer, x)
+        return x
+
+    shapes = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), "f4"), jax.ShapeDtypeStruct((BATCH, WIDTH), "f4")
+    with keep_annotations():
+        text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
+    stored = tuple((axis,) if axis else () for axis in lies.values())
+    return plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: stored}, stages=1))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[CompileService]:
+    with CompileService(4) as service:
+        yield service
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("lies", [ROWS, COLUMNS])
+def test_a_stack_whose_slices_are_gathered_is_copied_once(
+    lies: dict[int, str | None], again: bool, service: CompileService
+) -> None:
+    made = planned(lies, WHOLE, again=again)
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert STACK < made.memory.temporaries_bytes < 2 * STACK
+
+
+def test_a_stack_that_lies_whole_stays(service: CompileService) -> None:
+    made = planned(WHOLE, WHOLE)
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert program.memory.temporary_bytes < STACK
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+
+
+def test_a_loop_carries_a_copy_of_a_view_that_is_gathered_otherwise_behind_it(service: CompileService) -> None:
+    """The variable's new value is computed by columns of the view, and gathered."""
+
+    def step(weight: jax.Array, x: jax.Array) -> jax.Array:
+        view = weight.reshape(WIDTH, 3, 2 * WIDTH)
+
+        def layer(_: jax.Array, h: jax.Array) -> jax.Array:
+            return annotate(jnp.tanh(h @ view.reshape(WIDTH, 6 * WIDTH))[:, :WIDTH], {0: "x", 1: None})
+
+        y = jax.lax.fori_loop(0, LAYERS, layer, x)
+        return annotate(annotate(view, COLUMNS) - jnp.sum(y), WHOLE)
+
+    shapes = jax.ShapeDtypeStruct((WIDTH, 6 * WIDTH), "f4"), jax.ShapeDtypeStruct((8 * BATCH, WIDTH), "f4")
+    with keep_annotations():
+        text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
+    made = plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: ((), ())}, stages=1))
+    program = service.compile(made.require_hlo(), made, want_executable=False)
+    assert program.memory is not None
+    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)

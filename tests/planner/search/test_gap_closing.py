@@ -1,0 +1,105 @@
+"""Gaps that are closed by following more moves, and by putting the repeats of a run apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK
+from shardwright.planner.memory.constraint import Multipliers
+from shardwright.planner.search.gap_closing import close_gap
+from shardwright.planner.search.search import Search
+from shardwright.planner.segments import bound
+from shardwright.planner.segments.bound import lower_bound
+from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.progress import PlanProgress
+from shardwright.shardings import Mesh
+from tests.planner.programs import PLAIN_A100, gpt2, lower
+
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
+COARSE = Mesh.of({"data": 2, "model": 4})
+FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
+
+#: Heads that no axis divides; more of them than of anything else that attention could be split by.
+HEADS, SIZE, LENGTH = 27, 64, 1024
+
+
+def attention(weights: jax.Array, out: jax.Array, x: jax.Array) -> jax.Array:
+    """Attention of one sequence without a softmax."""
+    q, k, v = ((x @ each).reshape(1, LENGTH, HEADS, SIZE) for each in weights)
+    scores = jnp.einsum("bshd,bthd->bhst", q, k)
+    mixed = jnp.einsum("bhst,bthd->bshd", scores, v).reshape(1, LENGTH, HEADS * SIZE)
+    return mixed @ out
+
+
+@pytest.fixture(scope="module")
+def search() -> Search:
+    width = HEADS * SIZE
+    shapes = ((3, width, width), (width, width), (1, LENGTH, width))
+    lowered = jax.jit(attention).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))
+    return Search(lowered.as_text("hlo"), EIGHT, PlanOptions())
+
+
+def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
+    best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
+    rough_s, bound_s = (
+        lower_bound(search.build_bounding_chain(FINE, even_rank=4, uneven_rank=rank), 20.0) for rank in (EXACT_RANK, 4)
+    )
+    assert rough_s < 0.98 * bound_s
+    assert 0.99 * best.value <= bound_s <= best.value
+
+
+def test_closing_a_gap_does_and_tells_of_every_better_bound(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[PlanProgress] = []
+    monkeypatch.setattr(search, "_progress", told.append)
+    coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    solved = coarse.solve(20.0)
+    at, axes = lift_plan(coarse, solved.states, FINE)
+    near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
+    found = search.evaluate(near, solved, ())
+    assert found.cost.gap == 1.0
+    made = close_gap(search, found)
+    assert made.cost.gap <= 0.01
+    bounds_s = [each.lower_bound_s for each in told if each.incumbent_s]
+    assert bounds_s[0] > 0
+    assert bounds_s == sorted(bounds_s)
+    assert bounds_s[-1] == pytest.approx(made.cost.lower_bound_s)
+
+
+def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message passing goes on there, which hardly begins before."""
+    monkeypatch.setattr(bound, "_ROUGH_STOP", (1, 1.0))
+    step = gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=16)
+    search = Search(lower(step), EIGHT, PlanOptions())
+    chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    at, axes = lift_plan(chain, chain.solve(20.0).states, FINE)
+    found = search.evaluate(*descend(chain, at, search.refine_graph(chain, FINE), axes, time_limit_s=20.0), ())
+    bounding = search.build_bounding_chain(FINE, even_rank=5, uneven_rank=5)
+    assert not bounding.runs
+    rough_s, made = lower_bound(bounding, 20.0), close_gap(search, found)
+    assert rough_s < 0.99 * made.cost.step_s
+    assert made.cost.gap <= 0.01
+
+
+@pytest.mark.parametrize("is_priced", [False, True])
+def test_repeats_apart_bound_more(is_priced: bool) -> None:
+    """And no more than the best plan whose repeats decide each for itself."""
+    step = gpt2(layers=5, width=768, heads=12, vocabulary=1024, length=128, batch=16)
+    search = Search(lower(step), EIGHT, PlanOptions())
+    chain, bounding = search.build_chain(COARSE, ForcedStrategy(), frozenset()), search.build_bounding_chain(COARSE)
+    if is_priced:
+        found = search.evaluate(chain, chain.solve(20.0), ())
+        peak = search.memory_model(chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+        price = Multipliers(constraints=((peak, found.cost.step_s / found.memory.peak_bytes),))
+        chain, bounding = chain.with_multipliers(price), bounding.with_multipliers(price)
+    apart = bounding.untie()
+    assert bounding.runs
+    assert not apart.runs
+    rolled_s, apart_s = lower_bound(bounding, 20.0), lower_bound(apart, 20.0)
+    assert rolled_s * (1 + 1e-4) < apart_s <= chain.untie().solve(20.0, close=1e-3).value

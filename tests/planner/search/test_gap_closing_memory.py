@@ -1,0 +1,176 @@
+"""Gaps that are closed where memory binds: prices of it, repeats apart, and plans that are read off there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardwright.config import PlanOptions
+from shardwright.errors import MemoryBudgetError
+from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.memory.constraint import BranchingBound, Multipliers
+from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
+from shardwright.planner.plans.assemble import decide
+from shardwright.planner.search import gap_closing, primal_recovery
+from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, DualCut, LagrangianDual
+from shardwright.planner.search.gap_closing import close_gap
+from shardwright.planner.search.mesh_search import MeshSearch
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan
+from shardwright.planner.segments import bound
+from shardwright.planner.segments.bound import solve_tied
+from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.solver.dual import DualBound
+from shardwright.planner.solver.pbqp import Problem
+from shardwright.planner.solver.warm_start import WarmStart
+from tests.planner.programs import gpt2, lower
+from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
+
+
+def dual_and_optimum(seed: int) -> tuple[LagrangianDual, DualCut, float]:
+    """The bound that prices give of a random program, its tangent at none, and the fastest plan that fits: one integer
+    program over all strategies on three axes, bytes at the peak being a row of it."""
+    search = Search(large_program(seed), EIGHT, PlanOptions())
+    fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
+    found = search.evaluate(fine, fine.solve(20.0), ())
+    memory = search.memory_model(fine.graph.variables.shared_layouts)
+    peak = memory.constraint_at_peak(found.decisions)
+    search.limit_bytes = int(0.9 * memory.bytes_at(peak, found.decisions))
+    best = solve_with_memory_rows(fine, search.limit_bytes, [peak], lambda states: (0, peak), 20.0)
+    assert best is not None
+    dual = LagrangianDual(search=search, chain=bounding.untie(), constraints=[peak], solve=solve_tied)
+    return dual, dual.to_cut(0.0, dual.chain, solve_tied(dual.chain)), best.value
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("times", [0.03, 30.0])
+def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) -> None:
+    """From a price that is too low, and from one that is too high; under the fastest plan that fits."""
+    dual, low, best_s = dual_and_optimum(seed)
+    first = times * low.multiplier_for(best_s)
+    climbed_s = max(made.bound_s for made in dual.maximize(low, dual.evaluate(first)))
+    others_s = max(dual.evaluate(first / times * 2.0**power).bound_s for power in range(-6, 3))
+    assert climbed_s >= 0.998 * others_s
+    assert 1.01 * low.bound_s < climbed_s <= best_s
+
+
+def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solution read off messages that costs more than both tangents promise says nothing new."""
+    dual, low, best_s = dual_and_optimum(0)
+    high = dual.evaluate(2 * low.multiplier_for(best_s))
+    asked = list[float]()
+
+    def poor(self: LagrangianDual, price: float, *, close: float) -> DualCut:
+        asked.append(price)
+        return low._replace(multiplier=price, bound_s=0.0, lagrangian_s=2 * best_s)
+
+    monkeypatch.setattr(LagrangianDual, "evaluate", poor)
+    assert len(list(dual.maximize(low, high))) == 2
+    assert len(asked) == 1
+
+
+def thrifty(seed: int, part: float) -> tuple[Search, CandidatePlan]:
+    """A plan of a random program that takes less memory than the fastest one on three axes, and no word of a price:
+    there is enough for it, and for so much of what the fastest one takes more."""
+    search = Search(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    start = search.to_mesh_solution(chain, chain.solve(20.0), ())
+    at, axes = lift_plan(chain, start.solution.states, FINE)
+    fine = search.refine_graph(chain, FINE)
+    near, solved = descend(chain, at, fine, axes, time_limit_s=20.0)
+    fastest = search.evaluate(near, solved, ())
+    peak = search.memory_model(near.graph.variables.shared_layouts).constraint_at_peak(fastest.decisions)
+    price = Multipliers(constraints=((peak, fastest.cost.step_s / fastest.memory.peak_bytes),))
+    made = descend(chain, near.strategies(solved.states), fine, axes, time_limit_s=20.0, price=price)
+    found = replace(search.evaluate(*made, ()), coarse_solution=start)
+    most, least = search.bytes_needed(fastest), search.bytes_needed(found)
+    assert least < 0.9 * most
+    search.limit_bytes = int(least + part * (most - least))
+    return search, found
+
+
+def test_a_plan_found_at_no_price_is_bounded_by_one() -> None:
+    search, found = thrifty(0, part=0.0)
+    unpriced_s = solve_tied(search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()).tied_bound
+    made = close_gap(search, found)
+    assert 1.01 * unpriced_s < made.cost.lower_bound_s <= made.cost.step_s
+    assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
+
+
+def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the unsplit program peaks there is room for the fastest plan, which peaks elsewhere."""
+
+    def as_it_is(
+        search: Search, found: CandidatePlan, below_s: float, within: tuple[BranchingBound, ...], known: CandidatePlan
+    ) -> CandidatePlan:
+        if search.bytes_needed(found) > search.limit_bytes:
+            raise MemoryBudgetError("does not fit", where="memory_budget")
+        return found
+
+    monkeypatch.setattr(primal_recovery, "fit_plan", as_it_is)
+    search, found = thrifty(53, part=0.5)
+    made = close_gap(search, found)
+    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
+    assert search.bytes_needed(made) <= search.limit_bytes
+
+
+@pytest.mark.parametrize(("gains", "count"), [(0, 1), (1, 2), (3, 3)])
+def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[CandidatePlan] = []
+
+    def fitted(search: MeshSearch, found: CandidatePlan, *args: object) -> CandidatePlan:
+        read.append(found)
+        return replace(found) if len(read) <= gains else found
+
+    def climb(dual: LagrangianDual, low: DualCut, high: DualCut) -> list[DualCut]:
+        return [high._replace(slope=-1.0, bound_s=0.0)] * 3
+
+    monkeypatch.setattr(gap_closing, "fit_over_all_strategies", fitted)
+    monkeypatch.setattr(gap_closing, "branch_and_bound", lambda search, found, root, most_open: found)
+    monkeypatch.setattr(gap_closing, "_recover_at", lambda search, found, chain: found)
+    monkeypatch.setattr(gap_closing, "refine_over_all_strategies", lambda search, found, chain: found)
+    monkeypatch.setattr(LagrangianDual, "maximize", climb)
+    search, found = thrifty(0, part=0.0)
+    assert close_gap(search, found).cost.gap > gap_closing.TARGET_GAP
+    assert len(read) == count
+
+
+def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found = thrifty(53, part=1.0)
+
+    def then_late(*args: Any) -> CandidatePlan:
+        primal_recovery.fit_if_faster(*args)
+        raise OutOfTimeError("in the middle")
+
+    monkeypatch.setattr(gap_closing, "fit_if_faster", then_late)
+    made = close_gap(search, found)
+    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
+    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+
+
+def test_what_is_solved_at_another_price_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And tangents keep nothing of how they were solved but that."""
+    begun: list[WarmStart[int]] = []
+    tighten = bound.tighten
+
+    def noting(core: Problem, close: float, clock: Clock, start: WarmStart[int]) -> DualBound:
+        begun.append(start)
+        return tighten(core, close, clock, start)
+
+    monkeypatch.setattr(bound, "tighten", noting)
+    search = Search(lower(gpt2(layers=1, batch=32, length=32)), EIGHT, PlanOptions())
+    chain = search.build_bounding_chain(FINE)
+    read = solve_tied(chain)
+    peak = search.memory_model(chain.graph.variables.shared_layouts).constraint_at_peak(
+        decide(chain.graph, read.states)
+    )
+    dual = LagrangianDual(search=search, chain=chain, constraints=[peak], solve=solve_tied)
+    low = dual.to_cut(0.0, chain, read)
+    first = dual.evaluate(read.value / (low.slope + search.limit_bytes))
+    anew, again = dual.evaluate(1.05 * first.multiplier), dual.evaluate(1.05 * first.multiplier, first)
+    assert [bool(start.moved) for start in begun[-3:]] == [False, False, True]
+    assert again.bound_s == pytest.approx(anew.bound_s, rel=2e-3)
+    assert first.chain._kinds == again.chain._kinds == {}

@@ -1,0 +1,97 @@
+"""A price of memory for each peak, where one for all of them leaves more open than a plan may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.planner.memory import cutting_planes, ilp_with_memory_rows
+from shardwright.planner.memory.cutting_planes import improve_bound
+from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
+from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE
+from shardwright.planner.search.multiplier_refinement import TARGET_GAP, refine_multipliers, refine_over_all_strategies
+from shardwright.planner.search.primal_recovery import to_bounding_chain
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.segments.bound import solve_tied
+from shardwright.planner.segments.segment_chain import Chain
+from shardwright.plans import CostSummary
+from tests.planner.search.test_branching import best_that_fits_s, with_less_memory
+from tests.planner.segments.test_descent import FINE
+
+
+def at_one_price(seed: int, monkeypatch: pytest.MonkeyPatch, gap: float = 1.0) -> tuple[Search, CandidatePlan, float]:
+    """A random program, the plan that fits where all peaks have one price, so far over its bound, and what the best one
+    takes."""
+    search, fastest = with_less_memory(seed, 2048)
+    best_s = best_that_fits_s(search, fastest)
+    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    found = fit_plan(search, fastest)
+    return search, replace(found, cost=with_gap(found.cost, gap)), best_s
+
+
+def with_gap(cost: CostSummary, gap: float) -> CostSummary:
+    return replace(cost, lower_bound_s=cost.step_s * (1 - gap), bound_scope="all plans")
+
+
+def all_strategies(search: Search) -> Chain:
+    return search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()
+
+
+def test_among_all_strategies_they_find_a_faster_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found, best_s = at_one_price(112, monkeypatch)
+    made = refine_over_all_strategies(search, found, all_strategies(search))
+    assert found.cost.step_s > 1.05 * best_s
+    assert made.cost.step_s <= 1.001 * best_s
+    assert search.bytes_needed(made) <= search.limit_bytes
+    assert made.chain.graph.prices is found.chain.graph.prices, "it can be mixed with plans of the mesh"
+
+
+def test_where_plans_are_descended_to_they_find_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found, best_s = at_one_price(29, monkeypatch)
+    made = refine_multipliers(search, found)
+    assert found.cost.step_s > 1.5 * best_s
+    assert made.cost.step_s <= 1.01 * best_s
+    assert search.bytes_needed(made) <= search.limit_bytes
+    assert made.cost.lower_bound_s == found.cost.lower_bound_s
+
+
+def test_what_they_promise_bounds_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found, best_s = at_one_price(11, monkeypatch)
+    chain = all_strategies(search)
+    known, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), ())
+    assert known is not None
+    bound_s, price = improve_bound(
+        LagrangianSearch(search, start, found.cost.step_s, (), known), known, found.cost.step_s
+    )
+    assert 1.001 * start.solution.tied_bound < bound_s <= best_s * (1 + 1e-6)
+    assert price.total > 0
+    made = refine_over_all_strategies(search, found, chain)
+    assert bound_s * (1 - 1e-6) <= made.cost.lower_bound_s <= best_s * (1 + 1e-6)
+    assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
+
+
+def test_nothing_is_tried_where_little_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, found, _ = at_one_price(16, monkeypatch, gap=TARGET_GAP / 2)
+    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", None)
+    assert refine_multipliers(search, found) is found
+    assert refine_over_all_strategies(search, found, all_strategies(search)) is found
+
+
+def test_a_plan_that_leaves_little_open_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is under the bound that is known, and no further price is tried."""
+    search, found, best_s = at_one_price(29, monkeypatch)
+    bounded = replace(found, cost=replace(found.cost, lower_bound_s=best_s * (1 - TARGET_GAP / 2)))
+    tried = list[float]()
+    cheapest = LagrangianSearch.evaluate_multipliers
+
+    def counted(fitting: LagrangianSearch, terms: cutting_planes.Multipliers) -> tuple[CandidatePlan, float]:
+        tried.append(terms.total)
+        return cheapest(fitting, terms)
+
+    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", counted)
+    free = refine_multipliers(search, found)
+    number = len(tried)
+    assert refine_multipliers(search, bounded).cost.step_s == free.cost.step_s
+    assert len(tried) - number < number

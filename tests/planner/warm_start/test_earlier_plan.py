@@ -1,0 +1,238 @@
+"""Plans on three axes that are kept, and searches of nearly the same program that begin there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.planner import plan
+from shardwright.planner.cache.store import MemoryStore
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.simplest import SIMPLICITY_TOLERANCE
+from shardwright.planner.segments.cost_graph import CostGraph
+from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.segments.variables import Variable
+from shardwright.planner.strategies.expansion import AxisChoice
+from shardwright.planner.warm_start.earlier_plan import EarlierPlan
+from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
+from shardwright.planner.warm_start.search_records import SearchHistory, SearchRecord
+from shardwright.shardings import Mesh, has_rotated_axes
+from tests.planner.programs import PLAIN_A100, gpt2, lower
+from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
+
+EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
+COARSE = Mesh.of({"data": 2, "model": 4})
+FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
+SIXTEEN = replace(Cluster.local(16), hardware=PLAIN_A100)
+
+
+def step_of(batch: int = 16) -> str:
+    """A step whose fastest plan has three axes."""
+    return lower(gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=batch))
+
+
+def descended(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
+    """The chain of a plan on three axes, and its states."""
+    coarse = search.build_chain(coarse_mesh, ForcedStrategy(), frozenset())
+    at, axes = lift_plan(coarse, coarse.solve(20.0).states, fine)
+    return descend(coarse, at, search.refine_graph(coarse, fine), axes, time_limit_s=20.0)
+
+
+def named(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
+    """What an axis does, in any size."""
+    return (choice.factor.name if choice.factor else None), choice.linear
+
+
+def fine_graph(search: Search, mesh: Mesh = FINE) -> tuple[CostGraph, Sequence[Variable]]:
+    chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    return search.refine_graph(chain, mesh), [v for each in chain.instances for v in each.variables[: each.own_count]]
+
+
+@pytest.fixture(scope="module")
+def kept() -> tuple[EarlierPlan, Chain, dict[Variable, int]]:
+    chain, solved = descended(Search(step_of(), EIGHT, PlanOptions()))
+    return EarlierPlan.of(chain.graph, solved.states), chain, solved.states
+
+
+@pytest.mark.parametrize("batch", [16, 32])
+def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dict[Variable, int]], batch: int) -> None:
+    earlier, chain, states = kept
+    read = EarlierPlan.decode(earlier.encode())
+    found = read.translate_to(*fine_graph(Search(step_of(batch), EIGHT, PlanOptions())))
+    assert found is not None
+    assert found.keys() == states.keys()
+    for variable, state in states.items():
+        strategy = chain.graph.set_of(variable).strategies[state]
+        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
+        assert [named(each) for each in found[variable].choices] == [named(each) for each in strategy.choices]
+
+
+def test_the_order_of_axes_is_kept() -> None:
+    search = Search(lower(language_model()), two_nodes(), turned_state())
+    mesh = Mesh.of({"data": 2, "model": 4})
+    tried = search.solve_mesh(mesh)
+    states = tried.solution.states
+    read = EarlierPlan.decode(EarlierPlan.of(tried.chain.graph, states).encode())
+    found = read.translate_to(tried.chain.graph, list(states))
+    assert found is not None
+    chosen = tried.chain.strategies(states)
+    is_out_of_order = [any(has_rotated_axes(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
+    assert any(is_out_of_order)
+    for variable, strategy in chosen.items():
+        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
+
+
+def test_what_other_sizes_do_not_allow_is_no_start(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:
+    """One sequence is not split over the axis that the batch was."""
+    assert kept[0].translate_to(*fine_graph(Search(step_of(1), EIGHT, PlanOptions()))) is None
+
+
+def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
+    kept: tuple[EarlierPlan, Chain, dict[Variable, int]],
+) -> None:
+    """Five devices divide no batch of 16, but some vocabulary of 1024 they split with padding."""
+    earlier, chain, states = kept
+    mesh = Mesh.of({**FINE.sizes, "sequence": 5})
+    assert earlier.axes_of_other_size(mesh) == {"sequence"}
+    found = earlier.translate_to(
+        *fine_graph(Search(step_of(), replace(Cluster.local(20), hardware=PLAIN_A100), PlanOptions()), mesh)
+    )
+    assert found is not None
+    does_as_before = {True: 0, False: 0}
+    for variable, state in states.items():
+        before, now = chain.graph.set_of(variable).strategies[state].choices, found[variable].choices
+        assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
+        if before and before[2] != AxisChoice():
+            does_as_before[named(now[2]) == named(before[2])] += 1
+            assert named(now[2]) in (named(before[2]), named(AxisChoice()))
+    assert all(does_as_before.values())
+
+
+def test_decisions_of_which_nothing_is_known_are_no_start(
+    kept: tuple[EarlierPlan, Chain, dict[Variable, int]],
+) -> None:
+    graph, variables = fine_graph(Search(step_of(), EIGHT, PlanOptions()))
+    assert replace(kept[0], decisions=kept[0].decisions[1:]).translate_to(graph, variables) is None
+
+
+def test_what_is_no_plan_is_not_read(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:
+    earlier = kept[0]
+    beyond = replace(earlier, decisions=np.array([[0, -1, len(earlier.roles)]]))
+    with pytest.raises(ValueError, match="no plan"):
+        EarlierPlan.decode(beyond.encode())
+
+
+@pytest.fixture(scope="module")
+def left() -> MemoryStore:
+    """What the search for a step left behind."""
+    store = MemoryStore()
+    made = plan(step_of(), EIGHT, trails=SearchHistory(store))
+    assert len(made.mesh.axes) == 3
+    return store
+
+
+def test_twice_the_batch_begins_at_the_plan(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = plan(step_of(32), EIGHT)
+    monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
+    again = plan(step_of(32), EIGHT, trails=SearchHistory(left))
+    assert "what that decides was the start" in " ".join(again.notes)
+    assert again.mesh == nothing.mesh
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + SIMPLICITY_TOLERANCE)
+    assert again.cost.is_bounded
+    assert again.cost.lower_bound_s == pytest.approx(nothing.cost.lower_bound_s, rel=0.01)
+
+
+@pytest.mark.parametrize("was_open", [False, True])
+def test_a_bound_that_was_too_low_is_not_worked_out_again(
+    left: MemoryStore, monkeypatch: pytest.MonkeyPatch, was_open: bool
+) -> None:
+    """Where the earlier plan's first bound left too much open, all moves are followed at once."""
+    best_for, begin, ranks = SearchHistory.find_best, Search.start_bounding, []
+
+    def found(trails: SearchHistory, question: Any) -> SearchRecord | None:
+        trail = best_for(trails, question)
+        return None if trail is None else replace(trail, missed_target_gap=was_open)
+
+    def counted(search: Search, mesh: Mesh, rank: int = EXACT_RANK) -> None:
+        begin(search, mesh, rank)
+        chain = search.background_bound.chain_on(mesh, search.flow)
+        assert chain is not None
+        prices = chain.graph.prices
+        assert isinstance(prices, RelaxedPrices)
+        ranks.append((prices.even_rank, prices.uneven_rank))
+
+    monkeypatch.setattr(SearchHistory, "find_best", found)
+    monkeypatch.setattr(Search, "start_bounding", counted)
+    made = plan(step_of(32), EIGHT, trails=SearchHistory(left))
+    most = Search(step_of(32), EIGHT, PlanOptions()).max_rank
+    assert most > EXACT_RANK
+    assert ranks == [(most, most) if was_open else (EXACT_RANK, 0)]
+    assert ("counted by what a device must receive" in made.cost.bound_scope) != was_open
+
+
+def test_what_left_too_much_open_is_remembered(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.planner.search.certify.TARGET_GAP", -1.0)
+    store = MemoryStore()
+    plan(step_of(), EIGHT, trails=SearchHistory(store))
+    question = Search(step_of(32), EIGHT, PlanOptions(), None, SearchHistory(store)).query
+    assert question is not None
+    trails = [SearchHistory(each).find_best(question) for each in (left, store)]
+    assert [trail is not None and trail.missed_target_gap for trail in trails] == [False, True]
+
+
+@pytest.fixture(scope="module")
+def of_sixteen() -> EarlierPlan:
+    """A plan on twice the devices."""
+    fine = Mesh.of({"data": 4, "model": 2, "sequence": 2})
+    chain, solved = descended(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
+    return EarlierPlan.of(chain.graph, solved.states)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_after_a_lost_node_the_search_begins_at_the_plan(
+    of_sixteen: EarlierPlan, left: MemoryStore, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    """Of a large program only the axes that are as long as before are set free, once each."""
+    nothing, best_for, freed = plan(step_of(), EIGHT), SearchHistory.find_best, []
+
+    def found(trails: SearchHistory, question: Any) -> SearchRecord | None:
+        trail = best_for(trails, question)
+        assert trail is not None
+        asked = replace(trail.query, cluster="another")
+        return replace(
+            trail, query=asked, cost=replace(trail.cost, work_s=trail.cost.work_s / 2), missed_target_gap=True
+        )
+
+    def watched(chain: Chain, at: Any, fine: CostGraph, axes: Sequence[str], **limits: Any) -> Any:
+        freed.append((tuple(axes), limits["most_rounds"]))
+        return descend(chain, at, fine, axes, **limits)
+
+    monkeypatch.setattr(SearchHistory, "find_best", found)
+    monkeypatch.setattr(SearchHistory, "load_plan", lambda *_: of_sixteen)
+    monkeypatch.setattr("shardwright.planner.warm_start.replanning.descend", watched)
+    monkeypatch.setattr(Search, "is_large", is_large)
+    monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
+    again = plan(step_of(), EIGHT, trails=SearchHistory(left))
+    assert "what that decides was the start" in " ".join(again.notes)
+    assert freed == [(("model", "sequence", "data"), 2 if is_large else None)]
+    assert again.mesh == nothing.mesh
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
+    assert "counted by what a device must receive" in again.cost.bound_scope  # that was open on another mesh
+
+
+def test_the_mesh_most_like_the_earlier_one_is_taken() -> None:
+    axes = ("data", "model", "sequence")
+    earlier = Mesh.of({"data": 3, "model": 4, "sequence": 2})
+    meshes = [Mesh.of(dict(zip(axes, sizes, strict=True))) for sizes in ((4, 2, 2), (2, 4, 2), (2, 2, 4))]
+    assert most_similar_mesh(earlier, meshes) == meshes[1]
+    assert most_similar_mesh(Mesh.of({"data": 7, "model": 5, "sequence": 3}), meshes) is None
+    assert most_similar_mesh(COARSE, meshes) is None

@@ -1,0 +1,295 @@
+"""Planning nearly the same program again: the same plans as from nothing, by a part of the search."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import shardwright as sw
+from shardwright.client.annotate import keep_annotations
+from shardwright.cluster import Cluster
+from shardwright.config import Pin, PlanOptions
+from shardwright.hlo import parse
+from shardwright.planner import plan
+from shardwright.planner.cache.keys import build_outline
+from shardwright.planner.cache.store import MemoryStore
+from shardwright.planner.memory.recompute import Recomputation
+from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import SearchResult
+from shardwright.planner.warm_start.replanning import COST_TOLERANCE, replan
+from shardwright.planner.warm_start.search_records import MAX_RECORDS, SearchHistory, SearchQuery
+from shardwright.plans import Plan
+from shardwright.shardings import Mesh
+from tests.planner.programs import gpt2, lower
+
+CLUSTER = Cluster.local(8)
+FEWER = Cluster.local(4)
+LAYERS = 3
+
+
+def text_of(pins: dict[int, Pin] | None = None, *, at: int = 0, batch: int = 64, width: int = 64) -> str:
+    """A training step of a few layers; the hidden value of layer `at` is annotated with `pins`."""
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for number, layer in enumerate(params):
+            hidden = jnp.tanh(x @ layer["up"])
+            hidden = sw.annotate(hidden, pins) if pins and number == at else hidden
+            x = x + jnp.tanh(hidden @ layer["down"])
+        return jnp.mean(x**2)
+
+    def step(params: Any, x: jax.Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
+
+    params = [{"up": jnp.ones((width, 4 * width)), "down": jnp.ones((4 * width, width))} for _ in range(LAYERS)]
+    with keep_annotations():
+        return str(jax.jit(step, donate_argnums=0).lower(params, jnp.ones((batch, width))).as_text("hlo"))
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[Mesh]:
+    """The meshes that were searched outright."""
+    found: list[Mesh] = []
+    on_mesh = Search.solve_mesh
+
+    def counting(search: Search, mesh: Mesh, close: float = 0.0) -> Any:
+        found.append(mesh)
+        return on_mesh(search, mesh, close)
+
+    monkeypatch.setattr(Search, "solve_mesh", counting)
+    return found
+
+
+def follows(made: Plan) -> bool:
+    return any("like an earlier plan" in note for note in made.notes)
+
+
+def decided(made: Plan) -> tuple[Any, ...]:
+    """All that a plan decides."""
+    return made.mesh, made.instructions, made.parameters, made.outputs, made.collectives, made.micro_batches
+
+
+SITUATIONS = {
+    "an annotation": (text_of({1: None}), CLUSTER),
+    "another annotation": (text_of({0: None}, at=1), CLUSTER),
+    "twice the batch": (text_of(batch=128), CLUSTER),
+    "half the batch": (text_of(batch=32), CLUSTER),
+    "fewer devices": (text_of(), FEWER),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, searched: list[Mesh]) -> None:
+    text, cluster = SITUATIONS[situation]
+    trails = SearchHistory(MemoryStore())
+    plan(text_of(), CLUSTER, trails=trails)
+    searched.clear()
+    nothing = plan(text, cluster)
+    whole = len(searched)
+    searched.clear()
+    again = plan(text, cluster, trails=trails)
+    assert follows(again)
+    known = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
+    assert len(known) == (cluster == CLUSTER)  # nothing is known of other devices
+    assert all(0 < int(some) <= int(each) for some, each in known)
+    assert len(searched) < whole
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
+    if again.mesh == nothing.mesh:
+        assert decided(again) == decided(nothing)
+
+
+def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (32, 28))
+    unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
+    budget = 3 * unlimited.memory.peak_bytes // 4
+    options = PlanOptions(mesh={"data": 4}, memory_budget=budget, micro_batches=1)
+    trails = SearchHistory(MemoryStore())
+    before = plan(first, FEWER, options, trails=trails)
+    assert before.recomputed
+    whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
+    variants = counted_variants(monkeypatch)
+    again = plan(first, FEWER, replace(options, force={whole.name: {0: None}}), trails=trails)
+    assert follows(again)
+    assert len(variants) == 1
+    assert again.recomputed == before.recomputed
+    assert again.cost.step_s <= before.cost.step_s * (1 + COST_TOLERANCE)
+    smaller = Search(other, FEWER, options, None, trails)
+    assert smaller.query is not None
+    trail = trails.find_best(smaller.query)
+    assert trail is not None
+    assert trail.remat_choice.rung >= 0
+    assert replan(smaller, trail) is None
+    assert any(
+        each.best_plan for each in smaller.restricted_results
+    )  # which is what a whole search has to be faster than
+
+
+@pytest.fixture(scope="module")
+def bound() -> tuple[PlanOptions, MemoryStore]:
+    """What the search for a step left behind that keeps as little as it must; and what it had."""
+    options = PlanOptions(mesh={"data": 4})
+    unlimited = plan(STEP_OF_28, FEWER, options)
+    options = replace(options, memory_budget=3 * unlimited.memory.peak_bytes // 5)
+    store = MemoryStore()
+    before = plan(STEP_OF_28, FEWER, options, trails=SearchHistory(store))
+    assert before.recomputed
+    return options, store
+
+
+STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (28, 56, 12))
+
+
+def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(
+    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = counted_variants(monkeypatch)
+    options, store = bound
+    again = plan(STEP_OF_56, FEWER, options, trails=SearchHistory(store))
+    few = len(variants)
+    assert follows(again)
+    variants.clear()
+    nothing = plan(STEP_OF_56, FEWER, options)
+    assert 0 < few <= len(variants) // 3
+    assert again.memory.peak_bytes <= (options.memory_budget or 0)
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
+
+
+def test_where_memory_binds_no_longer_nothing_is_computed_again(
+    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = counted_variants(monkeypatch)
+    options, store = bound
+    again = plan(STEP_OF_12, FEWER, options, trails=SearchHistory(store))
+    assert follows(again)
+    assert not variants
+    assert not again.recomputed
+
+
+def counted_variants(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro-batches of every variant of the program that is searched from now on."""
+    found: list[int] = []
+    variant = Search.search_variant
+
+    def counting(search: Search, again: Recomputation | None, micro_batches: int, *without: Any) -> SearchResult:
+        found.append(micro_batches)
+        return variant(search, again, micro_batches, *without)
+
+    monkeypatch.setattr(Search, "search_variant", counting)
+    return found
+
+
+def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes(searched: list[Mesh]) -> None:
+    """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
+    trails = SearchHistory(MemoryStore())
+    before = plan(text_of(), CLUSTER, trails=trails)
+    searched.clear()
+    text = text_of({1: None})
+    again = plan(text, CLUSTER, trails=trails)
+    assert follows(again)
+    assert again.cost.step_s > before.cost.step_s * 1.1
+    assert set(searched) == {Mesh.of({"data": 4, "model": 2})}
+    assert decided(again) == decided(plan(text, CLUSTER))
+
+
+def test_no_plan_depends_on_which_was_asked_for_first() -> None:
+    one, other = text_of(), text_of(batch=128)
+    orders = []
+    for texts in ((one, other), (other, one)):
+        trails = SearchHistory(MemoryStore())
+        orders.append({text: decided(plan(text, CLUSTER, trails=trails)) for text in texts})
+    assert orders[0] == orders[1]
+
+
+def test_a_damaged_trail_is_none() -> None:
+    question = SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
+    store = MemoryStore()
+    plan(text_of(), CLUSTER, trails=SearchHistory(store))
+    key = b"trails" + question.kind
+    whole = store.get(key)
+    assert whole is not None
+    assert SearchHistory(store).find_best(question) is not None
+    for damage in (
+        b"",
+        whole[:-9],
+        b"[{}]",
+        whole.replace(b"rungs", b"rings"),
+        whole.replace(b"data", b"1a"),
+        b"7",
+        whole.replace(b'"rung": -1', b'"rung": 1'),
+    ):
+        store.put(key, damage)
+        assert SearchHistory(store).find_best(question) is None
+    assert not follows(plan(text_of(batch=128), CLUSTER, trails=SearchHistory(store)))
+
+
+def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
+    """A trail that claims an implausibly fast plan of other sizes explains no real one."""
+    trails, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
+    plan(text_of(), CLUSTER, trails=trails)
+    trail = trails.find_best(question)
+    assert trail is not None
+    cheap = replace(trail.cost, compute_s=trail.cost.compute_s / 2, communication_s=0.0)
+    trails.save(replace(trail, cost=cheap))
+    other = text_of(batch=128)
+    made = plan(other, CLUSTER, trails=trails)
+    assert not follows(made)
+    assert decided(made) == decided(plan(other, CLUSTER))
+
+
+def test_trails_with_other_pins_are_not_followed() -> None:
+    trails = SearchHistory(MemoryStore())
+    plan(text_of({1: None}), CLUSTER, trails=trails)
+    assert not follows(plan(text_of({0: None}), CLUSTER, trails=trails))
+
+
+@pytest.mark.parametrize("options", [PlanOptions(effort="best"), PlanOptions(mode="propagate")])
+def test_who_asks_for_another_search_gets_it(options: PlanOptions) -> None:
+    trails = SearchHistory(MemoryStore())
+    plan(text_of(), CLUSTER, options, trails=trails)
+    assert not follows(plan(text_of(batch=128), CLUSTER, options, trails=trails))
+
+
+# ---- outlines and stores -----------------------------------------------------------
+
+
+def test_an_outline_tells_steps_from_sizes_from_what_is_asked() -> None:
+    plain, sized, asked = (build_outline(parse(text)) for text in (text_of(), text_of(batch=128), text_of({1: None})))
+    deeper = build_outline(parse(text_of().replace("tanh(", "sine(", 1)))
+    assert plain.steps == sized.steps == asked.steps != deeper.steps
+    assert plain.sizes == asked.sizes != sized.sizes
+    assert not plain.pins | sized.pins
+    assert asked.pins != build_outline(parse(text_of({1: None}, at=1))).pins
+
+
+def test_pins_in_the_options_are_part_of_the_question() -> None:
+    module = parse(text_of())
+    plain = SearchQuery.of(module, CLUSTER, PlanOptions())
+    pinned = SearchQuery.of(module, CLUSTER, PlanOptions(force={"p*": {0: "data"}}))
+    assert plain.kind == pinned.kind
+    assert plain.pins < pinned.pins
+    assert plain.kind != SearchQuery.of(module, CLUSTER, PlanOptions(memory_budget=10**6)).kind
+
+
+def test_the_last_trails_are_kept_one_for_each_question() -> None:
+    trails, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
+    plan(text_of(), CLUSTER, trails=trails)
+    trail = trails.find_best(question)
+    assert trail is not None
+    assert trail.query == question
+    for number in range(MAX_RECORDS):
+        trails.save(replace(trail, query=replace(question, sizes=str(number))))
+        trails.save(replace(trail, query=replace(question, sizes=str(number))))
+    kept = {
+        found.query.sizes
+        for number in range(MAX_RECORDS)
+        if (found := trails.find_best(replace(question, sizes=str(number)))) is not None
+    }
+    assert kept == set(map(str, range(MAX_RECORDS)))
+    last = trails.find_best(question)
+    assert last is not None
+    assert last.query.sizes != question.sizes

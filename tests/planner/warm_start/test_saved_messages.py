@@ -1,0 +1,126 @@
+"""Where message passing ended, kept and told again: of other texts, in bytes, and damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.cluster import Cluster
+from shardwright.config import PlanOptions
+from shardwright.errors import PlanError
+from shardwright.planner import plan
+from shardwright.planner.cache import plan_cache
+from shardwright.planner.cache.store import MemoryStore
+from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.graph import source
+from shardwright.planner.search.search import Search
+from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.warm_start.saved_messages import SavedMessages, opcode_digest
+from shardwright.planner.warm_start.search_records import SearchHistory
+from shardwright.shardings import Mesh
+from tests.planner.programs import gpt2, lower
+
+CLUSTER = Cluster.local(4)
+MESH = Mesh.of({"data": 2, "model": 2})
+OPTIONS = PlanOptions(mesh={"data": 2, "model": 2})
+TEXT = lower(gpt2(layers=4, batch=48, length=32))
+LARGER = lower(gpt2(layers=4, batch=96, length=32))
+
+
+def chain_of(text: str) -> Chain:
+    chain = Search(text, CLUSTER, OPTIONS).build_chain(MESH, ForcedStrategy(), frozenset())
+    chain.warm_start = WarmStart()
+    return chain
+
+
+def solved() -> tuple[Chain, SavedMessages]:
+    chain = chain_of(TEXT)
+    found = chain.solve(20.0)
+    assert chain.warm_start is not None
+    return chain, SavedMessages.of(chain, chain.warm_start, found.tied_bound)
+
+
+def test_messages_come_back_from_bytes() -> None:
+    _, messages = solved()
+    read = SavedMessages.decode(messages.encode())
+    assert (read.decisions, read.numbers, read.lower_bound_s) == (
+        messages.decisions,
+        messages.numbers,
+        messages.lower_bound_s,
+    )
+    assert read.warm_start.states == messages.warm_start.states
+    assert len(read.warm_start.moved) == len(messages.warm_start.moved) > 0
+    for edge, ends in messages.warm_start.moved.items():
+        for before, now in zip(ends, read.warm_start.moved[edge], strict=True):
+            np.testing.assert_allclose(now, before, rtol=1e-6)
+
+
+def test_what_is_no_message_is_refused() -> None:
+    data = solved()[1].encode()
+    for cut in (0, 40, -8):
+        with pytest.raises((ValueError, TypeError, KeyError, IndexError)):
+            SavedMessages.decode(data[:cut])
+
+
+def test_the_same_program_is_told_all_that_was_known() -> None:
+    chain, messages = solved()
+    told = messages.to_warm_start(chain_of(TEXT))
+    assert chain.warm_start is not None
+    assert told.states == chain.warm_start.states
+    assert set(told.moved) == set(chain.warm_start.moved)
+    for edge, ends in chain.warm_start.moved.items():
+        for before, now in zip(ends, told.moved[edge], strict=True):
+            np.testing.assert_allclose(now, before, rtol=1e-6)
+
+
+def test_another_batch_begins_nearly_where_it_will_end() -> None:
+    _, messages = solved()
+    cold, warm = chain_of(LARGER), chain_of(LARGER)
+    warm.warm_start = messages.to_warm_start(warm)
+    assert opcode_digest(warm.graph.flow) == opcode_digest(chain_of(TEXT).graph.flow)
+    assert len(warm.warm_start.states) > 0.9 * len(warm.states())
+    assert warm.solve(20.0).value == pytest.approx(cold.solve(20.0).value, rel=1e-4)
+
+
+def test_damaged_messages_cost_time_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    plan(TEXT, CLUSTER, OPTIONS, trails=SearchHistory(store))
+    whole, asked = store.get, list[bytes]()
+
+    def damaged(key: bytes) -> bytes | None:
+        value = whole(key)
+        if value is None or not key.startswith(b"messages"):
+            return value
+        asked.append(key)
+        return value[:-20]
+
+    monkeypatch.setattr(store, "get", damaged)
+    again = plan(LARGER, CLUSTER, OPTIONS, trails=SearchHistory(store))
+    assert asked
+    assert again.instructions == plan(LARGER, CLUSTER, OPTIONS).instructions
+
+
+def test_a_text_is_read_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    whole = source.parse
+
+    def counting(text: str) -> object:
+        read.append(text)
+        return whole(text)
+
+    monkeypatch.setattr(source, "parse", counting)
+    plan_cache.plan_with_cache(TEXT, CLUSTER, PlanOptions(mesh=OPTIONS.mesh, stages=1), store=MemoryStore())
+    assert read == [TEXT]
+
+
+def test_pins_that_contradict_each_other_are_said_as_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    trails = SearchHistory(MemoryStore())
+    plan(TEXT, CLUSTER, OPTIONS, trails=trails)
+
+    def contradicted(messages: SavedMessages, chain: Chain) -> None:
+        raise ValueError("no assignment is finite")
+
+    monkeypatch.setattr(SavedMessages, "to_warm_start", contradicted)
+    with pytest.raises(PlanError, match="contradict"):
+        plan(LARGER, CLUSTER, OPTIONS, trails=trails)
