@@ -99,8 +99,8 @@ def _bench_uploads(session: Any, size_bytes: int, rounds: int) -> Iterator[bool]
 
 def _layout(value: Any, dims: tuple[str | None, ...]) -> Any:
     from shardwright.dtypes import to_element_type
-    from shardwright.layouts import Layout
-    from shardwright.shardings import Mesh, TensorSharding
+    from shardwright.plans.layouts import Layout
+    from shardwright.plans.shardings import Mesh, TensorSharding
 
     axes = tuple((axis,) if axis else () for axis in dims)
     return Layout(
@@ -146,7 +146,7 @@ def _bare_server(size_bytes: int) -> Iterator[Callable[[Any, int], None]]:
     """Gives what sends an array to it in chunks of so many bytes."""
     import grpc
 
-    from shardwright import wire
+    from shardwright.protocol import wire
 
     command = [sys.executable, __file__, _SERVE, str(size_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
@@ -167,7 +167,7 @@ def _bare_server(size_bytes: int) -> Iterator[Callable[[Any, int], None]]:
 def _serve_bare(size_bytes: int) -> None:
     import grpc
 
-    from shardwright import wire
+    from shardwright.protocol import wire
 
     memory = bytearray(size_bytes)
 

@@ -24,11 +24,11 @@ from benchmarks.fuzz_memory import FAR_OFF, Judged, judged, summary
 from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ShardwrightError
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 
 _MEDIUM = {"layers": 24, "width": 1024, "heads": 16}
 _WRITTEN: dict[str, dict[str, Any]] = {

@@ -32,7 +32,7 @@ from shardwright.cost import hardware_profile, predict_memory
 from shardwright.cost.peak.memory import bytes_with_margin
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import parse
-from shardwright.plans import MemorySummary, Plan
+from shardwright.plans.plan import MemorySummary, Plan
 from shardwright.xla import CompileService
 from shardwright.xla.compiled import CompiledMemory
 

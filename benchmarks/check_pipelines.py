@@ -24,7 +24,7 @@ from itertools import product
 import jax
 import numpy as np
 
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.report.proof import prove
 from shardwright.xla.compiling import compile_planned
 from tests.planner.pipeline import cases

@@ -23,7 +23,7 @@ from rich.table import Table
 
 import shardwright as sw
 from examples.gpt2.model import Config, make_steps
-from shardwright.cluster import Cluster, ClusterNode
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile
 
 VOCABULARY = 50304

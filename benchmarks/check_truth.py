@@ -35,9 +35,9 @@ from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import JUDGED, UNSEEN, Entry, cluster_json
 from benchmarks.truth_models import MODELS
 from benchmarks.truth_unusual import UNUSUAL
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, MicroBatchError, ShardwrightError
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.report.collectives import proof_as_dict
 from shardwright.report.proof import Proof
 

@@ -105,7 +105,7 @@ def _planned(name: str, folder: Path, devices: int, *, prove: bool) -> str:
     """Plan a text; what is printed of it."""
     import shardwright
     from benchmarks.planner.suite import cluster_json, entries
-    from shardwright.cluster import Cluster
+    from shardwright.clusters.cluster import Cluster
 
     text, lower_s = (folder / f"{name}.hlo").read_text(), json.loads((folder / f"{name}.json").read_text())
     machine = next(entry.machine for entry in entries() if entry.devices == devices)

@@ -31,15 +31,15 @@ from benchmarks.check_truth import SMALL
 from benchmarks.fuzz_truth import LINK_POWERS, drawn, meshes
 from benchmarks.planner.partition import PartitionError, partition
 from benchmarks.random_steps import random_step
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.links import Link
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.hlo import parse
-from shardwright.links import Link
-from shardwright.options import DEFAULT_AXES
+from shardwright.options.plan_options import PlanOptions
+from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 
 RANDOM = "random"
 PLANS = ("forced", "layouts", "search", "limit", "remat", "parts")

@@ -18,12 +18,12 @@ from dataclasses import replace
 
 from benchmarks.check_truth import SMALL, cluster_named
 from benchmarks.random_steps import random_step
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.links import Link
 from shardwright.errors import AnnotationError, ShardwrightError
 from shardwright.hlo import parse
-from shardwright.links import Link
-from shardwright.options import DEFAULT_AXES
+from shardwright.options.plan_options import PlanOptions
+from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner import plan
 from shardwright.planner.strategies.padding import divides, divides_or_pays
 from shardwright.report.proof import Proof, prove

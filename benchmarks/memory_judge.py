@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import emit_stablehlo, private
 
 

@@ -24,7 +24,7 @@ import shardwright as sw
 from examples.gpt2 import model as gpt2
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 
 _MODELS = {"gpt2": gpt2, "moe": moe, "wide_resnet": wide_resnet}
 _CLUSTER = Path(__file__).resolve().parent.parent / "cluster_configs" / "a100_64x8.json"

@@ -25,7 +25,7 @@ from benchmarks.gpu_targets import (
 )
 from shardwright.cost import reshard
 from shardwright.cost.moves.relayout import LOOP, PRODUCT, ROWS, STORED, MoveEnds, access_of, transpose_bytes
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 DEVICES = 8
 SIZE = 256

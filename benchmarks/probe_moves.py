@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardwright.cost import reshard, wire_bytes
 from shardwright.cost.moves.device_groups import groups_along
 from shardwright.hlo.replica_groups import parse_replica_groups
-from shardwright.shardings import Mesh, TensorSharding, rotate_axes
+from shardwright.plans.shardings import Mesh, TensorSharding, rotate_axes
 from shardwright.xla import CompileService, find_collectives
 from shardwright.xla.boundary import sharding_text
 from shardwright.xla.emit import mesh_text

@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.linear_trials import instructions_of, judge_all, trials_of
 from tests.planner.rules.rule_programs import hlo_text, operations
 

@@ -37,7 +37,7 @@ from rule_texts import TEXTS
 from rule_validator import Verdict
 
 from shardwright.planner.rules.table import opcode_table
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 MESHES = ("2", "4", "2x2", "2x4", "4x2")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from shardwright.cluster import join_address
+from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError
 
 _LOOPBACK = "127.0.0.1"

@@ -17,8 +17,9 @@ from jax.extend.core import Primitive
 from jax.extend.source_info_util import register_exclusion
 from jax.interpreters import ad, batching, mlir
 
-from shardwright.config import ANNOTATION_TARGET, Pin
 from shardwright.errors import AnnotationError
+from shardwright.options.plan_options import Pin
+from shardwright.reserved_names import ANNOTATION_TARGET
 
 register_exclusion(__file__)  # messages name the line that calls annotate()
 

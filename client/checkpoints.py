@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from shardwright import trees, wire
+from shardwright.checkpoints import trees
+from shardwright.checkpoints.directories import MAX_STEP, resolve_directory
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
 from shardwright.client.resharding import materialize
-from shardwright.directories import MAX_STEP, resolve_directory
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
-from shardwright.layouts import Layout
-from shardwright.pieces import chunk_shape
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shard_pieces import chunk_shape
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import common_pb2, master_pb2
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection

@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 
 import grpc
 
-from shardwright import wire
-from shardwright.config import PlanOptions
 from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError
-from shardwright.pipelines import PipelinePlan, plan_from_json
-from shardwright.plans import Plan
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
+from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
 
 _log = logging.getLogger("shardwright")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.errors import OptionError
-from shardwright.pipelines import TASKS_FILE, PipelinePlan
+from shardwright.plans.pipeline_plan import TASKS_FILE, PipelinePlan
 
 if TYPE_CHECKING:
     from shardwright.client.programs import StepProgram

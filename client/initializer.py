@@ -20,9 +20,9 @@ from shardwright.client.checks import checks_from_settings, raise_not_finite
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram
 from shardwright.client.placement import Placement, RowParts
 from shardwright.client.resharding import pin_layouts, place, type_of_value
-from shardwright.config import PlanOptions
-from shardwright.layouts import Layout
-from shardwright.shardings import Mesh
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.session import Session

@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.errors import InternalError
-from shardwright.layouts import Layout
-from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan
-from shardwright.plans import Plan
+from shardwright.plans.layouts import Layout
+from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, PipelinePlan
+from shardwright.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

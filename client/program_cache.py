@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shardwright import wire
 from shardwright.client.placement import (
     ExecutableEntry,
     Placement,
@@ -25,9 +24,10 @@ from shardwright.client.programs import (
     options_key,
     outputs_to_read_back,
 )
-from shardwright.config import PlanOptions
-from shardwright.layouts import Layout
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import LoweredProgram

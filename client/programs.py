@@ -9,10 +9,10 @@ import numpy as np
 
 from shardwright.client.frontends.jax import ArrayType, LoweredProgram
 from shardwright.client.placement import ExecutableEntry, Placement
-from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from shardwright.proto.v1 import common_pb2, master_pb2
 
 #: Outputs of at most so many bytes come back with the reply of their step, …

@@ -1,4 +1,4 @@
-"""Conversion between pytrees of a user's state and `shardwright.trees`."""
+"""Conversion between pytrees of a user's state and `shardwright.checkpoints.trees`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.tree_util import tree_flatten_with_path
 
-from shardwright import trees
+from shardwright.checkpoints import trees
 from shardwright.client.frontends.jax import ArraySpec, key_impl_name
 from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 

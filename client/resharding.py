@@ -16,10 +16,10 @@ import numpy as np
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
 from shardwright.client.placement import Placement, can_be_moved
-from shardwright.config import PlanOptions
 from shardwright.errors import InternalError
-from shardwright.layouts import Layout
-from shardwright.shardings import Mesh
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.programs import StepProgram

@@ -15,9 +15,9 @@ from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
-from shardwright.cluster import join_address
+from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError, ShardwrightError
-from shardwright.options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.options.user_options import Force, MemoryBudget, Mesh, plan_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 

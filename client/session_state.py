@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardwright import __version__, wire
+from shardwright import __version__
 from shardwright.client.array_reader import ArrayReader
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
@@ -23,11 +23,12 @@ from shardwright.client.node_failures import explain_node_failure
 from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
 from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
-from shardwright.config import PlanOptions
 from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError
-from shardwright.layouts import Layout
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.jax import LoweredProgram

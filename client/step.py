@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
-from shardwright import wire
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, trace_settings, warn_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
@@ -19,14 +18,15 @@ from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram, describe_difference, leaf_numbers
 from shardwright.client.resharding import fits, pin_layouts, place, type_of, type_of_value
-from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
-from shardwright.layouts import Layout
-from shardwright.options import name_matches
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.options.plan_options import PlanOptions
+from shardwright.options.user_options import name_matches
+from shardwright.plans.layouts import Layout
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-from shardwright.shardings import Mesh
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     import os

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 
-from shardwright import wire
 from shardwright.dtypes import to_dtype
 from shardwright.errors import SessionError, ShardwrightError, WorkerLostError
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray

@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 import numpy as np
 
-from shardwright import wire
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
-from shardwright.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
-from shardwright.parcels import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.plans.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
+from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
 LISTING_TIMEOUT_S = 300.0

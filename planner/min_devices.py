@@ -21,8 +21,8 @@ from shardwright.planner.search.search import Search
 from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
-    from shardwright.cluster import Cluster
-    from shardwright.config import PlanOptions
+    from shardwright.clusters.cluster import Cluster
+    from shardwright.options.plan_options import PlanOptions
     from shardwright.planner.clock import Clock
     from shardwright.planner.graph.source import Source
     from shardwright.planner.search.solutions import SearchResult

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.graph.source import Source
 from shardwright.planner.min_devices import suggest_device_count
@@ -17,7 +16,8 @@ from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
 from shardwright.planner.search.feasibility import StateTooLargeError
 from shardwright.planner.search.search import plan as plan_whole
 from shardwright.planner.warm_start.search_records import SearchHistory
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
 
 #: Steps shorter than this are planned as one program: a pipeline search takes seconds, and savings on so short a step

@@ -3,7 +3,7 @@
     python scripts/cluster_file.py a100_64x8 --nodes 64 --hardware a100 \\
         --intra-node nvlink-3 --inter-node infiniband-hdr
 
-Kinds of links: shardwright/links.toml; profiles of hardware: shardwright/cost/data.
+Kinds of links: shardwright/clusters/links.toml; profiles of hardware: shardwright/cost/data.
 """
 
 from __future__ import annotations

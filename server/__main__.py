@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, ShardwrightError
 from shardwright.server.limits import Limits
 

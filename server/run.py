@@ -18,10 +18,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from shardwright import wire
-from shardwright.cluster import Cluster, join_address
+from shardwright.clusters.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.limits import Limits
 from shardwright.server.master.cluster_service import ClusterService
 from shardwright.server.master.service import MasterService

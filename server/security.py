@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from shardwright import wire
-from shardwright.cluster import Cluster, join_address
+from shardwright.clusters.cluster import Cluster, join_address
 from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError, ShardwrightError
+from shardwright.protocol import wire
 
 if TYPE_CHECKING:  # generic for type checkers only
     Handler = grpc.RpcMethodHandler[Any, Any]

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.lowering import lower
     from shardwright.client.session import Session, connect
-    from shardwright.cluster import Cluster
+    from shardwright.clusters.cluster import Cluster
     from shardwright.offline import plan
-    from shardwright.plans import Plan
+    from shardwright.plans.plan import Plan
 
 __version__ = "0.2.0"
 
 #: Public name → the module that holds it ("" is the module itself).
 _LAZY = {
-    "Cluster": "shardwright.cluster",
-    "Plan": "shardwright.plans",
+    "Cluster": "shardwright.clusters.cluster",
+    "Plan": "shardwright.plans.plan",
     "RemoteArray": "shardwright.client.arrays",
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.options import Force, MemoryBudget, Mesh, plan_options
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.options.user_options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 
 if TYPE_CHECKING:
     from shardwright.planner import PlanProgress

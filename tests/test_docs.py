@@ -68,7 +68,7 @@ def test_decisions_are_short() -> None:
 
 
 def test_every_key_of_a_cluster_file_is_explained() -> None:
-    schema = json.loads((ROOT / "shardwright" / "cluster.schema.json").read_text())
+    schema = json.loads((ROOT / "shardwright" / "clusters" / "cluster.schema.json").read_text())
     options = (ROOT / "docs" / "options.md").read_text()
     known = [*schema["properties"], *schema["properties"]["security"]["properties"]]
     known += [*schema["properties"]["links"]["properties"], *schema["$defs"]["node"]["properties"]]

@@ -22,8 +22,8 @@ def modules_after(statement: str) -> set[str]:
     [
         ("import shardwright", HEAVY),
         ("import shardwright.cli; shardwright.cli.app.build_parser()", HEAVY),
-        ("import shardwright.cluster", HEAVY),
-        ("import shardwright.plans", ("jax", "jaxlib", "pulp", "highspy")),
+        ("import shardwright.clusters.cluster", HEAVY),
+        ("import shardwright.plans.plan", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.hlo", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.planner", ("jax", "jaxlib")),
         ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),

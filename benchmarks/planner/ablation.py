@@ -32,8 +32,8 @@ from rich.table import Table
 
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry, cluster_json
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.dominator_cut import Segments, build_instances, find_runs
@@ -44,7 +44,7 @@ from shardwright.planner.solver.ilp import Solution
 from shardwright.planner.solver.pbqp import Problem, Reduction
 from shardwright.planner.solver.solve import EXACT_STATES, GAP_TOLERANCE
 from shardwright.planner.strategies.tie_break import MAX_SHARE
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 600.0

@@ -23,11 +23,11 @@ from benchmarks.planner.hooks import Axes, constrained_by
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import Entry, cluster_json
 from shardwright.client.annotate import keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.store import MemoryStore, Store
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 
 #: Cases, and the part of the memory of their fastest plan that they are given (None: all that a device has).
 CASES: tuple[tuple[Entry, float | None], ...] = (

@@ -53,12 +53,12 @@ def _line(said: dict[str, Any]) -> str:
 
 def child() -> None:
     """Plan the job on stdin; print what came, and when."""
-    from shardwright.cluster import Cluster
-    from shardwright.config import PlanOptions
+    from shardwright.clusters.cluster import Cluster
     from shardwright.errors import PlanError
+    from shardwright.options.plan_options import PlanOptions
     from shardwright.planner.clock import answer_due_s
     from shardwright.planner.planning import plan_step
-    from shardwright.plans import Plan
+    from shardwright.plans.plan import Plan
 
     job: dict[str, Any] = json.load(sys.stdin)
     text, cluster = Path(job["hlo"]).read_text(), Cluster.from_json(job["cluster"])

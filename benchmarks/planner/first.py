@@ -50,8 +50,8 @@ def _limit_bytes(entry: Entry, budget: str) -> int | None:
 
 def child() -> None:
     """Plan the job on stdin until the first plan that fits is offered; print when that was, and its step."""
-    from shardwright.cluster import Cluster
-    from shardwright.config import PlanOptions
+    from shardwright.clusters.cluster import Cluster
+    from shardwright.options.plan_options import PlanOptions
     from shardwright.planner.graph.source import Source
     from shardwright.planner.search.search import Search, plan
     from shardwright.planner.search.solutions import CandidatePlan

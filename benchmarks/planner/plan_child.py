@@ -17,7 +17,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     text = Path(job["hlo"]).read_text()
     import shardwright
-    from shardwright.cluster import Cluster
+    from shardwright.clusters.cluster import Cluster
     from shardwright.errors import ShardwrightError
     from shardwright.planner.cache import plan_cache, store  # noqa: F401 - importing is no part of planning
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _summary(plan: Any) -> dict[str, Any]:
-    from shardwright.plans import count_combined
+    from shardwright.plans.plan import count_combined
 
     predicted: dict[str, float] = {}
     for collective in plan.collectives:

@@ -26,8 +26,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 import jax
 
 from benchmarks.runtime.pipelines import WIDTH, Case, Pipeline, graph_of, sleeping
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.server.runtime.tasks import TaskProgram
-from shardwright.shardings import Mesh, TensorSharding
 from shardwright.tasks import Task, simulate
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
 

@@ -15,15 +15,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.layouts import Layout
-from shardwright.links import Link
+from shardwright.clusters.links import Link
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh
 from shardwright.server.runtime.arrays import local_positions
 from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
 from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.runtime.resharding import TransferPiece as MovedPiece
 from shardwright.server.runtime.tasks import StageRunner, TaskProgram, TaskRunner
 from shardwright.server.runtime.transport import Endpoint, PendingPiece, StopSignal, Transport
-from shardwright.shardings import Mesh
 from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, Task, TaskGraph, task_graph
 
 #: Elements of every array: one micro-batch's activations.

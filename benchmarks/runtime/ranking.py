@@ -36,7 +36,7 @@ import psutil
 import shardwright as sw
 from benchmarks.runtime.prediction import rank_correlation
 from examples.gpt2.model import Config, init_params, make_steps
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 
 CONFIG = Config(layers=4, width=128, context=64, batch=32)
 DEVICES = 4

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import shardwright
-from shardwright.cluster import Cluster
-from shardwright.config import IDENTITY_TARGETS, PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Instruction, Module, format_shape
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.gc_pause import gc_paused
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: Cluster fields without influence on plans: names, addresses, access control.
 _IGNORED_FIELDS = frozenset({"name", "security", "insecure", "token", "index", "ip", "port", "data_port", "gpu_ids"})
@@ -28,10 +29,7 @@ _METADATA = frozenset({"metadata"})
 _SHARDING_ATTRIBUTES = frozenset({"sharding"})
 
 #: Packages and modules of the planner; entries of other versions are not found.
-_SOURCES = (
-    "planner", "cost", "hlo", "tasks", "config.py", "layouts.py", "links.toml", "pipeline_json.py", "pipelines.py",
-    "plan_json", "plans.py", "shardings.py",
-)  # fmt: skip
+_SOURCES = ("clusters", "cost", "hlo", "options", "planner", "plans", "reserved_names.py", "tasks")
 
 
 def program_digest(module: Module) -> bytes:

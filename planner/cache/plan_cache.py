@@ -18,11 +18,10 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
-from shardwright.pipelines import PipelinePlan, plan_from_json
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress
 from shardwright.planner.cache.keys import cluster_digest, hash_json, options_digest, planner_version, program_digest
 from shardwright.planner.cache.relabel import ProgramNames, Relabeler, RelabelError
@@ -35,7 +34,8 @@ from shardwright.planner.invalid_programs import raise_typed_errors
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.warm_start.search_records import SearchHistory
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
+from shardwright.plans.plan import Plan
 
 #: Fraction of the deadline from which a search counts as cut short: the next one may get further.
 _CUT_SHORT_FRACTION = 0.9

@@ -18,7 +18,7 @@ from shardwright.hlo import Attribute, Instruction, Module, parse
 from shardwright.planner.graph.inlining import with_callee_names
 from shardwright.planner.graph.scopes import scopes_of
 from shardwright.planner.plans.causes import is_backward
-from shardwright.plans import InstructionPlan, Plan
+from shardwright.plans.plan import InstructionPlan, Plan
 
 _WORD = re.compile(r"[\w.\-]+")
 

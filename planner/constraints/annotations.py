@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.config import ANNOTATION_TARGET, IDENTITY_TARGETS, MANUAL_TARGETS, PlanOptions
 from shardwright.errors import OptionError, UnsupportedProgramError
 from shardwright.hlo import Instruction, Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.mesh_unification import unify_meshes
 from shardwright.planner.constraints.pins import DimPin, Requirement, Requirements, array_error, array_name, pin_error
 from shardwright.planner.graph.dataflow import Dataflow, Node
@@ -25,6 +25,7 @@ from shardwright.planner.graph.imported_shardings import (
     read_sharding,
 )
 from shardwright.planner.graph.sharding_calls import ShardingSource, find_output_shardings
+from shardwright.reserved_names import ANNOTATION_TARGET, IDENTITY_TARGETS, MANUAL_TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

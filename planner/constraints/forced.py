@@ -42,17 +42,17 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
-from shardwright.config import FORCED_STRATEGIES, Pins, PlanOptions
 from shardwright.errors import OptionError, PlanError
 from shardwright.hlo import ArrayShape
-from shardwright.options import name_matches
+from shardwright.options.plan_options import FORCED_STRATEGIES, Pins, PlanOptions
+from shardwright.options.user_options import name_matches
 from shardwright.planner.constraints.confine import Confinement, Roles
 from shardwright.planner.constraints.pins import DimPin, Requirement, Requirements, dim_pin
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.strategies.padding import divides, divides_or_pays_along_one
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.spelling import nearest
 
 #: Arguments listed when a name matches none and resembles none.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardwright.planner.constraints.pins import Requirements
 from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.program_mesh import ProgramMesh, common_mesh, order_axes
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 def unify_meshes(requirements: Requirements) -> Requirements:

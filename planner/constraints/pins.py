@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
 
-from shardwright.config import IDENTITY_TARGETS, Pin
 from shardwright.errors import AnnotationError
 from shardwright.hlo import ArrayShape, Instruction, Module
-from shardwright.options import DEFAULT_AXES
+from shardwright.options.plan_options import Pin
+from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.strategies.axis_order import with_rotation
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.reserved_names import IDENTITY_TARGETS
 from shardwright.spelling import did_you_mean
 
 

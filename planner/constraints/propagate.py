@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategySet
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: [strategies, columns]; a column is one axis on one dimension of one operand or result leaf.
 _Table = NDArray[np.bool_]

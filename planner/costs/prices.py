@@ -16,7 +16,7 @@ import numpy as np
 import numpy.ma  # by np.unique, when it is first called: a tenth of a second of the first plan
 from numpy.typing import NDArray
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import (
     HardwareProfile,
     Topology,
@@ -32,7 +32,7 @@ from shardwright.cost.moves.relayout import ANY_ORDER, MoveEnds, access_of, rela
 from shardwright.cost.moves.tilings import AtomOrder
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape, Instruction
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

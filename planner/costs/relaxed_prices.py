@@ -9,7 +9,7 @@ own. For these arrays the bound counts the bytes a device must receive, for all 
 - Then the missing part of the target's shard, on the device that misses least, over the fastest link to a holder.
 
 No collective takes fewer bytes than its members receive: every price here is at most the partitioner's
-(`tests/planner/costs/test_least_moves.py` compares all pairs on several meshes).
+(`tests/planner/costs/test_relaxed_prices.py` compares all pairs on several meshes).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import HardwareProfile, collective_time_s
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.cost.moves.relayout import MoveEnds
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices, times
-from shardwright.shardings import Mesh, MeshAxis, has_rotated_axes
+from shardwright.plans.shardings import Mesh, MeshAxis, has_rotated_axes
 
 #: Moves of arrays of up to so many dimensions are priced as XLA makes them: they are fewer, and decide more.
 EXACT_RANK = 3

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.trip_counts import UNKNOWN_TRIPS, TripCounter
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: (node number, array leaf of its result).
 Leaf = tuple[int, int]

@@ -31,7 +31,7 @@ from shardwright.planner.graph.program_mesh import (
     sub_axes,
 )
 from shardwright.planner.rewrites.edit import attribute
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: Attributes that hold shardings: GSPMD's, and among JAX's own, by key `SHARDY`, Shardy's.
 SHARDING_ATTRIBUTES = frozenset({"sharding", "frontend_attributes"})

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise, permutations
 from math import prod
 
-from shardwright.options import DEFAULT_AXES
-from shardwright.shardings import Mesh
+from shardwright.options.user_options import DEFAULT_AXES
+from shardwright.plans.shardings import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

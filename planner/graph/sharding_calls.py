@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.imported_shardings import (
@@ -26,6 +25,7 @@ from shardwright.planner.graph.imported_shardings import (
 )
 from shardwright.planner.rewrites.dim_classes import reachable_computations
 from shardwright.planner.rewrites.edit import Names, attribute, computation_of, copy_of
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: JAX's custom call that carries an output's sharding.
 _OUTPUT_TARGET = "xla.sdy.FuncResultSharding"

@@ -24,7 +24,7 @@ from shardwright.hlo import ArrayShape
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.memory.loop_gathers import LoopUse, argument_of_use, find_loop_uses
 from shardwright.planner.plans.assemble import Decisions
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 #: An operand of an instruction: its node, and the position among its operands.
 Operand = tuple[int, int]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.planner.graph.dataflow import Node
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.rules.base import rule_of
 from shardwright.report.units import format_bytes
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: Custom calls in a message, at most.
 _MAX_NAMED = 3

@@ -33,7 +33,7 @@ from shardwright.planner.rewrites.remat import Rematerialized, available_values,
 from shardwright.planner.rewrites.remat_loops import LoopPair, loop_pairs, rematerialize_loops
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.expansion import local_results
-from shardwright.plans import RecomputedSegment
+from shardwright.plans.plan import RecomputedSegment
 
 #: Prices of a byte, in units of the step's time over its peak bytes.
 BYTE_PRICES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 16.0, 1e4)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd, prod
 
-from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import ArrayShape, Instruction, Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.inlining import inline_calls

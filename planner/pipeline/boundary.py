@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.hlo import Module
-from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelineValue
 from shardwright.planner.pipeline.step import PipelineStep, argument_value, array, batch_stack_value
 from shardwright.planner.pipeline.update_programs import UpdatePrograms
-from shardwright.plans import VariablePlan
+from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, PipelineValue
+from shardwright.plans.plan import VariablePlan
 
 #: Values by name and stage.
 Values = Mapping[tuple[str, int], PipelineValue]

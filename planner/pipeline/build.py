@@ -7,13 +7,12 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import MemoryBudgetError
 from shardwright.hlo import ArrayShape
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
 from shardwright.planner.graph.source import Source
 from shardwright.planner.pipeline.boundary import Origin
@@ -23,6 +22,7 @@ from shardwright.planner.rewrites.split_loops import VariableRows
 from shardwright.planner.search.program import Program
 from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
+from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.progress import PlanProgress
 from shardwright.report.units import format_bytes
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.errors import PlanCheckError
-from shardwright.pipelines import MICRO_BATCH, PipelinePlan, PipelineProgram
-from shardwright.plans import VariablePlan
+from shardwright.plans.pipeline_plan import MICRO_BATCH, PipelinePlan, PipelineProgram
+from shardwright.plans.plan import VariablePlan
 
 
 def check_pipeline(plan: PipelinePlan) -> None:

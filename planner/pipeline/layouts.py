@@ -20,8 +20,8 @@ from shardwright.hlo import ArrayShape, Instruction, Module, TupleShape
 from shardwright.planner.microbatch import SharedValue, StepSplit
 from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.strategies.legality import rule_problems
-from shardwright.plans import InstructionPlan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 
 #: Suffix that `rewrites.split_loops` adds to the names of instructions for some of the layers.
 _OF_ROWS = re.compile(r"\.rows\d+_\d+")

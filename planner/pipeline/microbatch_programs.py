@@ -25,7 +25,7 @@ from shardwright.planner.pipeline.step import (
     used_value,
 )
 from shardwright.planner.rewrites.edit import int_list
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 from shardwright.tasks import ProgramKind
 
 _INT = ArrayShape("s32", ())

@@ -8,19 +8,11 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import permutations
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.links import Link
 from shardwright.cost import hardware_profile
 from shardwright.hlo import Module
-from shardwright.links import Link
-from shardwright.pipelines import (
-    ArgumentEntry,
-    OutputEntry,
-    PipelineCandidate,
-    PipelinePlan,
-    PipelineProgram,
-    PipelineStage,
-)
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.microbatch import Index, StepSplit, accumulate_step, micro_module, once_module, split_step
@@ -39,9 +31,17 @@ from shardwright.planner.pipeline.weight_programs import delay_weight_gradients
 from shardwright.planner.search.search import plan as plan_step
 from shardwright.planner.stages.device_groups import link_between
 from shardwright.planner.stages.types import StageGroup
-from shardwright.plans import MemorySummary
+from shardwright.plans.pipeline_plan import (
+    ArgumentEntry,
+    OutputEntry,
+    PipelineCandidate,
+    PipelinePlan,
+    PipelineProgram,
+    PipelineStage,
+)
+from shardwright.plans.plan import MemorySummary
+from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-from shardwright.shardings import Mesh
 from shardwright.tasks import (
     Schedule,
     StepSpec,

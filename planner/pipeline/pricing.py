@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import HardwareProfile, predict_memory
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.kernels import find_kernels
@@ -28,8 +28,8 @@ from shardwright.planner.segments.overlap import gradients
 from shardwright.planner.segments.variables import build_variables, cheap_nodes
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
-from shardwright.plans import CostSummary, InstructionPlan, Plan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import CostSummary, InstructionPlan, Plan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 #: `CostSummary.bound_scope` of programs that are parts of a plan.
 _SCOPE = "one program of a pipeline: the step as a whole was searched"

@@ -11,8 +11,8 @@ from shardwright.hlo.shapes import without_layout
 from shardwright.planner.pipeline.layouts import StageLayouts, leaves_before
 from shardwright.planner.plans.verify import CALLING
 from shardwright.planner.rewrites.edit import attribute, check_consistency, copy_of
-from shardwright.plans import InstructionPlan, VariablePlan
-from shardwright.shardings import TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, VariablePlan
+from shardwright.plans.shardings import TensorSharding, ValueSharding
 from shardwright.tasks import ProgramKind
 
 #: Instructions whose result is their operands', or a part of it.

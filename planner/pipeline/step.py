@@ -11,7 +11,7 @@ from shardwright.hlo import ArrayShape, Instruction
 from shardwright.planner.microbatch import Along, Argument, Index, PartModule, SharedValue, StepSplit
 from shardwright.planner.pipeline.layouts import StageLayouts
 from shardwright.planner.pipeline.program_assignment import ProgramAssignment
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 from shardwright.tasks import MICRO_BATCH
 
 

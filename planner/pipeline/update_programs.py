@@ -15,7 +15,7 @@ from shardwright.planner.pipeline.program_assignment import readers
 from shardwright.planner.pipeline.program_writer import ProgramDraft, ProgramWriter
 from shardwright.planner.pipeline.step import PipelineStep, argument_value, array, output_value, sum_value
 from shardwright.planner.pipeline.update_waves import UpdateProgramId, UpdateWaves, assign_waves
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.errors import PlanCheckError
-from shardwright.pipelines import PipelineProgram, PipelineValue
 from shardwright.planner.pipeline.boundary import Values, idle_argument_plan
 from shardwright.planner.pipeline.step import INDEX, PipelineStep, argument_value
 from shardwright.planner.pipeline.update_programs import UpdatePrograms
-from shardwright.shardings import Mesh
+from shardwright.plans.pipeline_plan import PipelineProgram, PipelineValue
+from shardwright.plans.shardings import Mesh
 from shardwright.tasks import ProgramSpec, Scope, StepValue
 
 #: Programs that run once for every micro-batch.

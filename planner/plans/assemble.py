@@ -14,8 +14,8 @@ from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.forward_pass import CHOICE_OPCODES
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.strategies.expansion import Strategy, local_results
-from shardwright.plans import InstructionPlan, SegmentPlan, VariablePlan, choose_layout
-from shardwright.shardings import TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, SegmentPlan, VariablePlan, choose_layout
+from shardwright.plans.shardings import TensorSharding, ValueSharding
 
 if TYPE_CHECKING:
     from shardwright.planner.segments.segment_chain import Chain

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from shardwright.hlo import ArrayShape, Instruction, Module, Shape, TupleShape
 from shardwright.planner.strategies.legality import flat
-from shardwright.plans import InstructionPlan, Plan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan, Plan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 def boundary_problems(

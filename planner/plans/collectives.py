@@ -18,8 +18,8 @@ from shardwright.planner.plans.causes import Causes
 from shardwright.planner.plans.combiner import Combinable, combine
 from shardwright.planner.segments.readiness import CombinedCollective
 from shardwright.planner.strategies.expansion import Exchange, local_results, stages_of_sum
-from shardwright.plans import PlannedCollective
-from shardwright.shardings import TensorSharding
+from shardwright.plans.plan import PlannedCollective
+from shardwright.plans.shardings import TensorSharding
 
 
 @dataclass(slots=True, kw_only=True)

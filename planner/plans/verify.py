@@ -31,8 +31,8 @@ from shardwright.planner.plans.boundary import boundary_problems
 from shardwright.planner.rules.linear import becomes_partial
 from shardwright.planner.strategies.legality import flat
 from shardwright.planner.strategies.legality_cache import LegalityCache
-from shardwright.plans import InstructionPlan, Plan
-from shardwright.shardings import TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, Plan
+from shardwright.plans.shardings import TensorSharding, ValueSharding
 
 #: Problems that one error lists before it only counts.
 _LISTED = 20

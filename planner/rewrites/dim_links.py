@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from shardwright.config import ANNOTATION_TARGET
 from shardwright.hlo import Computation, Instruction, TupleShape, Window
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
 from shardwright.planner.rules.data_movement import reshape_groups
 from shardwright.planner.rules.elementwise import BINARY, NARY, UNARY
+from shardwright.reserved_names import ANNOTATION_TARGET
 
 #: (value, array leaf of it, dimension of that leaf).
 Dim = tuple[Instruction, int, int]

@@ -15,8 +15,8 @@ from shardwright.hlo import ArrayShape, Instruction, Module
 from shardwright.planner.rewrites.boundary import reshape_variables
 from shardwright.planner.rewrites.dim_classes import Required
 from shardwright.planner.rules.data_movement import reshape_groups
-from shardwright.plans import InstructionPlan, Plan, VariablePlan
-from shardwright.shardings import TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, Plan, VariablePlan
+from shardwright.plans.shardings import TensorSharding, ValueSharding
 
 
 def drop_idle_views(

@@ -20,8 +20,8 @@ from shardwright.hlo import Instruction, Module
 from shardwright.planner.rewrites.dim_classes import reachable_computations
 from shardwright.planner.rewrites.split_dims import variable_dims
 from shardwright.planner.rules.data_movement import reshape_groups
-from shardwright.plans import InstructionPlan, Plan, SegmentPlan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, Plan, SegmentPlan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 
 #: Opcodes sensitive to an element's position in a dimension. All others treat the elements of a dimension alike.
 _PLACED = frozenset({

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from shardwright.config import PlanOptions
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.rewrites.boundary import reshape_variables
 from shardwright.planner.rewrites.dim_classes import Required, Views
 from shardwright.planner.rewrites.split_dims import Rewritten, check_required, rewrite, variable_dims, views_between
-from shardwright.plans import Plan, VariablePlan
+from shardwright.plans.plan import Plan, VariablePlan
 
 
 def rewrite_for(

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, no_factors, operand_leaves, rule, strategy_rule
 from shardwright.planner.rules.declared_rules import read_declared_rule
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 
 @strategy_rule("cholesky", "triangular-solve")

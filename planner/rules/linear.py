@@ -26,10 +26,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, operand_leaves
 from shardwright.planner.rules.reduction import reduction_of
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Factor combinations that XLA computes wrongly, or with unnecessary data movement.
 
-Each entry was found by brute force on small shapes and is pinned by a test (tests/planner/rules/test_denied.py). It may
-be removed only once that test fails: XLA then fixed it.
+Each entry was found by brute force on small shapes and is pinned by a test
+(tests/planner/rules/test_xla_bugs.py). It may be removed only once that test fails: XLA then fixed it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: Opcodes with denied combinations.
 XLA_BUG_OPCODES = frozenset({"convolution", "gather", "scatter"})

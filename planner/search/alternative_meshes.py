@@ -8,7 +8,7 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.planner.constraints.mesh_unification import common_program_meshes
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.meshes import scale_program_mesh
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: Maximum number of meshes tried to name one in an error.
 _MAX_SOLVED = 8

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from shardwright.config import PlanOptions
 from shardwright.cost.compute import flops
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import state_arguments
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow

@@ -31,8 +31,8 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.strategies.tie_break import MAX_SHARE
-from shardwright.plans import Candidate, InstructionPlan, OptionValue, Plan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Candidate, InstructionPlan, OptionValue, Plan
+from shardwright.plans.shardings import Mesh
 
 
 class BackgroundBound:

@@ -21,7 +21,7 @@ from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import ProgramVariables
 from shardwright.planner.solver.warm_start import WarmStart
-from shardwright.plans import CostSummary
+from shardwright.plans.plan import CostSummary
 
 #: Scope of a bound with a memory multiplier: XLA's buffers may depend on the sharding.
 SCOPE_FEASIBLE = "; of plans that fit the memory and store what is live where the unsplit program takes most"

@@ -13,8 +13,8 @@ from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.meshes import meshes_to_search
-from shardwright.plans import Candidate
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Candidate
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search

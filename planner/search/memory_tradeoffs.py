@@ -31,8 +31,8 @@ from shardwright.planner.memory.messages import summarize_error
 from shardwright.planner.memory.recompute import MIN_SAVING, Recomputation, list_recomputations
 from shardwright.planner.search.min_memory_plan import MAX_MICRO_BATCHES, find_fallback_plan
 from shardwright.planner.warm_start.search_records import RematChoice
-from shardwright.plans import Candidate
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Candidate
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile, predict_memory_and_peak
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import PlanError
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.constraints.forced import ForcedStrategy, check_force
@@ -37,9 +37,9 @@ from shardwright.planner.segments.variables import with_views
 from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.planner.strategies.tie_break import TieBreak
-from shardwright.plans import CostSummary
+from shardwright.plans.plan import CostSummary
+from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-from shardwright.shardings import Mesh
 
 #: Maximum number of nodes of a program whose experts' plans are priced beside the search by default. Larger programs
 #: also skip coarse meshes, unless the plan needs no finer one.

@@ -20,15 +20,15 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from math import prod
 
-from shardwright.cluster import Cluster
-from shardwright.config import MAX_MESH_AXES, PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.errors import OptionError
-from shardwright.options import DEFAULT_AXES
+from shardwright.options.plan_options import MAX_MESH_AXES, PlanOptions
+from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner.constraints.mesh_unification import common_program_meshes
 from shardwright.planner.constraints.pins import Requirements, axes_in_pins, axis_orders, program_meshes
 from shardwright.planner.graph.program_mesh import order_axes
-from shardwright.shardings import Mesh, MeshAxis
+from shardwright.plans.shardings import Mesh, MeshAxis
 
 #: Placement of a set of axes: per device group, its number of members on each node.
 _Footprint = tuple[tuple[int, ...], ...]

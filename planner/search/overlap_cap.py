@@ -20,7 +20,7 @@ from shardwright.planner.search.memory_tradeoffs import fit_with_remat
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
     from shardwright.planner.search.solutions import MeshSolution, SearchResult
-    from shardwright.shardings import Mesh
+    from shardwright.plans.shardings import Mesh
 
 #: Maximum number of further searches; and the tolerated excess overlap relative to the step.
 _MAX_ROUNDS = 3

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
-from shardwright.config import PlanOptions
 from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
-from shardwright.options import name_matches
+from shardwright.options.plan_options import PlanOptions
+from shardwright.options.user_options import name_matches
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements, refuse_manual
 from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, pins_by_name, state_arguments
@@ -55,7 +55,7 @@ from shardwright.planner.segments.overlap import gradients
 from shardwright.planner.segments.readiness import Readiness
 from shardwright.planner.segments.variables import ProgramVariables, build_variables, cheap_nodes, variables_of
 from shardwright.planner.strategies.rule_cache import RuleCache
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 class Program:

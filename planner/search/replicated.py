@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.planner.search import experts
 from shardwright.planner.search.solutions import MIN_GAIN
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 
 if TYPE_CHECKING:
     from shardwright.cost.compute import Traffic

@@ -8,10 +8,10 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
 from shardwright.planner.constraints.forced import origin
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
@@ -48,8 +48,8 @@ from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.dual import TIGHT
 from shardwright.planner.warm_start.replanning import SearchRestriction, replan, save_record, warm_start_chain
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
-from shardwright.plans import Candidate, Plan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Candidate, Plan
+from shardwright.plans.shardings import Mesh
 
 #: Maximum number of axes of meshes searched outright by default; maximum numbers of refinements to one axis more.
 MAX_SEARCHED_AXES = 2

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.experts import similarly_fast_experts
-from shardwright.plans import count_combined
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import count_combined
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan, SearchResult

@@ -13,8 +13,8 @@ from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.warm_start.search_records import RematChoice
-from shardwright.plans import Candidate, CostSummary, InstructionPlan, MemorySummary, VariablePlan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Candidate, CostSummary, InstructionPlan, MemorySummary, VariablePlan
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search

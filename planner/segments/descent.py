@@ -21,7 +21,7 @@ from shardwright.planner.segments.segment_chain import Chain, ChainSolution, Key
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.planner.strategies.expansion import Restriction, Strategy
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 #: Part of the step time saved by a round, at least, to try the other axes again; and the gap of a solved round.
 MIN_GAIN = 1e-3

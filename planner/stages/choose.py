@@ -15,12 +15,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.cost.profiles import memory_limit_bytes
 from shardwright.errors import AnnotationError, MemoryBudgetError, OptionError, PlanError
 from shardwright.hlo import Module
-from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.clock import Clock, too_short_error
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Leaf
@@ -40,8 +39,9 @@ from shardwright.planner.stages.schedule_cost import estimate_step_s, micro_batc
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut, StageGraph, StageSlot
 from shardwright.planner.stages.step_plans import MAX_PLANS, StepPlans
 from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
+from shardwright.plans.pipeline_plan import PipelineCandidate
+from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-from shardwright.shardings import Mesh
 from shardwright.tasks import Schedule, StepEstimate
 
 #: Schedules to try; the first wins ties. Others (3f3b, …) are on request.

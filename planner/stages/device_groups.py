@@ -9,7 +9,7 @@ from itertools import groupby
 from math import log
 from typing import NamedTuple
 
-from shardwright.cluster import Cluster, ClusterNode
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import Topology, hardware_profile
 from shardwright.cost.profiles import Link
 

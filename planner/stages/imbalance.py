@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from shardwright.pipelines import UNEVEN
 from shardwright.planner.stages.intervals import Intervals
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut
+from shardwright.plans.pipeline_plan import UNEVEN
 from shardwright.report.units import format_bytes, format_percent
 
 #: Fraction of the slowest stage's time above which stages count as even.

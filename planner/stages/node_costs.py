@@ -14,8 +14,8 @@ from shardwright.hlo import ArrayShape, Computation, Instruction
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.collectives import list_collectives, node_times_s
-from shardwright.plans import InstructionPlan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 #: Suffix of instructions added by a rewrite, after the name of the instruction they serve.
 _LOCAL_SUFFIX = ".local"

@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shardwright.hlo import Module
-from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.loop_parts import Rows
 from shardwright.planner.rewrites.split_loops import Parts, split_loops
 from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.imbalance import why_uneven
 from shardwright.planner.stages.types import PipelineChoice, StageGroup
+from shardwright.plans.pipeline_plan import PipelineCandidate
 
 if TYPE_CHECKING:
     from shardwright.planner.stages.choose import Pipeline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shardwright.config import PlanOptions
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.pins import DimPin, Requirement
 from shardwright.planner.memory.constraint import Multipliers
@@ -18,7 +18,7 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.device_groups import DeviceGroups
 from shardwright.planner.stages.node_costs import StepCosts, measure_step
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: Plans of one step on one mesh: the fastest one, then with memory multipliers in geometric progression, the first a
 #: fraction of the fastest plan's seconds per peak byte.

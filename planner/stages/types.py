@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.hlo import Module
-from shardwright.pipelines import PipelineCandidate
 from shardwright.planner.microbatch import StepSplit
 from shardwright.planner.rewrites.split_loops import VariableRows
-from shardwright.shardings import Mesh
+from shardwright.plans.pipeline_plan import PipelineCandidate
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan

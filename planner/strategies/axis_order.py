@@ -18,7 +18,7 @@ from math import prod
 
 from shardwright.hlo import ArrayShape
 from shardwright.planner.rules import Factor
-from shardwright.shardings import Mesh, TensorSharding, rotate_axes
+from shardwright.plans.shardings import Mesh, TensorSharding, rotate_axes
 
 #: Elements of the smallest array that may be rotated: below, no order saves the planning time it costs.
 MIN_ELEMENTS = 1 << 20

@@ -21,7 +21,7 @@ from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.planner.rules.linear import linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate_all, with_rotation
 from shardwright.planner.strategies.padding import MaySplit, divides
-from shardwright.shardings import Mesh, TensorSharding, rotate_axes
+from shardwright.plans.shardings import Mesh, TensorSharding, rotate_axes
 
 #: Products take no partial sums through: a sum is reduced before the next product reads it, never after.
 _NOT_THROUGH = frozenset({"dot", "convolution", "ragged-dot"})

@@ -24,8 +24,8 @@ from shardwright.hlo import Instruction, Shape
 from shardwright.planner.rules import Factor, OpRule, find_xla_bug, rule_of
 from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
 from shardwright.planner.strategies.axis_order import may_rotate, may_rotate_all
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding, has_rotated_axes, rotate_axes
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding, has_rotated_axes, rotate_axes
 
 #: How an axis is used: a factor split over it, a partial sum handed on, or not at all.
 Explanation = Factor | LinearWay | None

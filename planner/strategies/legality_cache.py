@@ -11,8 +11,8 @@ from collections.abc import Hashable
 from shardwright.hlo import Computation, Instruction
 from shardwright.planner.rules.linear import is_zero
 from shardwright.planner.strategies.legality import form_problems, rule_problems
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh
 
 #: Attributes without influence on the computation.
 _SILENT = frozenset({"metadata", "sharding", "frontend_attributes"})

@@ -26,7 +26,7 @@ from shardwright.planner.strategies.axis_order import may_rotate_all
 from shardwright.planner.strategies.expansion import AxisChoice, Restriction, Strategy, splits
 from shardwright.planner.strategies.rule_cache import RuleCache
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 
 BoolArray = NDArray[np.bool_]
 T = TypeVar("T")

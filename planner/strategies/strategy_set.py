@@ -25,7 +25,7 @@ from shardwright.planner.strategies.expansion import (
 )
 from shardwright.planner.strategies.padding import MaySplit, divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.planner.strategies.rule_cache import RuleCache
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

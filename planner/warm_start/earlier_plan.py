@@ -21,7 +21,7 @@ from shardwright.planner.solver.pbqp import IntArray
 from shardwright.planner.strategies.expansion import AxisChoice, Strategy, choices_of, strategies_of
 from shardwright.planner.strategies.padding import divides
 from shardwright.planner.warm_start.saved_messages import number_nodes
-from shardwright.shardings import Mesh, TensorSharding, has_rotated_axes
+from shardwright.plans.shardings import Mesh, TensorSharding, has_rotated_axes
 
 #: Labels of an axis without a role, and of transposed arrays (`axis_order`).
 _NO_ROLE, _TRANSPOSED = "", "turned"

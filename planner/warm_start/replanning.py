@@ -60,7 +60,7 @@ from shardwright.planner.warm_start.search_records import (
     SearchQuery,
     SearchRecord,
 )
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search

@@ -19,14 +19,14 @@ from hashlib import sha256
 
 import numpy as np
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.segments.segment_chain import Chain, Key
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.pbqp import IntArray
 from shardwright.planner.solver.warm_start import VariableImage, WarmStart, translate
 from shardwright.planner.strategies.expansion import Strategy
-from shardwright.shardings import TensorSharding
+from shardwright.plans.shardings import TensorSharding
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ShardwrightError
 from shardwright.hlo import Module
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.cache.keys import build_outline, cluster_digest, hash_json, options_digest, planner_version
 from shardwright.planner.cache.store import Store
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.saved_messages import SavedMessages
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan, MeshSolution

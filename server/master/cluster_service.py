@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from shardwright import wire
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.master import events as ev
 from shardwright.server.master.shell import Master, OutgoingStream
 

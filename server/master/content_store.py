@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shardwright.errors import PlanError, ResourceLimitError
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 
 T = TypeVar("T")
 

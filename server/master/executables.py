@@ -6,16 +6,16 @@ import gzip
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright import wire
 from shardwright.errors import CompilationError, add_place
-from shardwright.layouts import Layout
-from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
-from shardwright.plans import Plan, VariablePlan
+from shardwright.plans.layouts import Layout
+from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, PipelinePlan, PipelineProgram, PipelineStage
+from shardwright.plans.plan import Plan, VariablePlan
+from shardwright.plans.shardings import Mesh
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.formation import Formation
-from shardwright.shardings import Mesh
 from shardwright.xla import CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
 

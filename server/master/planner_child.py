@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
-from shardwright import wire
-from shardwright.cluster import Cluster
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.clusters.cluster import Cluster
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from shardwright.processes import die_with_parent
 from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
 from shardwright.xla.messages import read_message, write_message
 
 

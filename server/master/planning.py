@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO, cast
 
-from shardwright import wire
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import InternalError, PlanError
 from shardwright.processes import describe_exit
 from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.protocol import wire
 from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")

@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from shardwright import wire
 from shardwright.errors import ArrayError, CheckpointError
-from shardwright.pipelines import plan_from_json
+from shardwright.plans.pipeline_plan import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright import wire
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ServerUnavailableError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import ContentStore, PlanRecord

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
-from shardwright.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
+from shardwright.plans.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding
 
 #: How many ids that are gone are remembered, to say why.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Slices
+from shardwright.plans.layouts import Slices
 from shardwright.server.runtime.arrays import sharding_of
 from shardwright.server.runtime.resharding import RowSection, TargetShard, plan_resharding
 from shardwright.server.runtime.transport import PIECE_BITS, PendingPiece, StopSignal, Transport

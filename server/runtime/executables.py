@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from shardwright.layouts import Layout
+from shardwright.plans.layouts import Layout
 from shardwright.server.runtime.arrays import StoredArray
 from shardwright.server.runtime.tasks import StageRecord
 from shardwright.server.runtime.transport import StopSignal

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from shardwright import wire
 from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, add_place
 from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import (
     ArrayStore,
     StoredArray,

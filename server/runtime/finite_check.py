@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from shardwright.layouts import Slices, distinct_shards
+from shardwright.plans.layouts import Slices, distinct_shards
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.runtime.arrays import StoredArray, local_positions
 

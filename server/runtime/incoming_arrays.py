@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from shardwright.errors import ArrayError, ResourceLimitError
-from shardwright.layouts import Layout, distinct_shards
+from shardwright.plans.layouts import Layout, distinct_shards
 from shardwright.server.runtime.arrays import StoredArray, from_pieces, local_positions
 
 #: XLA:CPU takes memory that is aligned so as it is, and copies other memory.

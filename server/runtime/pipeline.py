@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from shardwright import wire
-from shardwright.layouts import Layout
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh
 from shardwright.proto.v1 import worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import StoredArray, from_host, local_positions
 from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
 from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.runtime.tasks import Buffers, StageRecord, StageRunner, TaskRunner
 from shardwright.server.runtime.transport import StopSignal, Transport
-from shardwright.shardings import Mesh
 from shardwright.tasks import MICRO_BATCH, Buffer, Task, TaskGraph
 from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Layout, Shard, Slices, distinct_shards
+from shardwright.plans.layouts import Layout, Shard, Slices, distinct_shards
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 import grpc
 import numpy as np
 
-from shardwright import wire
 from shardwright.errors import ArrayError, ShardwrightError
-from shardwright.layouts import Layout
-from shardwright.parcels import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
+from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_host
 from shardwright.server.runtime.incoming_arrays import IncomingArray, IncomingArrays
 from shardwright.server.security import abort
@@ -32,7 +32,7 @@ class TransferService:
         self._put_limit_bytes = put_limit_bytes
 
     def add_to(self, server: grpc.Server) -> None:
-        """Serve it; see `shardwright.parcels` for the messages with contents of many arrays."""
+        """Serve it; see `shardwright.protocol.chunked_messages` for the messages with contents of many arrays."""
         handlers = {
             "PutArray": grpc.stream_unary_rpc_method_handler(
                 self.put_array, master_pb2.PutArrayRequest.FromString, master_pb2.PutArrayReply.SerializeToString

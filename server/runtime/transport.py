@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import jax
 
-from shardwright.cluster import join_address
+from shardwright.clusters.cluster import join_address
 from shardwright.errors import DeadlineError, ShardwrightError
 from shardwright.server.runtime.resharding import TransferPiece
 

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from shardwright.cluster import Cluster, ClusterNode
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.server.worker.state import ChildExited, StartRequested
 
 _LAST_LINES = 30

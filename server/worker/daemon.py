@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from shardwright import wire
-from shardwright.cluster import Cluster, join_address
+from shardwright.clusters.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.limits import Limits
 from shardwright.server.security import Protection, free_port
 from shardwright.server.versions import jax_version, shardwright_version

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from shardwright import wire
-from shardwright.cluster import join_address
+from shardwright.clusters.cluster import join_address
 from shardwright.errors import PlatformError, ShardwrightError, WorkerLostError
-from shardwright.layouts import Layout
+from shardwright.plans.layouts import Layout
 from shardwright.processes import die_with_parent, exit_at_end_of
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.master.formation import CANNOT_START
 from shardwright.server.security import Protection, TokenInterceptor
 

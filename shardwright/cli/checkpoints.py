@@ -6,8 +6,8 @@ import argparse
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from shardwright.checkpoints.directories import resolve_directory
 from shardwright.cli.output import EXIT_OK, add_command, print_json, text_width
-from shardwright.directories import resolve_directory
 from shardwright.errors import CheckpointError
 
 if TYPE_CHECKING:

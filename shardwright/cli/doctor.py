@@ -15,7 +15,7 @@ from importlib import metadata
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json
-from shardwright.cluster import Cluster, ClusterNode
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.errors import ShardwrightError
 
 #: Longest wait for JAX to name its devices: an accelerator's driver may hang.

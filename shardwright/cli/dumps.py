@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.cli.output import note, write_text
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
-    from shardwright.pipelines import PipelinePlan
-    from shardwright.plans import Plan
+    from shardwright.plans.pipeline_plan import PipelinePlan
+    from shardwright.plans.plan import Plan
 
 
 def add_emit_option(parser: argparse.ArgumentParser, needs: str = "") -> None:
@@ -33,7 +33,7 @@ def add_trace_option(parser: argparse.ArgumentParser) -> None:
 
 def write_emitted(path: str, plan: Plan | PipelinePlan) -> None:
     """Write the module of a plan to a file, or those of a pipeline into a folder. Raises OptionError."""
-    from shardwright.pipelines import TASKS_FILE, PipelinePlan
+    from shardwright.plans.pipeline_plan import TASKS_FILE, PipelinePlan
 
     if not isinstance(plan, PipelinePlan):
         write_text(path, plan.emit())

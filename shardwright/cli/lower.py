@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, STANDARD_STREAM, add_command, note, print_json, write_text
-from shardwright.cluster import PLATFORMS
+from shardwright.clusters.cluster import PLATFORMS
 from shardwright.errors import OptionError, ShardwrightError, UnsupportedProgramError
 from shardwright.hlo.source import is_library
 

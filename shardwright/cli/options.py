@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwright.cluster import Cluster
-from shardwright.config import (
+from shardwright.clusters.cluster import Cluster
+from shardwright.errors import OptionError
+from shardwright.options.plan_options import (
     CONSTRAINTS,
     EFFORTS,
     FORCED_STRATEGIES,
@@ -19,8 +20,7 @@ from shardwright.config import (
     Pins,
     PlanOptions,
 )
-from shardwright.errors import OptionError
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 from shardwright.tasks import SCHEDULE_NAMES
 
 

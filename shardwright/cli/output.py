@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError, UnsupportedProgramError
 
 if TYPE_CHECKING:
-    from shardwright.pipelines import PipelinePlan
-    from shardwright.plans import Plan
+    from shardwright.plans.pipeline_plan import PipelinePlan
+    from shardwright.plans.plan import Plan
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -94,7 +94,7 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
     hlo: the file of that program. Raises OptionError, PlanError or HloSyntaxError naming the path.
     """
     from shardwright.hlo import parse
-    from shardwright.pipelines import plan_from_json
+    from shardwright.plans.pipeline_plan import plan_from_json
 
     hlo_text = read_text(hlo) if hlo else None
     try:

@@ -8,7 +8,7 @@ import os
 import sys
 
 from shardwright.cli.output import add_command
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 
 _DEFAULT_PORT = 2222
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan
 from shardwright.errors import OptionError
-from shardwright.options import check_deadline
+from shardwright.options.user_options import check_deadline
 
 if TYPE_CHECKING:
-    from shardwright.plans import Plan
+    from shardwright.plans.plan import Plan
     from shardwright.report.proof import Proof
 
 #: Columns that the tables need to stay readable.
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(f"{arguments.tolerance} is no part", where="--tolerance", remedy="write one, such as 0.02")
     check_deadline(arguments.deadline, where="--deadline")
 
-    from shardwright.pipelines import PipelinePlan
+    from shardwright.plans.pipeline_plan import PipelinePlan
     from shardwright.report.collectives import proof_as_dict
 
     plan, hlo_text = read_plan(arguments.file, arguments.hlo)

@@ -11,11 +11,11 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardwright.config import PlanOptions
 from shardwright.errors import InternalError, OptionError
+from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
-    from shardwright.cluster import Cluster
+    from shardwright.clusters.cluster import Cluster
 
 #: Bytes of temporaries under `Compiler.small_temporaries_margin`: plans not covered by `temporaries_margin` have 3 and
 #: 15 MB (docs/benchmarks/memory.md).

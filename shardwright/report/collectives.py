@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.report.groups import join_names
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.tables import plain_grid, plain_table, plain_text

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.peak.memory import shard_bytes
-from shardwright.plans import PlannedCollective, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import PlannedCollective, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 _NUMBER = re.compile(r"\d+")
 _SUFFIX = re.compile(r"(?<=[A-Za-z_\-])(\.\d+)+\b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.report.text import plain_table, plain_text
 from shardwright.report.units import format_bytes
 

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.pipelines import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
+from shardwright.plans.pipeline_plan import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
 from shardwright.report.schedule import schedule_picture
 from shardwright.report.tables import plain_table, plain_text, print_view, title
 from shardwright.report.units import format_bytes, format_percent, format_seconds

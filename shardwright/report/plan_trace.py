@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from shardwright.report.trace import DevicePlace, MeasuredTask, step_trace
 from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph
 

@@ -24,8 +24,8 @@ from shardwright.cost import wire_bytes
 from shardwright.cost.moves.device_groups import device_groups
 from shardwright.hlo import parse
 from shardwright.hlo.replica_groups import parse_replica_groups
-from shardwright.plans import Plan, PlannedCollective
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Plan, PlannedCollective
+from shardwright.plans.shardings import Mesh
 
 #: Part of the bytes by which prediction and program may differ.
 TOLERANCE = 0.02

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.plans import Candidate, CostSummary, Plan, SegmentPlan
+from shardwright.plans.plan import Candidate, CostSummary, Plan, SegmentPlan
 from shardwright.report.tables import plain_table, title
 from shardwright.report.units import format_bytes, format_percent, format_seconds
 from shardwright.report.wrapping import Wrapped

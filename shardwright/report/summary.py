@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from shardwright.plans import Plan, VariablePlan, count_combined
+from shardwright.plans.plan import Plan, VariablePlan, count_combined
 from shardwright.report.groups import is_copy
 from shardwright.report.search import certificate
 from shardwright.report.units import format_bytes, format_seconds

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.cost.peak.memory import shard_bytes
-from shardwright.plans import Plan, VariablePlan
+from shardwright.plans.plan import Plan, VariablePlan
+from shardwright.plans.shardings import TensorSharding
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
 from shardwright.report.search import candidates_section, group_segments, recompute_section, segments_section
 from shardwright.report.summary import state_kinds, summary
@@ -21,7 +22,6 @@ from shardwright.report.tables import plain_table as plain_table
 from shardwright.report.tables import plain_text as plain_text
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
-from shardwright.shardings import TensorSharding
 
 #: Groups of collectives shown before the rest is summed up in one row.
 _SHOWN_COLLECTIVES = 16

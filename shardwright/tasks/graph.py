@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardwright.links import Link
+from shardwright.clusters.links import Link
 
 #: Everything a task can be.
 #: input takes the arguments of the step, fetch hands its results over; start makes what the micro-batches add to, split

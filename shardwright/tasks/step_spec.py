@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shardwright.links import Link
+from shardwright.clusters.links import Link
 
 #: "micro_batch": every micro-batch has its own; "step": there is one.
 Scope = Literal["step", "micro_batch"]

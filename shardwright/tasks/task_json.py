@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from shardwright.clusters.links import Link
 from shardwright.errors import PlanCheckError
 from shardwright.json_reader import ObjectReader, is_count, is_number
-from shardwright.links import Link
 from shardwright.tasks.graph import TASK_KINDS, Buffer, Task, TaskGraph
 
 _OWN = "own"

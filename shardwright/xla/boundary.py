@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError
-from shardwright.plans import Plan, VariablePlan
-from shardwright.shardings import TensorSharding
+from shardwright.plans.plan import Plan, VariablePlan
+from shardwright.plans.shardings import TensorSharding
+from shardwright.reserved_names import MESH_NAME
 from shardwright.xla import private
 
 _ALIAS = "mhlo.input_output_alias"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from shardwright.plans import InstructionPlan
+from shardwright.plans.plan import InstructionPlan
 from shardwright.xla import private
 from shardwright.xla.operations import operations_within
 

@@ -15,7 +15,7 @@ import threading
 from typing import Any, BinaryIO
 
 from shardwright.errors import InternalError, ShardwrightError
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla.compiled import CompiledProgram
 from shardwright.xla.messages import Header, read_message, write_message
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.errors import CompilationError
-from shardwright.plans import OptionValue
+from shardwright.plans.plan import OptionValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardwright.errors import CompilationError
-from shardwright.plans import OptionValue, Plan
+from shardwright.plans.plan import OptionValue, Plan
 from shardwright.xla import private
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, refusal
 from shardwright.xla.emit import emit_stablehlo

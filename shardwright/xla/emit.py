@@ -30,11 +30,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.config import IDENTITY_TARGETS, MESH_NAME
 from shardwright.errors import PlanError
 from shardwright.hlo import require_values
-from shardwright.plans import InstructionPlan, Plan, choose_layout
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan, Plan, choose_layout
+from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.reserved_names import IDENTITY_TARGETS, MESH_NAME
 from shardwright.xla import private
 from shardwright.xla.boundary import finish_boundary, sharding_text, store_arguments
 from shardwright.xla.broadcasts import join_broadcasts

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardwright import hlo
 from shardwright.hlo import Computation, Instruction, Module
-from shardwright.plans import COLLECTIVE_KINDS
+from shardwright.plans.plan import COLLECTIVE_KINDS
 from shardwright.xla.compiled import ObservedCollective
 from shardwright.xla.offsets import slice_offsets
 from shardwright.xla.reduce_scatter import Users, find_inner_all_reduce, find_kept_slices

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.errors import CompilationError, PlanError
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 if TYPE_CHECKING:

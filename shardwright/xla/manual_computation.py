@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardwright.config import IDENTITY_TARGETS
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.reserved_names import IDENTITY_TARGETS
 from shardwright.xla import private
 from shardwright.xla.strip import annotation_target
 

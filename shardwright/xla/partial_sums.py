@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.cost.moves.reshard import reduce_scatter_steps
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 
 

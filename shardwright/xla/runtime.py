@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import CompilationError, ExecutionError
-from shardwright.plans import OptionValue, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import OptionValue, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
 from shardwright.xla.compiled import beginning_of, refusal
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, require_shardings, to_named_sharding

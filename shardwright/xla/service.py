@@ -20,7 +20,7 @@ from typing import Literal, Self, TypeVar
 import psutil
 
 from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from shardwright.config import CALLBACK_TARGET, MANUAL_TARGETS
 from shardwright.errors import UnsupportedProgramError
+from shardwright.reserved_names import CALLBACK_TARGET, MANUAL_TARGETS
 from shardwright.xla.operations import operations_within
 
 _SHARDING_ATTRIBUTES = ("mhlo.sharding", "sdy.sharding", "mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")

@@ -25,7 +25,7 @@ from benchmarks.planner.models.registry import MODELS  # noqa: E402
 from benchmarks.planner.rank import spearman  # noqa: E402
 from benchmarks.planner.report import misses_the_bar  # noqa: E402
 from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries, is_meant  # noqa: E402
-from shardwright.cluster import Cluster  # noqa: E402
+from shardwright.clusters.cluster import Cluster  # noqa: E402
 
 FROZEN = [entry for entry in entries() if frozen.path_of(entry).exists()]
 TINY = {"layers": 1, "width": 64, "heads": 4, "context": 16, "vocabulary": 65}

@@ -8,8 +8,8 @@ import pytest
 
 from shardwright.cli.lower import arguments_of, example_of, load_function
 from shardwright.cli.options import add_planning_options, cluster_of, force_of, planning_options
-from shardwright.config import PlanOptions
 from shardwright.errors import ClusterConfigError, OptionError
+from shardwright.options.plan_options import PlanOptions
 
 
 def parsed(*arguments: str) -> PlanOptions:

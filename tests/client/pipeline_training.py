@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import shardwright as sw
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 from tests.planner.pipeline import cases
 
 STEPS = 5

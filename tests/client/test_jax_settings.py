@@ -16,7 +16,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.errors import NonFiniteError, SettingWarning
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 
 ONES = np.ones((8, 3), np.float32)
 

@@ -16,7 +16,7 @@ import pytest
 
 import shardwright as sw
 from shardwright.client.placement import RowParts
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.xla import canonical_hlo, private
 from tests.client.pipeline_training import BAR, MODELS, SGD, distance, train
 from tests.planner.pipeline import cases

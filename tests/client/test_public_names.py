@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import shardwright as sw
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 
 
 def test_the_import_loads_neither_jax_nor_a_solver_nor_grpc() -> None:

@@ -12,11 +12,11 @@ import grpc
 import numpy as np
 import pytest
 
-from shardwright import wire
 from shardwright.client import stream as stream_module
 from shardwright.client.stream import STEPS_AHEAD, StepResult, StepStream
 from shardwright.errors import ExecutionError, ServerUnavailableError, SessionError
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
 
 Requests = Iterator[master_pb2.RunStepsRequest]
 Act = Callable[[Requests, grpc.ServicerContext], Iterator[master_pb2.RunStepsReply]]

@@ -20,8 +20,8 @@ import shardwright as sw
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.jax import array_spec
 from shardwright.client.placement import Placement, RowParts
-from shardwright.layouts import Layout
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
 
 KEY = jax.random.key(0)

@@ -7,7 +7,7 @@ from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.inline import inline_calls
 from shardwright.cost.peak.lowering import Lowering
 from shardwright.hlo import Computation, parse
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 def program_of(source: str | Computation, profile: str = "cpu") -> DeviceProgram:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cluster import Cluster, ClusterNode
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile, list_profiles
 from shardwright.cost.profiles import SMALL_BYTES, memory_limit_bytes
 from shardwright.errors import OptionError
+from shardwright.options.plan_options import PlanOptions
 
 
 def cluster(memory_bytes: int | None) -> Cluster:

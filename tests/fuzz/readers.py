@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 
 import shardwright as sw
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, HloSyntaxError, PlanError
 from shardwright.hlo import parse
-from shardwright.pipelines import PipelinePlan, plan_from_json
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
+from shardwright.plans.plan import Plan
 from tests.fuzz import documents, texts
 
 ROOT = Path(__file__).parents[2]

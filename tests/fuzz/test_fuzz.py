@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, HloSyntaxError, PlanError
-from shardwright.pipelines import PipelinePlan
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from tests.fuzz.readers import READERS
 
 #: Texts a reader, and seconds of CPU after which a busy machine has seen enough of them.

@@ -19,8 +19,8 @@ import jax
 import shardwright as sw
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
-from shardwright.cluster import Cluster
-from shardwright.plans import Plan, VariablePlan
+from shardwright.clusters.cluster import Cluster
+from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.report.groups import VariableGroup, group_collectives, group_variables
 from shardwright.report.search import group_segments
 from shardwright.report.units import format_bytes, format_seconds

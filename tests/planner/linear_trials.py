@@ -20,8 +20,8 @@ from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape, Attribute, Computation, Instruction, Module, parse
 from shardwright.planner.rules import Factor, find_xla_bug, rule_of
 from shardwright.planner.rules.linear import LinearWay, linear_ways, why_not_partial
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
 from tests.planner.trial_parts import copied_regions, relative_error, trials_module
 from tests.xla.hand import plan as plan_by_hand

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from shardwright import xla
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 
 
 def xla_outputs(planned: Plan, *arguments: np.ndarray) -> list[np.ndarray]:

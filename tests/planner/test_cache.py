@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster, Link
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster, Link
 from shardwright.hlo import parse
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner.cache import plan_cache as cache_module
 from shardwright.planner.cache.keys import program_digest
@@ -24,7 +23,8 @@ from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.relabel import ProgramNames, Relabeler, RelabelError, SourceLocation
 from shardwright.planner.cache.store import FileStore, MemoryStore
 from shardwright.planner.plans.verify import check_plan
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 
 CLUSTER = Cluster.local(8)
 

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError, PlanError
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.memory.messages import TooLargeError
@@ -21,7 +20,8 @@ from shardwright.planner.planning import plan_step
 from shardwright.planner.search.min_memory_plan import _next_micro_batches
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
 

@@ -14,7 +14,7 @@ from jaxlib import _hlo
 import shardwright as sw
 from shardwright.cli import main
 from shardwright.errors import UnsupportedProgramError
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import CompileService
 
 _TABLE = np.linspace(0, 1, 64 * 32, dtype=np.float32).reshape(64, 32)

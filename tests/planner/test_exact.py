@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory import ilp_with_memory_rows
@@ -28,7 +28,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable, variables_of
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.planner.programs import PLAIN_A100, lower, mlp
 
 PROGRAMS = int(os.environ.get("SHARDWRIGHT_EXACT_PROGRAMS", "40"))

@@ -13,16 +13,16 @@ from jax import lax
 
 from shardwright import annotate
 from shardwright.client.annotate import keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.plans.collectives import list_collectives
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.variables import variables_of
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.planner import programs
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shardwright import xla
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from tests.planner.programs import PROGRAMS, Program, lower, mlp
 
 STEPS = 3

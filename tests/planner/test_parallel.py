@@ -39,7 +39,7 @@ def where(begun):
 PLANS = """
 import json, resource
 from dataclasses import replace
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.planner import plan
 
 forks = []

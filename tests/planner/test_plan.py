@@ -16,15 +16,16 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardwright.cluster import Cluster
-from shardwright.config import ANNOTATION_TARGET, PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, UnsupportedProgramError
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner.constraints.forced import _suggest_names
 from shardwright.planner.search import experts, mesh_search
-from shardwright.plans import Plan
-from shardwright.shardings import TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import TensorSharding
+from shardwright.reserved_names import ANNOTATION_TARGET
 from tests.planner.programs import PROGRAMS, Program, gpt2, lower, mlp
 
 EIGHT = Cluster.local(8)
@@ -372,7 +373,7 @@ _DIGEST = """
 import dataclasses
 import hashlib
 import sys
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.planner import plan
 planned = dataclasses.replace(plan(sys.stdin.read(), Cluster.local(8)), planning_s=0.0)
 print(hashlib.sha256(planned.to_json().encode()).hexdigest())

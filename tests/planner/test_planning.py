@@ -8,11 +8,11 @@ import re
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError
-from shardwright.pipelines import PipelinePlan
 from shardwright.planner import planning
-from shardwright.plans import Plan
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Plan
 from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import lowered
 from tests.planner.programs import gpt2, lower

@@ -12,8 +12,8 @@ import pytest
 
 import shardwright as sw
 from shardwright.client.annotate import keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from tests.planner.programs import Program, cnn, gpt2, lower, mlp, scan, time_major
 from tests.planner.test_numbers import assert_same, run_planned, run_single

@@ -11,10 +11,10 @@ import pytest
 
 from shardwright.cost import wire_bytes
 from shardwright.cost.moves.device_groups import device_groups
-from shardwright.plans import CostSummary, MemorySummary, Plan, PlannedCollective
+from shardwright.plans.plan import CostSummary, MemorySummary, Plan, PlannedCollective
+from shardwright.plans.shardings import Mesh
 from shardwright.report.collectives import explain_proof, proof_as_dict
 from shardwright.report.proof import Proof, prove
-from shardwright.shardings import Mesh
 
 MESH = Mesh.of({"data": 4, "model": 2})
 KIB = 1024

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardwright.plans import (
+from shardwright.plans.plan import (
     Candidate,
     CostSummary,
     InstructionPlan,
@@ -21,12 +21,12 @@ from shardwright.plans import (
     SegmentPlan,
     VariablePlan,
 )
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.groups import group_collectives, group_variables, join_names
 from shardwright.report.text import as_dict, describe_split, explain_plan, print_plan
 from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
-from shardwright.shardings import Mesh, TensorSharding
 
 MESH = Mesh.of({"data": 2, "model": 4})
 COLUMNS = TensorSharding(((), ("model",)))

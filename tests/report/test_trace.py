@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from shardwright.links import Link
+from shardwright.clusters.links import Link
 from shardwright.report.trace import DevicePlace, MeasuredTask, write_trace
 from shardwright.report.trace import step_trace as trace_of_step
 from shardwright.tasks import ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, simulate, task_graph

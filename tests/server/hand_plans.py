@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
-from shardwright.layouts import Layout
-from shardwright.pipelines import (
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
+from shardwright.planner import plan as search
+from shardwright.plans.layouts import Layout
+from shardwright.plans.pipeline_plan import (
     ArgumentEntry,
     OutputEntry,
     PipelinePlan,
@@ -15,8 +16,7 @@ from shardwright.pipelines import (
     PipelineStage,
     PipelineValue,
 )
-from shardwright.planner import plan as search
-from shardwright.plans import MemorySummary, VariablePlan
+from shardwright.plans.plan import MemorySummary, VariablePlan
 from shardwright.tasks import MICRO_BATCH
 from tests.server import two_stages as step
 

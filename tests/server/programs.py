@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.layouts import Layout
-from shardwright.plans import Plan
+from shardwright.plans.layouts import Layout
+from shardwright.plans.plan import Plan
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 

@@ -17,13 +17,13 @@ import grpc
 import numpy as np
 import psutil
 
-from shardwright import wire
-from shardwright.config import PlanOptions
 from shardwright.dtypes import to_dtype
 from shardwright.errors import ServerUnavailableError
-from shardwright.layouts import Layout, distinct_shards, logical_part, pad_to_stored
-from shardwright.plans import Plan
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout, distinct_shards, logical_part, pad_to_stored
+from shardwright.plans.plan import Plan
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0

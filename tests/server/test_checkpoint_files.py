@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from shardwright import trees
+from shardwright.checkpoints import trees
 from shardwright.errors import CheckpointError
 from shardwright.server.runtime.checkpoints import claims, files
 

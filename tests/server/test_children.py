@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardwright.config import PlanOptions
 from shardwright.errors import CompilationAbortedError, InternalError, PlanError, ShardwrightError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.server.worker.child import ExecutorChild
 from shardwright.server.worker.state import ChildExited, StartRequested
 from tests.server.programs import training_step

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright import wire
-from shardwright.config import PlanOptions
 from shardwright.errors import CompilationError
-from shardwright.layouts import Layout
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh, MeshAxis
 from shardwright.proto.v1 import worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import ArrayStore
 from shardwright.server.runtime.executor import Executor
-from shardwright.shardings import Mesh, MeshAxis
 from tests.server.programs import layouts
 from tests.server.raw_client import RawClient, Server
 from tests.server.test_processes import cluster_file, connect

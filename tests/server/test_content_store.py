@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ResourceLimitError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev

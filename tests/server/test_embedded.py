@@ -13,8 +13,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from shardwright import wire
-from shardwright.config import PlanOptions
 from shardwright.errors import (
     ArrayError,
     AuthenticationError,
@@ -26,10 +24,12 @@ from shardwright.errors import (
     SessionError,
     WorkerLostError,
 )
-from shardwright.layouts import Layout, distinct_shards, pad_to_stored
-from shardwright.plans import Plan
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout, distinct_shards, pad_to_stored
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.protocol import wire
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, StepStream, all_gone, embedded, inline, wait_until
 

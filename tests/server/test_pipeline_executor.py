@@ -7,11 +7,11 @@ import queue
 import numpy as np
 import pytest
 
-from shardwright import wire
 from shardwright.errors import ArrayError, ExecutionError
-from shardwright.layouts import Layout
-from shardwright.pipelines import ArgumentEntry, OutputEntry, PipelinePlan
+from shardwright.plans.layouts import Layout
+from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, PipelinePlan
 from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord

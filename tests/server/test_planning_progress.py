@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from shardwright import wire
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
 from tests.server.programs import training_step
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 

@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 
-from shardwright.config import PlanOptions
 from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.proto.v1 import master_pb2
 from shardwright.server import __main__ as server_main
 from tests.server.programs import inputs, layouts, reference, training_step

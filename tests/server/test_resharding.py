@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.layouts import Layout, pad_to_stored, shard_slices
+from shardwright.plans.layouts import Layout, pad_to_stored, shard_slices
+from shardwright.plans.shardings import Mesh
 from shardwright.server.runtime.resharding import RowSection, TargetShard, plan_resharding
-from shardwright.shardings import Mesh
-from tests.layout_strategies import layouts_of, shapes
+from tests.plans.layout_strategies import layouts_of, shapes
 
 
 def carry_out(array: np.ndarray, sources: Sequence[RowSection], target: Layout, part: TargetShard) -> np.ndarray:

@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
-from shardwright import wire
 from shardwright.errors import AuthenticationError, ServerUnavailableError
-from shardwright.layouts import Layout
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh
 from shardwright.proto.v1 import master_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.security import check_port, free_port
-from shardwright.shardings import Mesh
 from tests.server.raw_client import RawClient, Server
 
 openssl = shutil.which("openssl")

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright import wire
-from shardwright.config import PlanOptions
 from shardwright.errors import ArrayError, ClusterConfigError
-from shardwright.layouts import Layout
+from shardwright.options.plan_options import PlanOptions
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.protocol import wire
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, inline
 from tests.server.test_processes import cluster_file, connect

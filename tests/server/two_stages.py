@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.layouts import Layout
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.layouts import Layout
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.tasks import MICRO_BATCH, ProgramSpec, Schedule, StepSpec, StepValue, TaskGraph, task_graph
 
 ROWS, WIDTH, HIDDEN = 16, 8, 12

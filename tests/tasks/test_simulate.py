@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_pieces import step_pieces
 
+from shardwright.clusters.links import Link
 from shardwright.errors import PlanError
-from shardwright.links import Link
 from shardwright.tasks import (
     Buffer,
     ChunkEdge,

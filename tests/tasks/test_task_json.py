@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from made_pieces import step_pieces
 
+from shardwright.clusters.links import Link
 from shardwright.errors import PlanError
-from shardwright.links import Link
 from shardwright.tasks import Schedule, TaskGraph, task_graph
 
 

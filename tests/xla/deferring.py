@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from shardwright.hlo import Computation, Instruction, Module, TupleShape
 from shardwright.planner.rules.linear import is_zero, linear_ways, why_not_partial
-from shardwright.plans import InstructionPlan, Plan
-from shardwright.shardings import TensorSharding
+from shardwright.plans.plan import InstructionPlan, Plan
+from shardwright.plans.shardings import TensorSharding
 
 _CALLED = {
     "while": ("body", "condition"),

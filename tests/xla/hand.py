@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.plans import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import BoundaryArray, ObservedCollective, load_program
 
 Dims = Sequence[str | tuple[str, ...] | None]

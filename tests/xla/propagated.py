@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.hlo import Computation, Instruction, Module, TupleShape, parse
 from shardwright.planner.rules import Factor, find_xla_bug, rule_of
-from shardwright.plans import InstructionPlan, Plan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan, Plan
+from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 from tests.xla.hand import Dims, plan, sharding
 
 _HANDING_ON = ("tuple", "opt-barrier", "optimization-barrier")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan as search
 from shardwright.xla import CompileService, emit_stablehlo
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import CompilationAbortedError, PlanError
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import CompileJob, CompileService
 from shardwright.xla import service as services
 from shardwright.xla.canonical_module import CanonicalModule

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.config import MESH_NAME
 from shardwright.errors import PlanError, UnsupportedProgramError
+from shardwright.reserved_names import MESH_NAME
 from shardwright.xla import emit_stablehlo
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.config import ANNOTATION_TARGET
+from shardwright.reserved_names import ANNOTATION_TARGET
 from shardwright.xla import emit_stablehlo, private
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 

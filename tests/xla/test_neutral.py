@@ -11,8 +11,8 @@ import pytest
 
 from shardwright import hlo
 from shardwright.hlo import Computation, Module
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.xla.hand import lower, plan, run_planned
 
 MESH = {"x": 2, "y": 4}

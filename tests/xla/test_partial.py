@@ -14,7 +14,7 @@ import pytest
 
 from shardwright.hlo import parse
 from shardwright.planner.plans.verify import check_plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import emit_stablehlo
 from tests.xla.deferring import deferred
 from tests.xla.hand import Dims, entry, kinds, lower, named, plan, run_planned, sharding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.report.proof import prove
 from shardwright.xla import CompileService

@@ -9,8 +9,8 @@ import pytest
 
 from shardwright.client.annotate import annotate
 from shardwright.client.lowering import lower
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from tests.planner.running import xla_outputs
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import CompilationError, ExecutionError, PlanError
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from shardwright.xla import BoundaryArray, jax_mesh, load_program, mesh_devices, to_named_sharding
 from shardwright.xla.compiling import compile_planned
 from tests.xla.hand import entry, lower, named, plan, sharding
@@ -116,7 +116,7 @@ import json, sys
 import jax, numpy as np
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(address, num_processes=2, process_id=process)
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import BoundaryArray, load_program
 plan = Plan.from_json(open(folder + "/plan.json").read())
 loaded = load_program(

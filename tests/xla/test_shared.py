@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan as search
 from shardwright.planner.plans.verify import check_plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 
 MESH = {"x": 2, "y": 4}

@@ -8,10 +8,10 @@ import pytest
 
 from shardwright.errors import PlanCheckError, PlanError
 from shardwright.hlo import parse
-from shardwright.layouts import Layout, shard_slices
 from shardwright.planner.plans.verify import check_plan
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh
+from shardwright.plans.layouts import Layout, shard_slices
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh
 from shardwright.xla import emit_stablehlo
 from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
 

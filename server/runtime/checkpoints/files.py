@@ -1,7 +1,7 @@
 """Checkpoints as files, in Orbax's own format: `DIRECTORY/STEP/default`, a PyTree in OCDBT.
 
 Orbax writes and reads the formats, names and commits directories; what is ours is
-which boxes of an array a process writes (`shardwright/pieces.py`), and that no process waits for
+which boxes of an array a process writes (`shardwright/plans/shard_pieces.py`), and that no process waits for
 another here: the master orders the phases begin → write → commit (or abandon). Plain
 `orbax.checkpoint.CheckpointManager` reads the result. Paths are whatever Orbax takes
 (`gs://…` too); all workers must see the same file system.
@@ -25,10 +25,10 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
 
-from shardwright import trees
+from shardwright.checkpoints import trees
 from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError
-from shardwright.layouts import Slices
+from shardwright.plans.layouts import Slices
 from shardwright.server.runtime.checkpoints import claims, folders
 from shardwright.server.runtime.checkpoints.folders import ITEM, METADATA, STRUCTURE
 

@@ -21,7 +21,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from shardwright.directories import MAX_STEP
+from shardwright.checkpoints.directories import MAX_STEP
 from shardwright.errors import CheckpointError
 from shardwright.server.runtime.checkpoints import claims
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import grpc
 
-from shardwright import trees, wire
+from shardwright.checkpoints import trees
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import ArrayStore
 from shardwright.server.security import abort
 

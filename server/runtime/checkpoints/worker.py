@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from shardwright import trees, wire
+from shardwright.checkpoints import trees
 from shardwright.errors import CheckpointError, SessionError, ShardwrightError
-from shardwright.layouts import Layout, Shard, distinct_shards
-from shardwright.pieces import shard_pieces, shift_rows
+from shardwright.plans.layouts import Layout, Shard, distinct_shards
+from shardwright.plans.shard_pieces import shard_pieces, shift_rows
 from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
 from shardwright.server.runtime.checkpoints import claims, files
 from shardwright.xla.jax_shardings import mesh_devices

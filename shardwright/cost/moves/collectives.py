@@ -24,11 +24,11 @@ from shardwright.cost.moves.device_groups import Spread, node_spreads
 from shardwright.cost.moves.tilings import AtomOrder, along, count
 from shardwright.cost.profiles import HardwareProfile, Link
 from shardwright.errors import InternalError
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.cluster import Cluster
-    from shardwright.links import Link as ClusterLink
+    from shardwright.clusters.cluster import Cluster
+    from shardwright.clusters.links import Link as ClusterLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

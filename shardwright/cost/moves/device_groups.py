@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.moves.tilings import Atom, AtomOrder, along, factors
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 IntArray = NDArray[np.int64]
 

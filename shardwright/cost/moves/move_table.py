@@ -20,7 +20,7 @@ from shardwright.cost.moves.partitioner import OutermostDim
 from shardwright.cost.moves.reshard_cache import Dims, Move, axes_to_scatter, even_size, reshard_cache_of
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.cost.moves.tilings import AtomOrder
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 IntArray = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.signedinteger[Any])

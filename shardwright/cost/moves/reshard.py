@@ -19,7 +19,7 @@ from shardwright.cost.moves.reshard_cache import Dims, Move, ReshardCache, resha
 from shardwright.cost.moves.retile import DividesByZero
 from shardwright.errors import UnpartitionableError
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 @lru_cache(maxsize=1 << 16)

@@ -16,7 +16,7 @@ from shardwright.cost.moves.collectives import Topology, group_time_s, wire_byte
 from shardwright.cost.moves.partitioner import OutermostDim, PartitionerStep, Resharding
 from shardwright.cost.moves.retile import refine
 from shardwright.cost.moves.tilings import AtomOrder, along, count, tiling_of
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 #: Axes that split each dimension of an array, major first.
 Dims = tuple[tuple[str, ...], ...]

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 class Atom(NamedTuple):

@@ -15,7 +15,7 @@ from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.dot_decomposer import operand_orders
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 #: Opcodes that end a reshard.
 _MOVES = frozenset({"all-gather", "all-to-all", "collective-permute", "dynamic-slice", "reduce-scatter"})

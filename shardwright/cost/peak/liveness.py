@@ -27,7 +27,7 @@ from shardwright.cost.peak.lowering import Lowering
 from shardwright.cost.peak.schedule import ScheduleStep
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,8 @@ from shardwright.cost.peak.stacked_layouts import gather_mark
 from shardwright.cost.profiles import HardwareProfile
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 
 #: Opcode of a device's slice of a value it has.
 _SLICE = "dynamic-slice"

@@ -22,8 +22,8 @@ from shardwright.cost.peak.tile_padding import fill_tiles
 from shardwright.cost.profiles import HardwareProfile, hardware_profile
 from shardwright.hlo import Computation, Module
 from shardwright.hlo.shapes import ELEMENT_BITS
-from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan, MemorySummary, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 class LiveBuffer(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.hlo import Instruction
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 def dims_to_mask(instruction: Instruction, number: int, used: Sequence[TensorSharding], mesh: Mesh) -> tuple[int, ...]:

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import Link, Topology, collective_time_s, hardware_profile, wire_bytes
 from shardwright.errors import InternalError
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 MIB = 2**20
 

@@ -12,7 +12,7 @@ import pytest
 from shardwright.cost import Link, Topology, group_time_s
 from shardwright.cost.moves.device_groups import device_groups, groups_along, node_spreads
 from shardwright.cost.moves.tilings import AtomOrder, along, cut, tiling_of
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 MESHES = [{"x": 2, "y": 8}, {"x": 12}, {"x": 2, "y": 4, "z": 2}, {"x": 4, "y": 6, "z": 2}, {"x": 9, "y": 4}]
 NODES = [(8, 8), (7, 5), (4, 4, 4, 4), (16,), (10, 6), (20, 16, 12), (3, 3)]

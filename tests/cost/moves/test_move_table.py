@@ -10,7 +10,7 @@ import pytest
 from shardwright.cost import reshard
 from shardwright.cost.moves.move_table import LayoutIds, Moves
 from shardwright.errors import UnpartitionableError
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 def shardings(mesh: Mesh, rank: int) -> list[TensorSharding]:

@@ -17,7 +17,7 @@ from shardwright.cost.moves.relayout import (
     access_of,
     relayout_s,
 )
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 WHOLE_BYTES = 8 * SHARD_BYTES
 EIGHT = Mesh.of({"x": 8})

@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
 from shardwright.errors import CompilationAbortedError, UnpartitionableError
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService, find_collectives
 
 ROOT = Path(__file__).resolve().parents[3]

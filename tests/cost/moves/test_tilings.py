@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardwright.cost.moves.tilings import Tiling, count, cut, make_tiling, reshape_tiling, tiling_of
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 MESH = Mesh.of({"x": 4, "y": 6, "z": 2})
 

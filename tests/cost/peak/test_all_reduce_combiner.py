@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from shardwright.cost import hardware_profile
 from shardwright.cost.moves.tilings import along
 from shardwright.cost.peak.all_reduce_combiner import all_reduce_mark, combine_reductions, limits_of
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.cost.one_device import program_of
 
 MESH = Mesh.of({"x": 2, "y": 2})

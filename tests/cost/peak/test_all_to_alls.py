@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile, predict_memory
 from shardwright.cost.peak.device_program_cache import DeviceProgramCache
 from shardwright.cost.peak.lowering import Lowering
 from shardwright.hlo import parse
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
 from shardwright.xla import CompileService
 

@@ -11,8 +11,8 @@ from shardwright.cost.peak.lowering import Lowering
 from shardwright.cost.peak.memory import predict_memory_and_peak
 from shardwright.cost.profiles import hardware_profile
 from shardwright.hlo import Instruction, Module, parse
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 MESH = Mesh.of({"x": 4})
 WHOLE, ROWS = TensorSharding.replicated(2), TensorSharding((("x",), ()))

@@ -9,8 +9,8 @@ from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.inline import inline_calls
 from shardwright.cost.peak.lowering import Lowering
 from shardwright.hlo import parse
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.cost.one_device import program_of
 
 HEAD = """HloModule hand

@@ -15,7 +15,7 @@ from shardwright.cost.peak.gather_layouts import GATHERED, find_gather_layouts
 from shardwright.cost.peak.memory import temporaries_bytes
 from shardwright.cost.peak.schedule import ScheduleStep, schedule
 from shardwright.hlo import parse
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.cost.one_device import program_of
 
 LAYERS = """HloModule layers, entry_computation_layout={(f32[64,64]{1,0}, f32[64]{0})->f32[64,64]{1,0}}

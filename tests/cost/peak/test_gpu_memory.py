@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.cost.peak.buffer_assignment import assign_buffers
 from tests.cost.one_device import program_of

@@ -9,7 +9,7 @@ from shardwright.cost.peak.liveness import liveness
 from shardwright.cost.peak.loop_invariant_code_motion import find_invariants, hoist_invariants, loop_of
 from shardwright.cost.peak.memory import temporaries_bytes
 from shardwright.hlo import Module, parse
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.cost.one_device import program_of
 
 BODY = """HloModule loops

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import HardwareProfile, bytes_with_margin, hardware_profile, predict_memory
 from shardwright.hlo import parse
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import InstructionPlan, MemorySummary, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan, MemorySummary, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService
 
 ONE = Mesh.of({"x": 1})

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.options import plan_options
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
 from shardwright.planner.search.search import Search
 from shardwright.xla import CompileService

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost.peak.padding_masks import dims_to_mask, is_counted_in_group
 from shardwright.hlo import parse
-from shardwright.options import plan_options
+from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService
 
 ROWS, MIDDLE, COLUMNS = 256, 128, 1001

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from shardwright.client.annotate import annotate, keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import CompileService
 
 LAYERS, WIDTH, BATCH = 24, 128, 128

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.dataflow import Dataflow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.cluster import Cluster
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.prices import Prices
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 MESH = Mesh.of({"data": 4, "model": 2})
 SHAPE = ArrayShape("bf16", (6, 8))

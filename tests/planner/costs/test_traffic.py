@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.cost.compute import kernel_bytes
 from shardwright.cost.moves.relayout import LOOP, PRODUCT, STORED, MoveEnds
 from shardwright.hlo import ArrayShape
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.search.program import Program
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 ROWS, COLUMNS = 512, 768
 SQUARE = (ROWS, COLUMNS)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Module, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.inlining import inline_calls
 from tests.planner.rewrites.rewrite_programs import run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import AnnotationError, OptionError
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.names import parameter_names
 

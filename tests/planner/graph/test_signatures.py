@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Instruction, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.signatures import identity, signature
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 
 
 def _region(name: str, body: str) -> str:

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.dataflow import Use
 from shardwright.planner.memory import ilp_with_memory_rows
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.loop_gathers import argument_of_use, find_loop_uses

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 
 

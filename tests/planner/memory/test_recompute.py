@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.hlo import ArrayShape, Instruction
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.memory.recompute import _SegmentKind, _Value
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.xla import CompileService
 from tests.planner.programs import gpt2, lower, scan, volumes
 from tests.planner.rewrites.rewrite_programs import deep_scan, run

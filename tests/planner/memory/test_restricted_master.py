@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory.constraint import MemoryConstraint, MemoryModel, Multipliers
 from shardwright.planner.memory.constraint_rows import constraint_terms
@@ -21,7 +21,7 @@ from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver import ilp
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 
 STEP = lower(gpt2(layers=5, batch=32, length=32))

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from shardwright.config import PlanOptions
 from shardwright.errors import MicroBatchError
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.microbatch import accumulate_step, split_step
 from tests.planner.microbatch.microbatch_programs import BATCH_NORM
 from tests.planner.microbatch.test_refused import contrastive, expert_capacity, inside_a_loop, largest_logit

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MicroBatchError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from tests.planner.microbatch.microbatch_programs import EXACT
 from tests.planner.programs import Program, gpt2, lower
 from tests.planner.test_numbers import assert_same, run_planned, run_single

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardwright.layouts import Layout, logical_part, pad_to_stored
-from shardwright.pipelines import MICRO_BATCH, PipelinePlan, PipelineProgram
+from shardwright.plans.layouts import Layout, logical_part, pad_to_stored
+from shardwright.plans.pipeline_plan import MICRO_BATCH, PipelinePlan, PipelineProgram
 from shardwright.tasks import Buffer, Task
 from shardwright.xla import BoundaryArray, LoadedProgram, jax_mesh, load_program, mesh_devices, to_named_sharding
 

@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from shardwright.client.annotate import keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Module, parse
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
-from shardwright.shardings import Mesh
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.shardings import Mesh
 from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
 

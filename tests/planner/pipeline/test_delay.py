@@ -7,12 +7,12 @@ import jax
 import numpy as np
 from executor import Executor
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
-from shardwright.pipelines import PipelinePlan
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
-from shardwright.shardings import Mesh
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.shardings import Mesh
 
 
 def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 import shardwright as sw
-from shardwright.pipelines import PipelinePlan
+from shardwright.plans.pipeline_plan import PipelinePlan
 from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import assert_follows_jax, lowered, pipeline
 

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from shardwright.errors import PlanCheckError, PlanError
-from shardwright.pipelines import PipelinePlan, plan_from_json
 from shardwright.planner.pipeline import check_pipeline
+from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
 from shardwright.report.proof import prove
 from shardwright.xla import canonical_hlo
 from shardwright.xla.compiling import compile_planned

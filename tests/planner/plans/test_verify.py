@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanCheckError
 from shardwright.hlo import Module, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan as make_plan
 from shardwright.planner.plans.verify import check_plan
-from shardwright.plans import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 
 def train_step(parameters: Any, x: jax.Array, y: jax.Array) -> Any:

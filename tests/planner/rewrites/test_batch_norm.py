@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from tests.planner.rewrites.rewrite_programs import run
 
 FEATURES, EPSILON = 5, 0.125

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.config import ANNOTATION_TARGET, PlanOptions
 from shardwright.errors import PlanError
 from shardwright.hlo import Instruction, Module, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.rewrites import Required, Rewritten, dim_classes, rewrite, rewrite_for
 from shardwright.planner.rewrites.dim_links import Links, links
+from shardwright.reserved_names import ANNOTATION_TARGET
 from shardwright.xla import private
 from tests.planner.programs import lower, mlp
 from tests.planner.rewrites.rewrite_programs import REWRITTEN, run

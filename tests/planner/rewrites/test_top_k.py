@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.rewrites.top_k import MAX_ROUNDS, expand_top_k
 from tests.planner.programs import lower

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from shardwright.config import IDENTITY_TARGETS
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, find_xla_bug, rule_of
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: Opcodes that make no case of their own: nothing is computed, or regions are planned inside.
 NOT_CASES = frozenset({"parameter", "tuple", "get-tuple-element", "while", "call", "conditional"})

@@ -31,8 +31,8 @@ from shardwright.hlo import ArrayShape
 from shardwright.hlo.shapes import ELEMENT_BITS
 from shardwright.planner.rules.base import operand_leaves
 from shardwright.planner.rules.halo import exchange_bytes
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
 from tests.planner.trial_parts import relative_error
 

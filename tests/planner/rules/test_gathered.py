@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import wire_bytes
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import InstructionPlan, Plan
+from shardwright.plans.plan import InstructionPlan, Plan
 from tests.planner.programs import PLAIN_A100
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 

@@ -11,8 +11,8 @@ from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.rules.linear import why_not_partial
 from shardwright.planner.strategies.expansion import enumerate_strategies, stages_of_sum
 from shardwright.planner.strategies.legality import rule_problems
-from shardwright.plans import InstructionPlan
-from shardwright.shardings import Mesh, TensorSharding
+from shardwright.plans.plan import InstructionPlan
+from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.planner import linear_trials
 
 ONE, TWO = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2})

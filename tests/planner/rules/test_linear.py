@@ -14,7 +14,7 @@ import pytest
 from shardwright.hlo import Instruction, parse
 from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.rules.linear import LinearWay, becomes_partial, is_zero, linear_ways, why_not_partial
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.linear_trials import Trial, instructions_of, judge, judge_all, trials_of
 from tests.planner.rules.rule_programs import hlo_text, operations
 

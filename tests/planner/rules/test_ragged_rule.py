@@ -14,7 +14,7 @@ from rule_texts import RAGGED
 from rule_validator import partitioned
 
 from shardwright.planner.rules import Factor
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 CASES = {name: cases_of({name: text})[0] for name, text in RAGGED.items()}
 PAIRS = [(name, factor) for name, case in CASES.items() for factor in case.factors]

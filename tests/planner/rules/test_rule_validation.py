@@ -16,7 +16,7 @@ from rule_texts import TEXTS
 from rule_validator import Verdict, judge_all
 
 from shardwright.planner.rules.elementwise import BINARY, UNARY
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 ONE, TWO, THREE = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2}), Mesh.of({"x": 3})
 

@@ -18,7 +18,7 @@ from rule_texts import TEXTS
 from rule_validator import Verdict, judge, partitioned
 
 from shardwright.planner.rules import Factor
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.graph.dataflow import Leaf
@@ -27,7 +27,7 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import ChainSolution
 from shardwright.planner.segments.variables import Variable
-from shardwright.plans import CostSummary
+from shardwright.plans.plan import CostSummary
 from tests.planner.search.test_gap_closing_memory import dual_and_optimum
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 

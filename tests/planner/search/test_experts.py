@@ -12,19 +12,19 @@ import pytest
 
 from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import OptionError
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.dataflow import build_dataflow
 from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.search.experts import EXPERTS
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult
-from shardwright.plans import Plan
-from shardwright.shardings import TensorSharding
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import TensorSharding
 from tests.planner.programs import gpt2, lower
 
 A100 = Cluster.from_json(cluster_json(8, "a100"))

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from benchmarks.planner.suite import cluster_json
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
 from tests.planner.programs import gpt2, lower, mlp
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.constraint import Multipliers
@@ -18,8 +18,8 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments import bound
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-from shardwright.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 
 EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)

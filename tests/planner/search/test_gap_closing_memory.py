@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardwright.config import PlanOptions
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.memory.constraint import BranchingBound, Multipliers

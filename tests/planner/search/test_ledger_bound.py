@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.plans.collectives import communication, compute_time_s

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.local_search import block_coordinate_descent
 from shardwright.planner.search.search import Search

@@ -8,17 +8,17 @@ import pytest
 
 import shardwright as sw
 from benchmarks.truth_models import gpt2
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import PlanError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.memory.lagrangian import HOPELESS_RATIO, NEAR_FIT_RATIO, LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.search import memory_tradeoffs
 from shardwright.planner.search.min_memory_plan import find_fallback_plan
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan, SearchResult
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner import programs
 from tests.planner.programs import PLAIN_A100
 

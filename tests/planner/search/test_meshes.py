@@ -7,13 +7,13 @@ from math import prod
 
 import pytest
 
-from shardwright.cluster import Cluster, ClusterNode
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile
 from shardwright.cost.moves.collectives import Topology, collective_time_s
 from shardwright.errors import OptionError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.search.meshes import candidate_meshes, mesh_from_options, refines
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100
 
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.search.min_memory_plan import MAX_MICRO_BATCHES, find_fallback_plan, find_min_memory_plan
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult

@@ -16,7 +16,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain
-from shardwright.plans import CostSummary
+from shardwright.plans.plan import CostSummary
 from tests.planner.search.test_branching import best_that_fits_s, with_less_memory
 from tests.planner.segments.test_descent import FINE
 

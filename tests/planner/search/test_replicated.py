@@ -13,9 +13,9 @@ from jax import lax
 
 import shardwright as sw
 from benchmarks.planner.suite import cluster_json
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.source import Source
 from shardwright.planner.search.replicated import compute_replicated_step_s

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.costs.kernels import find_kernels, one_device_s
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.search import plan

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
@@ -19,7 +19,7 @@ from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.segments.variables import Variable
 from shardwright.planner.solver.solve import solve
 from shardwright.planner.strategies.expansion import shardings_of
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower, volumes
 
 ONE_AXIS = Mesh.of({"data": 8})

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
@@ -34,7 +34,7 @@ from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 from tests.planner.test_exact import random_program
 

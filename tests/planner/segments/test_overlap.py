@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
-from shardwright.links import Link
+from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.links import Link
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.simplest import SIMPLICITY_TOLERANCE
 from shardwright.planner.segments.overlap import optimizer_nodes
-from shardwright.plans import Plan
+from shardwright.plans.plan import Plan
 from tests.planner import programs
 from tests.planner.programs import PLAIN_A100
 

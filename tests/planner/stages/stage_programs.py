@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from shardwright.config import PlanOptions
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.microbatch import StepSplit, split_step
 from shardwright.planner.search.program import Program
 from shardwright.planner.stages.clustering import Clustering, cluster_step

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.microbatch import split_step
 from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
 from shardwright.planner.stages.clustering import Clustering, cluster_step

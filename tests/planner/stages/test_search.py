@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError, PlanError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
 from shardwright.planner.planning import plan_step, single_program_options
 from shardwright.planner.search.program import Program
@@ -104,7 +104,8 @@ def test_rows_of_layers_are_not_split_over_an_axis() -> None:
 def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "step.hlo").write_text(lower(dense(2, tied=True)))
     script = (
-        "import sys; from shardwright.config import PlanOptions; from shardwright.cluster import Cluster\n"
+        "import sys; from shardwright.options.plan_options import PlanOptions\n"
+        "from shardwright.clusters.cluster import Cluster\n"
         "from shardwright.planner.pipeline.build import searched_pipeline\n"
         "options = PlanOptions(stages=2, micro_batches=4)\n"
         "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options).choice\n"

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.pipelines import UNEVEN
 from shardwright.planner.stages.cut import cut
 from shardwright.planner.stages.imbalance import why_uneven
 from shardwright.planner.stages.stage_graph import CutProblem, NodeCost, StageGraph, StageNode, StageSlot, StageValue
+from shardwright.plans.pipeline_plan import UNEVEN
 
 
 def said(seconds: Sequence[float], places: Sequence[StageSlot], *, chunks: int = 1, state_bytes: float = 0.0) -> str:

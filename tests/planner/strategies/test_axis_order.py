@@ -13,18 +13,18 @@ import optax
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.hlo import ArrayShape, Instruction, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.strategies.axis_order import may_rotate
 from shardwright.planner.strategies.expansion import shardings_of
 from shardwright.planner.strategies.legality import form_problems, rule_problems
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
-from shardwright.plans import InstructionPlan, Plan
-from shardwright.shardings import Mesh, TensorSharding, has_rotated_axes, rotate_axes
+from shardwright.plans.plan import InstructionPlan, Plan
+from shardwright.plans.shardings import Mesh, TensorSharding, has_rotated_axes, rotate_axes
 from tests.planner.programs import Program, lower
 from tests.planner.search.test_meshes import cluster
 from tests.planner.test_numbers import assert_same, run_planned, run_single

@@ -12,7 +12,7 @@ from shardwright.planner.graph.signatures import signature
 from shardwright.planner.strategies.expansion import ways_through
 from shardwright.planner.strategies.relaxed_strategies import RelaxedStrategyBuilder
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PROGRAMS, lower
 from tests.planner.search.test_meshes import cluster
 

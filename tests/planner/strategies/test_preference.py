@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.tie_break import MAX_SHARE
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import PLAIN_A100, PROGRAMS, gpt2, lower
 
 LAYERS = 5

@@ -14,19 +14,19 @@ import jax.numpy as jnp
 import pytest
 
 import shardwright as sw
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Instruction, parse
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
 from shardwright.planner.search import experts
 from shardwright.planner.strategies.expansion import Strategy, shardings_of
 from shardwright.planner.strategies.padding import divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import Program, gpt2, lower, mlp, scan
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 

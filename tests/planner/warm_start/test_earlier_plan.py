@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.cache.store import MemoryStore
 from shardwright.planner.constraints.forced import ForcedStrategy
@@ -25,7 +25,7 @@ from shardwright.planner.strategies.expansion import AxisChoice
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchRecord
-from shardwright.shardings import Mesh, has_rotated_axes
+from shardwright.plans.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 

@@ -12,9 +12,9 @@ import pytest
 
 import shardwright as sw
 from shardwright.client.annotate import keep_annotations
-from shardwright.cluster import Cluster
-from shardwright.config import Pin, PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import parse
+from shardwright.options.plan_options import Pin, PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.cache.keys import build_outline
 from shardwright.planner.cache.store import MemoryStore
@@ -23,8 +23,8 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import SearchResult
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, replan
 from shardwright.planner.warm_start.search_records import MAX_RECORDS, SearchHistory, SearchQuery
-from shardwright.plans import Plan
-from shardwright.shardings import Mesh
+from shardwright.plans.plan import Plan
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import gpt2, lower
 
 CLUSTER = Cluster.local(8)

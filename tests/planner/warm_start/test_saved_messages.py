@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwright.cluster import Cluster
-from shardwright.config import PlanOptions
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.cache import plan_cache
 from shardwright.planner.cache.store import MemoryStore
@@ -18,7 +18,7 @@ from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.planner.warm_start.saved_messages import SavedMessages, opcode_digest
 from shardwright.planner.warm_start.search_records import SearchHistory
-from shardwright.shardings import Mesh
+from shardwright.plans.shardings import Mesh
 from tests.planner.programs import gpt2, lower
 
 CLUSTER = Cluster.local(4)

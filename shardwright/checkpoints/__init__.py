@@ -1,0 +1,1 @@
+"""Names of checkpoint directories, and the tree of the state that they hold."""

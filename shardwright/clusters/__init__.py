@@ -1,0 +1,1 @@
+"""The cluster: its file, schema, nodes and links."""

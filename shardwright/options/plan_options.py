@@ -1,0 +1,85 @@
+"""The options of a plan: their values and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
+Pin = str | tuple[str, ...] | bool | None
+
+#: Dimension → pin, for one tensor. A dimension left out is free.
+Pins = Mapping[int, Pin]
+
+#: The named strategies that `force=` accepts.
+FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated")
+
+#: How hard the search works where no deadline says it: `fast` takes the first good plan,
+#: `best` goes on until nothing better can be.
+EFFORTS = ("fast", "default", "best")
+
+#: Whether the planner may plan a rewritten program: `auto` where that pays, `none` the program as it stands.
+REWRITES = ("auto", "none")
+
+#: What the forward pass does not keep, but is computed again for the backward pass: `auto` what memory needs, `none`
+#: nothing that the program keeps, `full` all but what segments hand on.
+REMATS = ("auto", "none", "full")
+
+#: Shardings that a program brings along (constraints, `in_shardings`, `out_shardings`): kept, or left out.
+CONSTRAINTS = ("keep", "ignore")
+
+#: `search` looks for the fastest plan; `propagate` follows the annotations and searches nothing.
+MODES = ("search", "propagate")
+
+#: Most axes of a mesh.
+MAX_MESH_AXES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """User options of a plan; every default leaves the choice to the planner.
+
+    mesh: sizes of one to three axes by name, in order (`{"data": 2, "model": 4}`); None searches.
+    force: one of `FORCED_STRATEGIES`, or pins by argument name (`{"params['wte']": {0: "model"}}`, `*` and `?` are
+        wildcards).
+    argument_axes / output_axes: exact axes per dimension, by flat argument or output number: a program is planned
+    around arrays already on the servers. They need `mesh`.
+    argument_views / output_views: storage dimensions of some of these, when other than the program's
+    (`VariablePlan.view_of`).
+    memory_budget: limit of the plan's bytes on one device.
+    memory_fraction: the same relative to the device's memory; not both. Neither: all of it.
+    deadline_s: seconds from the start of planning until the incumbent is returned; None: once `effort` is spent.
+    micro_batches: number of equal, sequential parts of a step's batch, their gradients summed; 1: no split. None: the
+        planner chooses. The step's result does not change.
+    micro_batch_inexact: split also operations on the whole batch (statistics over it): each micro-batch then uses its
+        own.
+    stages: stages of a pipeline, 1: none.
+    schedule: order of the pipeline's micro-batches (`tasks.SCHEDULE_NAMES`).
+    imbalance: limit of the slowest stage's excess over the average stage, relative to the average. None in these three:
+        the planner chooses.
+    constraints: one of `CONSTRAINTS`. effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`.
+        mode: one of `MODES`.
+    argument_names / output_names: pytree paths for messages and reports.
+    """
+
+    mesh: Mapping[str, int] | None = None
+    force: str | Mapping[str, Pins] | None = None
+    argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    argument_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    output_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    memory_budget: int | None = None
+    memory_fraction: float | None = None
+    deadline_s: float | None = None
+    micro_batches: int | None = None
+    micro_batch_inexact: bool = False
+    effort: str = "default"
+    rewrites: str = "auto"
+    remat: str = "auto"
+    mode: str = "search"
+    constraints: str = "keep"
+    stages: int | None = None
+    schedule: str | None = None
+    imbalance: float | None = None
+    argument_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()

@@ -1,0 +1,216 @@
+"""The options of `parallelize` and `plan`, checked and put into one `PlanOptions`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardwright.errors import OptionError
+from shardwright.options.plan_options import (
+    CONSTRAINTS,
+    EFFORTS,
+    FORCED_STRATEGIES,
+    MAX_MESH_AXES,
+    MODES,
+    REMATS,
+    REWRITES,
+    Pin,
+    PlanOptions,
+)
+from shardwright.tasks.schedules import Schedule
+
+#: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
+DEFAULT_AXES = ("data", "model", "sequence")
+
+Mesh = str | tuple[int, ...] | Mapping[str, int] | None
+Force = str | Mapping[str, Mapping[int, Pin]] | None
+
+#: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
+MemoryBudget = int | float | str | None
+
+_UNIT_BYTES = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def plan_options(
+    *,
+    mesh: Mesh = None,
+    force: Force = None,
+    memory_budget: MemoryBudget = None,
+    deadline: float | None = None,
+    effort: str | None = None,
+    rewrites: str | None = None,
+    remat: str | None = None,
+    mode: str | None = None,
+    micro_batches: int | None = None,
+    micro_batch_inexact: bool = False,
+    stages: int | None = None,
+    schedule: str | None = None,
+    imbalance: float | None = None,
+    constraints: str | None = None,
+) -> PlanOptions:
+    """Check the user's options.
+
+    Args:
+      mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; one to three axes. None searches.
+      force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
+      memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
+        "50%"). None: all of it.
+      deadline: seconds until the search ends with its incumbent. A fifth of it later, or 2 seconds, there is an answer:
+        without a feasible plan in time, the error names the smallest sufficient memory found.
+      stages: stages of a pipeline, each on devices of its own; 1: none.
+      schedule: order of a pipeline's micro-batches, one of `tasks.SCHEDULE_NAMES`, "2f2b" and the like.
+      imbalance: limit of the slowest stage's excess over the average stage, relative to the average (0.1: a tenth).
+        None in these three: the planner chooses.
+      effort: "fast" searches one mesh, takes the first feasible plan and bounds it weakly; "default" searches all
+        meshes of up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best"
+        searches three axes outright and prices all plans of experts.
+      rewrites: "auto" or "none".
+      mode: "search" or "propagate".
+      micro_batches: sequential parts of the batch, their gradients summed. None: the planner chooses; 1: no split.
+      micro_batch_inexact: allow statistics per micro-batch instead of over the whole batch.
+      constraints: "keep" or "ignore" the program's own shardings.
+
+    Raises OptionError that names the option.
+    """
+    budget_bytes, fraction = _memory_budget(memory_budget)
+    options = PlanOptions(
+        mesh=_mesh(mesh),
+        force=_force(force),
+        memory_budget=budget_bytes,
+        memory_fraction=fraction,
+        deadline_s=deadline,
+        effort="default" if effort is None else effort,
+        rewrites="auto" if rewrites is None else rewrites,
+        remat="auto" if remat is None else remat,
+        mode="search" if mode is None else mode,
+        micro_batches=micro_batches,
+        micro_batch_inexact=micro_batch_inexact,
+        stages=stages,
+        schedule=schedule,
+        imbalance=imbalance,
+        constraints="keep" if constraints is None else constraints,
+    )
+    check_limits(options)
+    return options
+
+
+def check_limits(options: PlanOptions) -> None:
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat or constraints."""
+    _one_of("effort", options.effort, EFFORTS)
+    _one_of("rewrites", options.rewrites, REWRITES)
+    _one_of("remat", options.remat, REMATS)
+    _one_of("mode", options.mode, MODES)
+    _one_of("constraints", options.constraints, CONSTRAINTS)
+    stages = options.stages
+    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
+        raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")
+    if options.schedule is not None:
+        Schedule.parse(options.schedule)
+    imbalance = options.imbalance
+    if imbalance is not None and not (_is_number(imbalance) and 0 <= imbalance < math.inf):
+        raise OptionError(f"an imbalance of {imbalance!r}", where="imbalance", remedy="give a part from 0, or None")
+    if options.mode == "propagate" and isinstance(options.force, str):
+        raise OptionError(
+            f"mode='propagate' follows annotations, force={options.force!r} is a strategy of its own",
+            where="mode",
+            remedy="leave one of them out, or give force= as pins of arguments",
+        )
+    micro_batches = options.micro_batches
+    if micro_batches is not None and not (type(micro_batches) is int and micro_batches >= 1):
+        raise OptionError(
+            f"{micro_batches!r} micro-batches", where="micro_batches", remedy="give a number from 1, or None"
+        )
+    check_deadline(options.deadline_s)
+    fraction, budget = options.memory_fraction, options.memory_budget
+    if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+        raise OptionError(
+            f"a budget of {fraction!r} of the device's memory", where="memory_budget",
+            remedy="give a part up to 1.0, or bytes as an integer",
+        )  # fmt: skip
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0):
+        raise OptionError(f"a budget of {budget!r} bytes", where="memory_budget", remedy="give bytes, more than 0")
+    if budget is not None and fraction is not None:
+        raise OptionError(
+            "a budget in bytes and one as a part of the memory", where="memory_budget", remedy="give one of them"
+        )
+
+
+def check_deadline(seconds: Any, where: str = "deadline") -> None:
+    """Raises OptionError unless it is None or a positive, finite number of seconds. where: name of the option."""
+    if seconds is not None and not (_is_number(seconds) and 0 < seconds < math.inf):
+        raise OptionError(
+            f"a deadline of {seconds!r}", where=where, remedy="give seconds, more than 0, or leave it out"
+        )
+
+
+def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise OptionError(f"{option} is {value!r}", where=option, remedy=f"one of {', '.join(known)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
+    """(bytes, part of the device's memory); at most one of them is given."""
+    if isinstance(budget, float):
+        return None, budget
+    if budget is None or isinstance(budget, int):
+        return budget, None
+    text = str(budget)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    if match is None or match[2].upper() not in {*_UNIT_BYTES, "%"}:
+        raise OptionError(
+            f"{text!r} is no amount of memory", where="memory_budget", remedy='write "40GB", "36GiB", "50%" or bytes'
+        )
+    if match[2] == "%":
+        return None, float(match[1]) / 100
+    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()]), None
+
+
+def _mesh(mesh: Mesh) -> dict[str, int] | None:
+    if mesh is None:
+        return None
+    if isinstance(mesh, str):
+        if not re.fullmatch(r"\d+(x\d+)*", mesh):
+            raise OptionError(f"{mesh!r} is no mesh", where="mesh", remedy='write sizes, such as "8" or "2x4"')
+        mesh = tuple(int(size) for size in mesh.split("x"))
+    sizes = dict(mesh) if isinstance(mesh, Mapping) else dict(zip(DEFAULT_AXES, mesh, strict=False))
+    if not 1 <= len(mesh) <= MAX_MESH_AXES:
+        raise OptionError(f"a mesh of {len(mesh)} axes", where="mesh", remedy="use one, two or three axes")
+    for name, size in sizes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise OptionError(
+                f"mesh axis name {name!r} is not an identifier", where="mesh", remedy='write one such as "data"'
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise OptionError(f"mesh axis {name!r} has size {size!r}", where="mesh", remedy="give integers from 1")
+    return sizes
+
+
+def _force(force: Force) -> str | dict[str, dict[int, Pin]] | None:
+    if force is None:
+        return None
+    if isinstance(force, str):
+        if force not in FORCED_STRATEGIES:
+            raise OptionError(
+                f"{force!r} is no strategy", where="force", remedy=f"one of {', '.join(FORCED_STRATEGIES)}"
+            )
+        return force
+    if not isinstance(force, Mapping) or not all(isinstance(pins, Mapping) for pins in force.values()):
+        raise OptionError(
+            f"force is {force!r}", where="force", remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}'
+        )
+    return {pattern: dict(pins) for pattern, pins in force.items()}
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of `force` names an argument: `*` and `?` are wildcards, brackets stand for themselves."""
+    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return pattern == name or re.fullmatch(wanted, name) is not None

@@ -1,0 +1,1 @@
+"""Plans as frozen data: shardings, layouts, stages, and their JSON."""

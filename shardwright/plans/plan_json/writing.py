@@ -1,0 +1,155 @@
+"""A plan in plain data for JSON: `encode`, and its parts for plans of several programs."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import asdict
+from typing import Any
+
+from shardwright.plans.plan import PLAN_FORMAT, Plan, PlannedCollective, SegmentPlan, VariablePlan
+from shardwright.plans.shardings import Mesh, TensorSharding
+
+
+class Table:
+    """Distinct entries in order of first use, and the position of each."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Any, int] = {}
+
+    def position(self, entry: Any) -> int:
+        return self._positions.setdefault(entry, len(self._positions))
+
+    @property
+    def entries(self) -> list[Any]:
+        return list(self._positions)
+
+
+def encode(plan: Plan) -> dict[str, Any]:
+    """The plan in plain lists, dicts, strings and numbers, without its HLO text."""
+    shardings, values, computations, opcodes, reasons = (Table() for _ in range(5))
+    reasons.position("")
+    rows = [
+        [
+            computations.position(entry.computation),
+            entry.name,
+            opcodes.position(entry.opcode),
+            [values.position(operand) for operand in entry.operands],
+            values.position(entry.result),
+            list(entry.partial),
+            reasons.position(entry.reason),
+            *([values.position(entry.shared)] if entry.shared else []),
+        ]
+        for entry in plan.instructions
+    ]
+    value_rows = [[shardings.position(leaf) for leaf in value] for value in values.entries]
+    parameters = [encode_variable(variable, shardings) for variable in plan.parameters]
+    outputs = [encode_variable(variable, shardings) for variable in plan.outputs]
+    segments = [_encode_segment(segment, shardings) for segment in plan.segments]
+    rewritten = {"rewritten": _encode_rewritten(plan)} if plan.original_sha256 else {}
+    return {
+        "format": PLAN_FORMAT,
+        "module_name": plan.module_name,
+        "hlo_sha256": plan.hlo_sha256,
+        **rewritten,
+        "mesh": encode_mesh(plan.mesh),
+        "hardware": plan.hardware,
+        "origin": plan.origin,
+        "planning_s": plan.planning_s,
+        "cost": {
+            "compute_s": plan.cost.compute_s,
+            "communication_s": plan.cost.communication_s,
+            "hidden_s": plan.cost.hidden_s,
+            "is_bounded": plan.cost.is_bounded,
+            "lower_bound_s": plan.cost.lower_bound_s,
+            "bound_scope": plan.cost.bound_scope,
+        },
+        "memory": {
+            "arguments_bytes": plan.memory.arguments_bytes,
+            "outputs_bytes": plan.memory.outputs_bytes,
+            "temporaries_bytes": plan.memory.temporaries_bytes,
+        },
+        "candidates": [
+            {
+                "name": candidate.name,
+                "mesh": encode_mesh(candidate.mesh),
+                "step_s": candidate.step_s,
+                "note": candidate.note,
+            }
+            for candidate in plan.candidates
+        ],
+        "segments": segments,
+        "recomputed": [asdict(segment) for segment in plan.recomputed],
+        "micro_batches": plan.micro_batches,
+        **({"compile_options": dict(plan.compile_options)} if plan.compile_options else {}),
+        "notes": list(plan.notes),
+        "parameters": parameters,
+        "outputs": outputs,
+        "collectives": [_encode_collective(collective) for collective in plan.collectives],
+        "shardings": [encode_sharding(sharding) for sharding in shardings.entries],
+        "values": value_rows,
+        "computations": computations.entries,
+        "opcodes": opcodes.entries,
+        "reasons": reasons.entries,
+        "instructions": rows,
+    }
+
+
+def _encode_rewritten(plan: Plan) -> dict[str, Any]:
+    row = {"original_sha256": plan.original_sha256}
+    if plan.hlo_text is not None:
+        packer = zlib.compressobj(level=6, wbits=31)
+        packed = packer.compress(plan.hlo_text.encode()) + packer.flush()
+        row["hlo_gzip_base64"] = base64.b64encode(packed).decode()
+    return row
+
+
+def encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:
+    return [{"name": axis.name, "size": axis.size} for axis in mesh.axes]
+
+
+def encode_sharding(sharding: TensorSharding) -> dict[str, Any]:
+    row: dict[str, Any] = {"dims": [list(axes) for axes in sharding.dims]}
+    if sharding.unreduced:
+        row["unreduced"] = list(sharding.unreduced)
+    return row
+
+
+def encode_variable(variable: VariablePlan, shardings: Table) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "number": variable.number,
+        "name": variable.name,
+        "element_type": variable.element_type,
+        "shape": list(variable.shape),
+        "sharding": shardings.position(variable.sharding),
+        "stored_shape": list(variable.stored_shape),
+        "alias": variable.alias,
+    }
+    if variable.view_of is not None:
+        row["view_of"] = list(variable.view_of)
+    return row
+
+
+def _encode_segment(segment: SegmentPlan, shardings: Table) -> dict[str, Any]:
+    return {
+        "name": segment.name,
+        "kind": segment.kind,
+        "instructions": segment.instructions,
+        "repeats": segment.repeats,
+        "boundary": [[name, shardings.position(sharding)] for name, sharding in segment.boundary],
+    }
+
+
+def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
+    return {
+        "kind": collective.kind,
+        "axes": list(collective.axes),
+        "instruction": collective.instruction,
+        "cause": collective.cause,
+        "payload_bytes": collective.payload_bytes,
+        "wire_bytes": collective.wire_bytes,
+        "count": collective.count,
+        "time_s": collective.time_s,
+        **({"groups": [list(group) for group in collective.groups]} if collective.groups else {}),
+        **({"combined": collective.combined} if collective.combined else {}),
+    }

@@ -1,0 +1,1 @@
+"""The protocol: conversion between its messages and our values."""
