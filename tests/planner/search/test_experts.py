@@ -153,7 +153,7 @@ def test_every_expert_is_among_the_candidates_and_none_is_better(
 class FindsNothing(Search):
     """A search whose every plan is over the memory, as it may think of plans that would fit."""
 
-    def fit(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+    def fit_memory(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         return False
 
 

@@ -41,7 +41,7 @@ class FindsLate(Search):
 
     sparing: SearchResult | None = None
 
-    def fit(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
+    def fit_memory(self, outcome: SearchResult, *, at_once: bool = False, below_s: float = math.inf) -> bool:
         return FindsLate.sparing is not None and super().fit_memory(outcome, at_once=at_once, below_s=below_s)
 
 
