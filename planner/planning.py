@@ -37,7 +37,7 @@ def plan_step(
     options: PlanOptions | None = None,
     *,
     progress: Listener | None = None,
-    trails: SearchHistory | None = None,
+    history: SearchHistory | None = None,
     clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
@@ -45,7 +45,7 @@ def plan_step(
     `options.stages` of 2 or more asks for a pipeline, 1 for none. By default one program on all devices, unless it does
     not fit the memory, or the cluster has several nodes and a pipeline's step is shorter.
 
-    trails: earlier searches for one program on all devices, as a warm start.
+    history: earlier searches for one program on all devices, as a warm start.
     clock: of the deadline; None starts one now.
 
     Raises the errors of `search.plan` and `choose_pipeline`.
@@ -53,7 +53,7 @@ def plan_step(
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    step_plan = _plan(source, cluster, options, progress, trails, clock)
+    step_plan = _plan(source, cluster, options, progress, history, clock)
     return replace(step_plan, planning_s=clock.elapsed_s) if isinstance(step_plan, PipelinePlan) else step_plan
 
 
@@ -62,7 +62,7 @@ def _plan(
     cluster: Cluster,
     options: PlanOptions,
     progress: Listener | None,
-    trails: SearchHistory | None,
+    history: SearchHistory | None,
     clock: Clock,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
@@ -70,7 +70,7 @@ def _plan(
         return build_pipeline(source.text, cluster, options, searched, progress=progress)
     narrowed = single_program_options(cluster, options)
     try:
-        whole = plan_whole(source, cluster, narrowed, progress=progress, trails=trails, clock=clock.renew())
+        whole = plan_whole(source, cluster, narrowed, progress=progress, history=history, clock=clock.renew())
     except MemoryBudgetError as error:
         if isinstance(error, StateTooLargeError) or clock.is_expired or not _may_pipeline(cluster, options):
             raise suggest_device_count(error, source, cluster, options, clock) from None
@@ -79,7 +79,7 @@ def _plan(
         return (
             whole
             if narrowed is options
-            else _search_all_meshes(source, cluster, options, whole, progress, trails, clock)
+            else _search_all_meshes(source, cluster, options, whole, progress, history, clock)
         )
     if narrowed is not options:
         whole = _add_note(
@@ -106,7 +106,7 @@ def _search_all_meshes(
     options: PlanOptions,
     narrow: Plan,
     progress: Listener | None,
-    trails: SearchHistory | None,
+    history: SearchHistory | None,
     clock: Clock,
 ) -> Plan:
     """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
@@ -114,7 +114,7 @@ def _search_all_meshes(
         return narrow
     try:
         interruptible = clock.renew(interrupts=True)
-        whole = plan_whole(source, cluster, options, progress=progress, trails=trails, clock=interruptible)
+        whole = plan_whole(source, cluster, options, progress=progress, history=history, clock=interruptible)
     except OutOfTimeError:
         return narrow
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)

@@ -79,7 +79,7 @@ def _recall_or_plan(
             step_s, bound_s = _step_and_bound_s(cached_plan)
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(cached_plan, planning_s=elapsed_s)
-    plan = plan_step(source, cluster, options, progress=progress, trails=SearchHistory(store), clock=clock)
+    plan = plan_step(source, cluster, options, progress=progress, history=SearchHistory(store), clock=clock)
     if options.deadline_s is None or plan.planning_s < _CUT_SHORT_FRACTION * options.deadline_s:
         cache.store(source, plan)
     return plan

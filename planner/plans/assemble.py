@@ -187,7 +187,7 @@ def _strategy_for_readers(graph: CostGraph, node: int, wanted: Sequence[TensorSh
 # ---- instructions ------------------------------------------------------------
 
 
-def instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
+def build_instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]:
     """One entry per instruction of every planned computation."""
     flow = decisions.graph.flow
     return tuple(
@@ -320,7 +320,7 @@ def _forward_products(flow: Dataflow, nodes: Sequence[int]) -> list[Instruction]
 # ---- variables -------------------------------------------------------------------
 
 
-def variable_plans(
+def build_variable_plans(
     decisions: Decisions, argument_names: Sequence[str], output_names: Sequence[str]
 ) -> tuple[tuple[VariablePlan, ...], tuple[VariablePlan, ...]]:
     """The program's parameters and outputs, flat, as stored between steps."""

@@ -22,7 +22,7 @@ from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation
-from shardwright.planner.plans.assemble import Decisions, decide, instruction_plans, variable_plans
+from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
 from shardwright.planner.plans.collectives import communication, compute_time_s
 from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
@@ -187,8 +187,8 @@ class MeshSearch:
         mesh = chain.graph.prices.mesh
         compute_s = compute_time_s(decisions)
         moved = communication(decisions)
-        instructions = instruction_plans(decisions)
-        parameters, outputs = variable_plans(decisions, self.program.arguments, self.program.outputs)
+        instructions = build_instruction_plans(decisions)
+        parameters, outputs = build_variable_plans(decisions, self.program.arguments, self.program.outputs)
         predicted = predict_memory_and_peak(self.program.module, instructions, parameters, outputs, mesh, self.profile)
         self.clock.record_build_time(self.clock.elapsed_s - begun_s)
         return CandidatePlan(

@@ -66,7 +66,7 @@ def plan(
     options: PlanOptions | None = None,
     *,
     progress: Listener | None = None,
-    trails: SearchHistory | None = None,
+    history: SearchHistory | None = None,
     clock: Clock | None = None,
 ) -> Plan:
     """Plan one HLO module on a cluster.
@@ -75,7 +75,7 @@ def plan(
     options: without `options.mesh`, all factorizations of the device count into one or two axes are tried (three with
         `effort="best"`); equivalent ones once.
     progress: called during planning.
-    trails: records of earlier searches; this search may follow one and adds its own.
+    history: records of earlier searches; this search may follow one and adds its own.
     clock: measures the deadline; None starts one now.
 
     Raises HloSyntaxError on text other than HLO, OptionError on options unfit to the program or cluster,
@@ -86,7 +86,7 @@ def plan(
         options = options or PlanOptions()
         clock = clock or Clock(options.deadline_s)
         try:
-            search = Search(hlo, cluster, options, progress, trails, clock)
+            search = Search(hlo, cluster, options, progress, history, clock)
         except OutOfTimeError:
             raise too_short_error(clock) from None
         try:
@@ -107,12 +107,12 @@ class Search(MeshSearch):
         cluster: Cluster,
         options: PlanOptions,
         progress: Listener | None = None,
-        trails: SearchHistory | None = None,
+        history: SearchHistory | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(hlo, cluster, options, progress, clock)
-        self.history = trails
-        self.query = SearchQuery.of(self.program.original, cluster, options) if trails is not None else None
+        self.history = history
+        self.query = SearchQuery.of(self.program.original, cluster, options) if history is not None else None
         self.record: SearchRecord | None = None
         self.restriction: SearchRestriction | None = None
         self.restricted_results: list[SearchResult] = []  # results of an abandoned record under a binding memory budget
@@ -155,12 +155,12 @@ class Search(MeshSearch):
         may_follow = self.options.mode == "search" and self.options.effort == "default" and self.options.remat != "full"
         if self.history is None or self.query is None or not may_follow:
             return None
-        trail = self.record = self.history.find_best(self.query)
-        if trail is None:
+        record = self.record = self.history.find_best(self.query)
+        if record is None:
             return None
         if self.options.deadline_s is not None:
             self._find_first_plan()
-        return replan(self, trail)
+        return replan(self, record)
 
     def _search_all(self) -> SearchResult:
         """Result of the unrestricted search."""

@@ -98,25 +98,25 @@ class SearchRestriction:
         return all(self.min_step_s.get(mesh, 0.0) < solution.step_s for solution in tried)
 
 
-def replan(search: Search, trail: SearchRecord) -> SearchResult | None:
+def replan(search: Search, record: SearchRecord) -> SearchResult | None:
     """Result of the restricted search along a record. None when it yields no plan, or one costlier than the record
     explains; the search then knows that plan. Raises OutOfTimeError."""
     for follow in (_descend_from_earlier_plan, _search_restricted):
         try:
-            outcome = follow(search, trail)
+            outcome = follow(search, record)
         except OutOfTimeError:
             raise
         except (PlanError, AnnotationError):
             continue
-        if outcome is not None and outcome.best_plan is not None and _is_good_enough(trail, search, outcome):
-            outcome.notes.append(_describe_reuse(trail, search, outcome.best_plan))
+        if outcome is not None and outcome.best_plan is not None and _is_good_enough(record, search, outcome):
+            outcome.notes.append(_describe_reuse(record, search, outcome.best_plan))
             return outcome
     return None
 
 
-def _search_restricted(search: Search, trail: SearchRecord) -> SearchResult | None:
+def _search_restricted(search: Search, record: SearchRecord) -> SearchResult | None:
     """Result of the meshes and remat choices near the earlier plan's."""
-    route = _build_restriction(trail, search)
+    route = _build_restriction(record, search)
     if route is None:
         return None
     restricted_search = copy(search)
@@ -124,19 +124,19 @@ def _search_restricted(search: Search, trail: SearchRecord) -> SearchResult | No
     return enforce_overlap_cap(fit_with_remat(restricted_search.search_meshes()))
 
 
-def _descend_from_earlier_plan(search: Search, trail: SearchRecord) -> SearchResult | None:
+def _descend_from_earlier_plan(search: Search, record: SearchRecord) -> SearchResult | None:
     """Result of a descent from the earlier three-axis plan. None when the plan cannot be translated, or its successor
     does not fit without a multiplier. Its bound is started meanwhile.
 
     On another mesh the axes of unchanged size are freed first; the resized ones keep a part of their roles, or extend
     them. A large program frees only those.
     """
-    earlier_plan = _load_earlier_plan(search, trail)
+    earlier_plan = _load_earlier_plan(search, record)
     mesh = most_similar_mesh(earlier_plan.mesh, search.three_axis_meshes()) if earlier_plan is not None else None
     if earlier_plan is None or mesh is None:
         return None
     search.start_bounding(
-        mesh, search.max_rank if trail.missed_target_gap and mesh == earlier_plan.mesh else EXACT_RANK
+        mesh, search.max_rank if record.missed_target_gap and mesh == earlier_plan.mesh else EXACT_RANK
     )
     chain = search.background_bound.chain_on(mesh, search.flow)
     assert chain is not None, "it was begun"
@@ -157,44 +157,46 @@ def _descend_from_earlier_plan(search: Search, trail: SearchRecord) -> SearchRes
     search.offer(plan)
     solution = MeshSolution(mesh=mesh, step_s=plan.cost.step_s, chain=near, solution=solved, notes=plan.notes)
     result = SearchResult(
-        search=search, solutions=[solution], mesh_errors={}, best_plan=plan, remat_choice=trail.remat_choice
+        search=search, solutions=[solution], mesh_errors={}, best_plan=plan, remat_choice=record.remat_choice
     )
     result.base_result = result
     return result
 
 
-def _load_earlier_plan(search: Search, trail: SearchRecord) -> EarlierPlan | None:
+def _load_earlier_plan(search: Search, record: SearchRecord) -> EarlierPlan | None:
     """The record's plan, when it was refined to three axes on the unchanged program and would be now."""
-    is_plain = trail.remat_choice.rung == NO_REMAT and trail.remat_choice.micro_batches == search.program.micro_batches
+    is_plain = (
+        record.remat_choice.rung == NO_REMAT and record.remat_choice.micro_batches == search.program.micro_batches
+    )
     may_begin = is_plain and search.refines_to_three_axes and search.is_base_variant
     return (
-        search.history.load_plan(trail, opcode_digest(search.flow))
+        search.history.load_plan(record, opcode_digest(search.flow))
         if search.history is not None and may_begin
         else None
     )
 
 
-def _is_good_enough(trail: SearchRecord, search: Search, outcome: SearchResult) -> bool:
+def _is_good_enough(record: SearchRecord, search: Search, outcome: SearchResult) -> bool:
     """Whether no further search is needed."""
     assert outcome.best_plan is not None
     price = measure_cost(search, outcome.best_plan)
-    is_explained = _is_cost_explained(trail, price, descends=search.refines_to_three_axes)
-    if _is_same_problem(trail, search):
+    is_explained = _is_cost_explained(record, price, descends=search.refines_to_three_axes)
+    if _is_same_problem(record, search):
         return _is_fastest(outcome) or is_explained
     if outcome.base_result is outcome:
         return is_explained and _is_fastest(outcome)
-    return is_explained and _is_memory_as_tight(trail, search, price, outcome)
+    return is_explained and _is_memory_as_tight(record, search, price, outcome)
 
 
-def _is_memory_as_tight(trail: SearchRecord, search: Search, price: RecordedCost, outcome: SearchResult) -> bool:
+def _is_memory_as_tight(record: SearchRecord, search: Search, price: RecordedCost, outcome: SearchResult) -> bool:
     """Whether choices keeping more memory did not fit before and do not now: no less work per device and micro-batch,
     no more memory."""
-    before, now = trail.remat_choice, outcome.remat_choice
+    before, now = record.remat_choice, outcome.remat_choice
     assert now is not None
     saves_as_before = (now.rung == NO_REMAT) == (before.rung == NO_REMAT) and now.saved <= before.saved + MIN_SAVING
-    part_s = trail.cost.work_s / before.micro_batches
+    part_s = record.cost.work_s / before.micro_batches
     is_as_large = price.work_s / now.micro_batches >= _MIN_WORK_SHARE * part_s
-    return saves_as_before and is_as_large and search.limit_bytes <= trail.limit_bytes
+    return saves_as_before and is_as_large and search.limit_bytes <= record.limit_bytes
 
 
 def _is_fastest(outcome: SearchResult) -> bool:
@@ -205,10 +207,10 @@ def _is_fastest(outcome: SearchResult) -> bool:
 
 def save_record(search: Search, outcome: SearchResult) -> None:
     """Save a whole search's record once its plan is bounded; nothing without a plan of its own."""
-    trail = _to_record(search, outcome)
-    if search.history is None or search.query is None or trail is None or outcome.best_plan is None:
+    record = _to_record(search, outcome)
+    if search.history is None or search.query is None or record is None or outcome.best_plan is None:
         return
-    search.history.save(trail)
+    search.history.save(record)
     _save_messages(search.history, search.query, outcome)
     if outcome.best_plan.is_refined and outcome.base_result is outcome:
         plan = EarlierPlan.of(outcome.best_plan.chain.graph, outcome.best_plan.solution.states)
@@ -239,13 +241,13 @@ def warm_start_chain(search: Search, chain: Chain) -> None:
 
     Raises PlanError on contradicting pins.
     """
-    trails, trail, mesh = search.history, search.record, chain.graph.prices.mesh
-    if trails is None or not (search.is_unforced and search.is_base_variant):
+    history, record, mesh = search.history, search.record, chain.graph.prices.mesh
+    if history is None or not (search.is_unforced and search.is_base_variant):
         return
     chain.warm_start = WarmStart()
-    if trail is None or not _is_same_cluster(trail, search):
+    if record is None or not _is_same_cluster(record, search):
         return
-    messages = trails.load_messages(trail, mesh, opcode_digest(search.flow))
+    messages = history.load_messages(record, mesh, opcode_digest(search.flow))
     if messages is None:
         return
     try:
@@ -254,17 +256,17 @@ def warm_start_chain(search: Search, chain: Chain) -> None:
         raise contradiction_error(error) from None
     alike = sum(chain.warm_start.states.keys() >= set(keys) for _, keys in chain.cores())
     search.warm_start_notes[mesh] = f"{alike} of {len(chain.instances)} segments"
-    if _is_same_problem(trail, search) and search.is_large:
+    if _is_same_problem(record, search) and search.is_large:
         chain.target_s = messages.lower_bound_s * (1 + MIN_GAIN)
 
 
-def _save_messages(trails: SearchHistory, question: SearchQuery, outcome: SearchResult) -> None:
+def _save_messages(history: SearchHistory, question: SearchQuery, outcome: SearchResult) -> None:
     """Save the final messages of the unchanged program on each mesh."""
     for solution in outcome.base_result.solutions if outcome.base_result is not None else ():
         chain = solution.chain
         if solution.coarse_solution is None and chain.warm_start is not None:
             messages = SavedMessages.of(chain, chain.warm_start, solution.solution.tied_bound)
-            trails.save_messages(question, solution.mesh, opcode_digest(chain.graph.flow), messages)
+            history.save_messages(question, solution.mesh, opcode_digest(chain.graph.flow), messages)
 
 
 def measure_cost(search: Search, found: CandidatePlan) -> RecordedCost:
@@ -286,19 +288,19 @@ def work_per_device_s(search: Search) -> float:
     return total_s / search.cluster.device_count
 
 
-def _is_cost_explained(trail: SearchRecord, now: RecordedCost, *, descends: bool) -> bool:
+def _is_cost_explained(record: SearchRecord, now: RecordedCost, *, descends: bool) -> bool:
     """Whether a plan costs at most the record's plan scaled by the growth of work."""
-    before = trail.cost
+    before = record.cost
     growth = now.work_s / before.work_s
     expected_s = before.compute_s * growth + before.communication_s * max(1.0, growth)
-    if trail.winner.coarse_mesh is not None and not descends:  # such plans are no longer searched
+    if record.winner.coarse_mesh is not None and not descends:  # such plans are no longer searched
         expected_s *= max(
-            1.0, min(way.step_s for way in trail.mesh_records if way.coarse_mesh is None) / trail.winner.step_s
+            1.0, min(way.step_s for way in record.mesh_records if way.coarse_mesh is None) / record.winner.step_s
         )
     return now.step_s <= expected_s * (1 + COST_TOLERANCE)
 
 
-def _build_restriction(trail: SearchRecord, search: Search) -> SearchRestriction | None:
+def _build_restriction(record: SearchRecord, search: Search) -> SearchRestriction | None:
     """Search restriction of a record; None when none of its meshes is available.
 
     - Only more pins: all meshes, the plan's first, then by earlier time.
@@ -306,21 +308,21 @@ def _build_restriction(trail: SearchRecord, search: Search) -> SearchRestriction
     - Otherwise: the plan's mesh and the near-fastest ones.
     """
     candidates = meshes_to_search(search.cluster, search.options, search.program.pins)
-    if _is_same_problem(trail, search):
-        least_s = {mesh: _earlier_step_s(mesh, trail) for mesh in candidates}
-        first = _matching_meshes(trail.winner.searched_mesh, len(trail.winner.searched_mesh.axes), candidates)
+    if _is_same_problem(record, search):
+        least_s = {mesh: _earlier_step_s(mesh, record) for mesh in candidates}
+        first = _matching_meshes(record.winner.searched_mesh, len(record.winner.searched_mesh.axes), candidates)
         ordered = sorted(candidates, key=lambda mesh: (mesh not in first, least_s[mesh]))
         return SearchRestriction(
-            meshes=tuple(ordered), min_step_s=least_s, remat_choices=(trail.remat_choice,), without_multipliers=False
+            meshes=tuple(ordered), min_step_s=least_s, remat_choices=(record.remat_choice,), without_multipliers=False
         )
-    entries = _list_remat_choices(trail, search)
+    entries = _list_remat_choices(record, search)
     if entries[0].rung != NO_REMAT or entries[0].micro_batches != search.program.micro_batches:
         return SearchRestriction(
             meshes=tuple(candidates), min_step_s={}, remat_choices=entries, without_multipliers=True
         )
-    near = (way for way in trail.mesh_records if way.step_s <= NEAR_FASTEST * trail.mesh_records[0].step_s)
+    near = (way for way in record.mesh_records if way.step_s <= NEAR_FASTEST * record.mesh_records[0].step_s)
     found_meshes: set[Mesh] = set()
-    for way in (trail.winner, *near):
+    for way in (record.winner, *near):
         resized = _resize_mesh(way.searched_mesh, search.cluster.device_count)
         found_meshes |= (
             set(_matching_meshes(resized, len(way.searched_mesh.axes), candidates)) if resized is not None else set()
@@ -331,34 +333,34 @@ def _build_restriction(trail: SearchRecord, search: Search) -> SearchRestriction
     return SearchRestriction(meshes=meshes, min_step_s={}, remat_choices=entries, without_multipliers=True)
 
 
-def _list_remat_choices(trail: SearchRecord, search: Search) -> tuple[RematChoice, ...]:
+def _list_remat_choices(record: SearchRecord, search: Search) -> tuple[RematChoice, ...]:
     """The record's remat choice. When memory was binding and a device now has twice the work: also with twice the
     micro-batches."""
-    entry, parts = trail.remat_choice, 2 * trail.remat_choice.micro_batches
+    entry, parts = record.remat_choice, 2 * record.remat_choice.micro_batches
     is_plain = entry.rung == NO_REMAT and entry.micro_batches == search.program.micro_batches
     is_free = search.options.micro_batches is None and parts <= MAX_MICRO_BATCHES
-    if is_plain or not is_free or work_per_device_s(search) < 2 * _MIN_WORK_SHARE * trail.cost.work_s:
+    if is_plain or not is_free or work_per_device_s(search) < 2 * _MIN_WORK_SHARE * record.cost.work_s:
         return (entry,)
     return entry, replace(entry, micro_batches=parts)
 
 
-def _earlier_step_s(mesh: Mesh, trail: SearchRecord) -> float:
+def _earlier_step_s(mesh: Mesh, record: SearchRecord) -> float:
     """Earlier fastest step on a mesh, memory aside: of the mesh itself, or of meshes with the same sizes in any order;
     0 when none was tried."""
-    outright = [way for way in trail.mesh_records if way.coarse_mesh is None]
+    outright = [way for way in record.mesh_records if way.coarse_mesh is None]
     same = [way.step_s for way in outright if way.mesh == mesh]
     alike = [way.step_s for way in outright if sorted(way.mesh.sizes.values()) == sorted(mesh.sizes.values())]
     return min(same or alike, default=0.0)
 
 
-def _is_same_problem(trail: SearchRecord, search: Search) -> bool:
+def _is_same_problem(record: SearchRecord, search: Search) -> bool:
     """Whether the query only adds pins to the record's."""
-    before, now = trail.query, search.query
+    before, now = record.query, search.query
     return now is not None and (before.sizes, before.cluster) == (now.sizes, now.cluster)
 
 
-def _is_same_cluster(trail: SearchRecord, search: Search) -> bool:
-    return search.query is not None and trail.query.cluster == search.query.cluster
+def _is_same_cluster(record: SearchRecord, search: Search) -> bool:
+    return search.query is not None and record.query.cluster == search.query.cluster
 
 
 def _resize_mesh(mesh: Mesh, devices: int) -> Mesh | None:
@@ -395,21 +397,21 @@ def _matching_meshes(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[
     return [candidate for candidate in candidates if sorted(candidate.sizes.values()) == sorted(mesh.sizes.values())]
 
 
-def _describe_reuse(trail: SearchRecord, search: Search, found: CandidatePlan) -> str:
+def _describe_reuse(record: SearchRecord, search: Search, found: CandidatePlan) -> str:
     """Note of the parts reused from the earlier search."""
     began = search.warm_start_notes.get((found.coarse_solution or found).mesh)
     reuse_note = f"; its search began with what was known of {began}" if began else ""
-    return _describe_omissions(trail, search, found) + reuse_note
+    return _describe_omissions(record, search, found) + reuse_note
 
 
-def _describe_omissions(trail: SearchRecord, search: Search, found: CandidatePlan) -> str:
+def _describe_omissions(record: SearchRecord, search: Search, found: CandidatePlan) -> str:
     """Note of the parts not searched again."""
-    before = f"planned like an earlier plan over {trail.winner.mesh}"
+    before = f"planned like an earlier plan over {record.winner.mesh}"
     if found.is_refined and found.coarse_solution is None:
         return f'{before}: what that decides was the start, and no other mesh was searched (effort="best" does)'
-    if _is_same_problem(trail, search):
+    if _is_same_problem(record, search):
         return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"
-    is_plain = trail.remat_choice.rung == NO_REMAT and trail.remat_choice.micro_batches == 1
+    is_plain = record.remat_choice.rung == NO_REMAT and record.remat_choice.micro_batches == 1
     slower = (
         f"more than {NEAR_FASTEST - 1:.0%} slower then" if is_plain else "needed more memory then, or computed more,"
     )

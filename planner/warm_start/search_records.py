@@ -149,25 +149,25 @@ class SearchHistory:
     def find_best(self, question: SearchQuery) -> SearchRecord | None:
         """The record of a query with the same or fewer pins; preferred in order: same cluster, same sizes, more pins,
         later."""
-        records = [trail for trail in self._records_for(question) if trail.query.pins <= question.pins]
-        return max(records, key=lambda trail: self._rank(trail, question), default=None)
+        records = [record for record in self._records_for(question) if record.query.pins <= question.pins]
+        return max(records, key=lambda record: self._rank(record, question), default=None)
 
-    def save(self, trail: SearchRecord) -> None:
+    def save(self, record: SearchRecord) -> None:
         """Save a record, replacing one of the same query."""
-        others = [record for record in self._records_for(trail.query) if record.query != trail.query]
-        records = [*others, trail][-MAX_RECORDS:]
-        self._store.put(_key(trail.query), json.dumps([_to_json(record) for record in records]).encode())
+        others = [each for each in self._records_for(record.query) if each.query != record.query]
+        records = [*others, record][-MAX_RECORDS:]
+        self._store.put(_key(record.query), json.dumps([_to_json(record) for record in records]).encode())
 
-    def load_messages(self, trail: SearchRecord, mesh: Mesh, outline: bytes) -> SavedMessages | None:
+    def load_messages(self, record: SearchRecord, mesh: Mesh, outline: bytes) -> SavedMessages | None:
         """Final messages on a mesh from the record's search; None when absent or unreadable.
 
         outline: `saved_messages.opcode_digest` of the current program.
         """
-        return self._load_attachment("messages", trail, mesh, outline, SavedMessages.decode)
+        return self._load_attachment("messages", record, mesh, outline, SavedMessages.decode)
 
-    def load_plan(self, trail: SearchRecord, outline: bytes) -> EarlierPlan | None:
+    def load_plan(self, record: SearchRecord, outline: bytes) -> EarlierPlan | None:
         """The plan of the record's search; None when absent or unreadable."""
-        return self._load_attachment("plan", trail, trail.winner.mesh, outline, EarlierPlan.decode)
+        return self._load_attachment("plan", record, record.winner.mesh, outline, EarlierPlan.decode)
 
     def save_messages(self, question: SearchQuery, mesh: Mesh, outline: bytes, messages: SavedMessages) -> None:
         """Save a search's final messages on a mesh, beside its record."""
@@ -181,16 +181,16 @@ class SearchHistory:
         self._store.put(_attachment_key(what, question, mesh, outline), zlib.compress(data, level=1))
 
     def _load_attachment(
-        self, what: str, trail: SearchRecord, mesh: Mesh, outline: bytes, decode: Callable[[bytes], T]
+        self, what: str, record: SearchRecord, mesh: Mesh, outline: bytes, decode: Callable[[bytes], T]
     ) -> T | None:
-        data = self._store.get(_attachment_key(what, trail.query, mesh, outline))
+        data = self._store.get(_attachment_key(what, record.query, mesh, outline))
         try:
             return None if data is None else decode(zlib.decompress(data))
         except (ValueError, TypeError, KeyError, IndexError, zlib.error):
             return None
 
-    def _rank(self, trail: SearchRecord, question: SearchQuery) -> tuple[bool, bool, int]:
-        one = trail.query
+    def _rank(self, record: SearchRecord, question: SearchQuery) -> tuple[bool, bool, int]:
+        one = record.query
         return one.cluster == question.cluster, one.sizes == question.sizes, len(one.pins)
 
     def _records_for(self, question: SearchQuery) -> list[SearchRecord]:
@@ -203,7 +203,7 @@ class SearchHistory:
 
 
 def _key(question: SearchQuery) -> bytes:
-    return b"trails" + question.kind
+    return b"history" + question.kind
 
 
 def _attachment_key(what: str, question: SearchQuery, mesh: Mesh, outline: bytes) -> bytes:
@@ -211,24 +211,24 @@ def _attachment_key(what: str, question: SearchQuery, mesh: Mesh, outline: bytes
     return what.encode() + sha256(question.kind + hash_json(asked) + outline).digest()
 
 
-def _to_json(trail: SearchRecord) -> dict[str, Any]:
-    question = trail.query
+def _to_json(record: SearchRecord) -> dict[str, Any]:
+    question = record.query
     return {
         "sizes": question.sizes,
         "cluster": question.cluster,
         "asked": sorted(question.pins),
-        "ways": [_mesh_record_to_json(way) for way in trail.mesh_records],
-        "won": _mesh_record_to_json(trail.winner),
-        "entry": asdict(trail.remat_choice),
-        "price": asdict(trail.cost),
-        "limit_bytes": trail.limit_bytes,
-        "was_open": trail.missed_target_gap,
+        "ways": [_mesh_record_to_json(way) for way in record.mesh_records],
+        "won": _mesh_record_to_json(record.winner),
+        "entry": asdict(record.remat_choice),
+        "price": asdict(record.cost),
+        "limit_bytes": record.limit_bytes,
+        "was_open": record.missed_target_gap,
     }
 
 
 def _from_json(said: Mapping[str, Any], kind: bytes) -> SearchRecord:
     """The record encoded by `_to_json`. Raises ValueError and others on data no search could have saved."""
-    trail = SearchRecord(
+    record = SearchRecord(
         query=SearchQuery(kind=kind, sizes=said["sizes"], cluster=said["cluster"], pins=frozenset(said["asked"])),
         mesh_records=tuple(_mesh_record_from_json(way) for way in said["ways"]),
         winner=_mesh_record_from_json(said["won"]),
@@ -237,9 +237,13 @@ def _from_json(said: Mapping[str, Any], kind: bytes) -> SearchRecord:
         limit_bytes=int(said["limit_bytes"]),
         missed_target_gap=bool(said["was_open"]),
     )
-    if not trail.mesh_records or trail.cost.work_s <= 0 or not -1 <= trail.remat_choice.rung < trail.remat_choice.rungs:
-        raise ValueError("no search leaves such a trail")
-    return trail
+    if (
+        not record.mesh_records
+        or record.cost.work_s <= 0
+        or not -1 <= record.remat_choice.rung < record.remat_choice.rungs
+    ):
+        raise ValueError("no search leaves such a record")
+    return record
 
 
 def _mesh_record_to_json(way: MeshRecord) -> list[Any]:

@@ -188,7 +188,7 @@ def test_a_program_without_source_lines_is_searched_for_its_own_words(searches: 
     plan_with_cache(TEXT, CLUSTER, store=store)
     text = re.sub(r", metadata=\{[^{}]*\}", "", TEXT)
     again, anew = plan_with_cache(text, CLUSTER, store=store), plan(text, CLUSTER)
-    assert isinstance(again, Plan)  # it follows the first search's trail, and says so
+    assert isinstance(again, Plan)  # it follows the first search's record, and says so
     assert again.cost.lower_bound_s == pytest.approx(anew.cost.lower_bound_s, rel=1e-12)  # the terms in another order
     again = replace(again, cost=replace(again.cost, lower_bound_s=anew.cost.lower_bound_s))
     assert same_but_for_time(replace(again, candidates=(), notes=()), replace(anew, candidates=(), notes=()))

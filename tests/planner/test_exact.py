@@ -188,7 +188,7 @@ def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ilp_with_memory_rows.ilp, "solve", counted)
     for memory in (program.MemoryModel, partial(_of_the_peak_alone, program.MemoryModel)):
-        monkeypatch.setattr(program, "MemoryModelModel", memory)
+        monkeypatch.setattr(program, "MemoryModel", memory)
         solved.append(0)
         assert plan(text, Cluster.local(4), limited).memory.peak_bytes < fastest.memory.peak_bytes
     with_margin, without = solved

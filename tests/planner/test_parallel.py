@@ -23,7 +23,7 @@ PRELUDE = """
 import os, signal, sys, threading, time
 import numpy
 from shardwright.planner import parallel
-from shardwright.planner.parallel import Ahead
+from shardwright.planner.parallel import ForkedFuture
 
 me = os.getpid()
 
@@ -70,11 +70,11 @@ def run(body: str, *arguments: str, stdin: str = "") -> str:
 
 
 def test_work_is_done_in_a_child() -> None:
-    assert run("print(where(Ahead(os.getpid)))") == "elsewhere"
+    assert run("print(where(ForkedFuture(os.getpid)))") == "elsewhere"
 
 
 def test_a_result_larger_than_a_pipe_comes_whole() -> None:
-    assert run("print(sum(Ahead(lambda: numpy.arange(1_000_000)).result()))") == str(sum(range(1_000_000)))
+    assert run("print(sum(ForkedFuture(lambda: numpy.arange(1_000_000)).result()))") == str(sum(range(1_000_000)))
 
 
 def test_where_a_thread_runs_nothing_is_forked() -> None:
@@ -82,7 +82,7 @@ def test_where_a_thread_runs_nothing_is_forked() -> None:
         stop = threading.Event()
         thread = threading.Thread(target=stop.wait)
         thread.start()
-        print(where(Ahead(os.getpid)))
+        print(where(ForkedFuture(os.getpid)))
         stop.set()
         thread.join()
     """
@@ -96,7 +96,7 @@ def test_threads_that_python_does_not_know_of_are_seen_too() -> None:
         lock.acquire()
         _thread.start_new_thread(lock.acquire, ())
         assert threading.active_count() == 1
-        print(where(Ahead(os.getpid)))
+        print(where(ForkedFuture(os.getpid)))
         lock.release()
     """
     assert run(body) == "here"
@@ -106,8 +106,8 @@ def test_what_a_child_raises_is_raised_where_its_result_is_wanted() -> None:
     body = """
         def refuse():
             raise KeyError(os.getpid())
-        begun = Ahead(refuse)
-        assert begun.is_elsewhere
+        begun = ForkedFuture(refuse)
+        assert begun.is_forked
         try:
             begun.result()
         except KeyError as error:
@@ -122,7 +122,7 @@ def test_what_a_killed_child_was_at_is_done_here() -> None:
             if os.getpid() != me:
                 time.sleep(60)
             return os.getpid()
-        begun = Ahead(work)
+        begun = ForkedFuture(work)
         (child,) = children()
         os.kill(child, signal.SIGKILL)
         print(where(begun))
@@ -136,18 +136,18 @@ def test_a_child_that_hangs_is_given_up() -> None:
             while os.getpid() != me:
                 time.sleep(1)
             return os.getpid()
-        print(where(Ahead(work, patience_s=0.2)))
+        print(where(ForkedFuture(work, patience_s=0.2)))
     """
     assert run(body) == "here"
 
 
 def test_a_child_is_ended_where_its_result_is_not_needed() -> None:
-    assert run("begun = Ahead(lambda: time.sleep(60)); begun.cancel(); print(children())") == "[]"
+    assert run("begun = ForkedFuture(lambda: time.sleep(60)); begun.cancel(); print(children())") == "[]"
 
 
 def test_a_child_dies_with_its_parent() -> None:
     body = """
-        begun = Ahead(lambda: time.sleep(600))
+        begun = ForkedFuture(lambda: time.sleep(600))
         print(*children(), flush=True)
         os.kill(me, signal.SIGKILL)
     """

@@ -106,9 +106,9 @@ def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
     script = (
         "import sys; from shardwright.options.plan_options import PlanOptions\n"
         "from shardwright.clusters.cluster import Cluster\n"
-        "from shardwright.planner.pipeline.build import searched_pipeline\n"
+        "from shardwright.planner.pipeline.build import choose_pipeline\n"
         "options = PlanOptions(stages=2, micro_batches=4)\n"
-        "found = searched_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options).choice\n"
+        "found = choose_pipeline(open(sys.argv[1]).read(), Cluster.local(4), options).choice\n"
         "print(sorted(found.chunk_of.items()), found.step_s, found.memory_bytes, found.candidates)"
     )
     answers = {

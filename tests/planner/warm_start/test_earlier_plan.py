@@ -135,7 +135,7 @@ def test_what_is_no_plan_is_not_read(kept: tuple[EarlierPlan, Chain, dict[Variab
 def left() -> MemoryStore:
     """What the search for a step left behind."""
     store = MemoryStore()
-    made = plan(step_of(), EIGHT, trails=SearchHistory(store))
+    made = plan(step_of(), EIGHT, history=SearchHistory(store))
     assert len(made.mesh.axes) == 3
     return store
 
@@ -143,7 +143,7 @@ def left() -> MemoryStore:
 def test_twice_the_batch_begins_at_the_plan(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = plan(step_of(32), EIGHT)
     monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
-    again = plan(step_of(32), EIGHT, trails=SearchHistory(left))
+    again = plan(step_of(32), EIGHT, history=SearchHistory(left))
     assert "what that decides was the start" in " ".join(again.notes)
     assert again.mesh == nothing.mesh
     assert again.cost.step_s <= nothing.cost.step_s * (1 + SIMPLICITY_TOLERANCE)
@@ -158,9 +158,9 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
     """Where the earlier plan's first bound left too much open, all moves are followed at once."""
     best_for, begin, ranks = SearchHistory.find_best, Search.start_bounding, []
 
-    def found(trails: SearchHistory, question: Any) -> SearchRecord | None:
-        trail = best_for(trails, question)
-        return None if trail is None else replace(trail, missed_target_gap=was_open)
+    def found(history: SearchHistory, question: Any) -> SearchRecord | None:
+        record = best_for(history, question)
+        return None if record is None else replace(record, missed_target_gap=was_open)
 
     def counted(search: Search, mesh: Mesh, rank: int = EXACT_RANK) -> None:
         begin(search, mesh, rank)
@@ -172,7 +172,7 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
 
     monkeypatch.setattr(SearchHistory, "find_best", found)
     monkeypatch.setattr(Search, "start_bounding", counted)
-    made = plan(step_of(32), EIGHT, trails=SearchHistory(left))
+    made = plan(step_of(32), EIGHT, history=SearchHistory(left))
     most = Search(step_of(32), EIGHT, PlanOptions()).max_rank
     assert most > EXACT_RANK
     assert ranks == [(most, most) if was_open else (EXACT_RANK, 0)]
@@ -182,11 +182,11 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
 def test_what_left_too_much_open_is_remembered(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwright.planner.search.certify.TARGET_GAP", -1.0)
     store = MemoryStore()
-    plan(step_of(), EIGHT, trails=SearchHistory(store))
+    plan(step_of(), EIGHT, history=SearchHistory(store))
     question = Search(step_of(32), EIGHT, PlanOptions(), None, SearchHistory(store)).query
     assert question is not None
-    trails = [SearchHistory(each).find_best(question) for each in (left, store)]
-    assert [trail is not None and trail.missed_target_gap for trail in trails] == [False, True]
+    history = [SearchHistory(each).find_best(question) for each in (left, store)]
+    assert [record is not None and record.missed_target_gap for record in history] == [False, True]
 
 
 @pytest.fixture(scope="module")
@@ -204,12 +204,12 @@ def test_after_a_lost_node_the_search_begins_at_the_plan(
     """Of a large program only the axes that are as long as before are set free, once each."""
     nothing, best_for, freed = plan(step_of(), EIGHT), SearchHistory.find_best, []
 
-    def found(trails: SearchHistory, question: Any) -> SearchRecord | None:
-        trail = best_for(trails, question)
-        assert trail is not None
-        asked = replace(trail.query, cluster="another")
+    def found(history: SearchHistory, question: Any) -> SearchRecord | None:
+        record = best_for(history, question)
+        assert record is not None
+        asked = replace(record.query, cluster="another")
         return replace(
-            trail, query=asked, cost=replace(trail.cost, work_s=trail.cost.work_s / 2), missed_target_gap=True
+            record, query=asked, cost=replace(record.cost, work_s=record.cost.work_s / 2), missed_target_gap=True
         )
 
     def watched(chain: Chain, at: Any, fine: CostGraph, axes: Sequence[str], **limits: Any) -> Any:
@@ -221,7 +221,7 @@ def test_after_a_lost_node_the_search_begins_at_the_plan(
     monkeypatch.setattr("shardwright.planner.warm_start.replanning.descend", watched)
     monkeypatch.setattr(Search, "is_large", is_large)
     monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
-    again = plan(step_of(), EIGHT, trails=SearchHistory(left))
+    again = plan(step_of(), EIGHT, history=SearchHistory(left))
     assert "what that decides was the start" in " ".join(again.notes)
     assert freed == [(("model", "sequence", "data"), 2 if is_large else None)]
     assert again.mesh == nothing.mesh

@@ -86,13 +86,13 @@ SITUATIONS = {
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, searched: list[Mesh]) -> None:
     text, cluster = SITUATIONS[situation]
-    trails = SearchHistory(MemoryStore())
-    plan(text_of(), CLUSTER, trails=trails)
+    history = SearchHistory(MemoryStore())
+    plan(text_of(), CLUSTER, history=history)
     searched.clear()
     nothing = plan(text, cluster)
     whole = len(searched)
     searched.clear()
-    again = plan(text, cluster, trails=trails)
+    again = plan(text, cluster, history=history)
     assert follows(again)
     known = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
     assert len(known) == (cluster == CLUSTER)  # nothing is known of other devices
@@ -108,22 +108,22 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch
     unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
     budget = 3 * unlimited.memory.peak_bytes // 4
     options = PlanOptions(mesh={"data": 4}, memory_budget=budget, micro_batches=1)
-    trails = SearchHistory(MemoryStore())
-    before = plan(first, FEWER, options, trails=trails)
+    history = SearchHistory(MemoryStore())
+    before = plan(first, FEWER, options, history=history)
     assert before.recomputed
     whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
     variants = counted_variants(monkeypatch)
-    again = plan(first, FEWER, replace(options, force={whole.name: {0: None}}), trails=trails)
+    again = plan(first, FEWER, replace(options, force={whole.name: {0: None}}), history=history)
     assert follows(again)
     assert len(variants) == 1
     assert again.recomputed == before.recomputed
     assert again.cost.step_s <= before.cost.step_s * (1 + COST_TOLERANCE)
-    smaller = Search(other, FEWER, options, None, trails)
+    smaller = Search(other, FEWER, options, None, history)
     assert smaller.query is not None
-    trail = trails.find_best(smaller.query)
-    assert trail is not None
-    assert trail.remat_choice.rung >= 0
-    assert replan(smaller, trail) is None
+    record = history.find_best(smaller.query)
+    assert record is not None
+    assert record.remat_choice.rung >= 0
+    assert replan(smaller, record) is None
     assert any(
         each.best_plan for each in smaller.restricted_results
     )  # which is what a whole search has to be faster than
@@ -136,7 +136,7 @@ def bound() -> tuple[PlanOptions, MemoryStore]:
     unlimited = plan(STEP_OF_28, FEWER, options)
     options = replace(options, memory_budget=3 * unlimited.memory.peak_bytes // 5)
     store = MemoryStore()
-    before = plan(STEP_OF_28, FEWER, options, trails=SearchHistory(store))
+    before = plan(STEP_OF_28, FEWER, options, history=SearchHistory(store))
     assert before.recomputed
     return options, store
 
@@ -149,7 +149,7 @@ def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(
 ) -> None:
     variants = counted_variants(monkeypatch)
     options, store = bound
-    again = plan(STEP_OF_56, FEWER, options, trails=SearchHistory(store))
+    again = plan(STEP_OF_56, FEWER, options, history=SearchHistory(store))
     few = len(variants)
     assert follows(again)
     variants.clear()
@@ -164,7 +164,7 @@ def test_where_memory_binds_no_longer_nothing_is_computed_again(
 ) -> None:
     variants = counted_variants(monkeypatch)
     options, store = bound
-    again = plan(STEP_OF_12, FEWER, options, trails=SearchHistory(store))
+    again = plan(STEP_OF_12, FEWER, options, history=SearchHistory(store))
     assert follows(again)
     assert not variants
     assert not again.recomputed
@@ -185,11 +185,11 @@ def counted_variants(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes(searched: list[Mesh]) -> None:
     """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
-    trails = SearchHistory(MemoryStore())
-    before = plan(text_of(), CLUSTER, trails=trails)
+    history = SearchHistory(MemoryStore())
+    before = plan(text_of(), CLUSTER, history=history)
     searched.clear()
     text = text_of({1: None})
-    again = plan(text, CLUSTER, trails=trails)
+    again = plan(text, CLUSTER, history=history)
     assert follows(again)
     assert again.cost.step_s > before.cost.step_s * 1.1
     assert set(searched) == {Mesh.of({"data": 4, "model": 2})}
@@ -200,16 +200,16 @@ def test_no_plan_depends_on_which_was_asked_for_first() -> None:
     one, other = text_of(), text_of(batch=128)
     orders = []
     for texts in ((one, other), (other, one)):
-        trails = SearchHistory(MemoryStore())
-        orders.append({text: decided(plan(text, CLUSTER, trails=trails)) for text in texts})
+        history = SearchHistory(MemoryStore())
+        orders.append({text: decided(plan(text, CLUSTER, history=history)) for text in texts})
     assert orders[0] == orders[1]
 
 
 def test_a_damaged_trail_is_none() -> None:
     question = SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
     store = MemoryStore()
-    plan(text_of(), CLUSTER, trails=SearchHistory(store))
-    key = b"trails" + question.kind
+    plan(text_of(), CLUSTER, history=SearchHistory(store))
+    key = b"history" + question.kind
     whole = store.get(key)
     assert whole is not None
     assert SearchHistory(store).find_best(question) is not None
@@ -224,34 +224,34 @@ def test_a_damaged_trail_is_none() -> None:
     ):
         store.put(key, damage)
         assert SearchHistory(store).find_best(question) is None
-    assert not follows(plan(text_of(batch=128), CLUSTER, trails=SearchHistory(store)))
+    assert not follows(plan(text_of(batch=128), CLUSTER, history=SearchHistory(store)))
 
 
 def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
-    """A trail that claims an implausibly fast plan of other sizes explains no real one."""
-    trails, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
-    plan(text_of(), CLUSTER, trails=trails)
-    trail = trails.find_best(question)
-    assert trail is not None
-    cheap = replace(trail.cost, compute_s=trail.cost.compute_s / 2, communication_s=0.0)
-    trails.save(replace(trail, cost=cheap))
+    """A record that claims an implausibly fast plan of other sizes explains no real one."""
+    history, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
+    plan(text_of(), CLUSTER, history=history)
+    record = history.find_best(question)
+    assert record is not None
+    cheap = replace(record.cost, compute_s=record.cost.compute_s / 2, communication_s=0.0)
+    history.save(replace(record, cost=cheap))
     other = text_of(batch=128)
-    made = plan(other, CLUSTER, trails=trails)
+    made = plan(other, CLUSTER, history=history)
     assert not follows(made)
     assert decided(made) == decided(plan(other, CLUSTER))
 
 
 def test_trails_with_other_pins_are_not_followed() -> None:
-    trails = SearchHistory(MemoryStore())
-    plan(text_of({1: None}), CLUSTER, trails=trails)
-    assert not follows(plan(text_of({0: None}), CLUSTER, trails=trails))
+    history = SearchHistory(MemoryStore())
+    plan(text_of({1: None}), CLUSTER, history=history)
+    assert not follows(plan(text_of({0: None}), CLUSTER, history=history))
 
 
 @pytest.mark.parametrize("options", [PlanOptions(effort="best"), PlanOptions(mode="propagate")])
 def test_who_asks_for_another_search_gets_it(options: PlanOptions) -> None:
-    trails = SearchHistory(MemoryStore())
-    plan(text_of(), CLUSTER, options, trails=trails)
-    assert not follows(plan(text_of(batch=128), CLUSTER, options, trails=trails))
+    history = SearchHistory(MemoryStore())
+    plan(text_of(), CLUSTER, options, history=history)
+    assert not follows(plan(text_of(batch=128), CLUSTER, options, history=history))
 
 
 # ---- outlines and stores -----------------------------------------------------------
@@ -276,20 +276,20 @@ def test_pins_in_the_options_are_part_of_the_question() -> None:
 
 
 def test_the_last_trails_are_kept_one_for_each_question() -> None:
-    trails, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
-    plan(text_of(), CLUSTER, trails=trails)
-    trail = trails.find_best(question)
-    assert trail is not None
-    assert trail.query == question
+    history, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
+    plan(text_of(), CLUSTER, history=history)
+    record = history.find_best(question)
+    assert record is not None
+    assert record.query == question
     for number in range(MAX_RECORDS):
-        trails.save(replace(trail, query=replace(question, sizes=str(number))))
-        trails.save(replace(trail, query=replace(question, sizes=str(number))))
+        history.save(replace(record, query=replace(question, sizes=str(number))))
+        history.save(replace(record, query=replace(question, sizes=str(number))))
     kept = {
         found.query.sizes
         for number in range(MAX_RECORDS)
-        if (found := trails.find_best(replace(question, sizes=str(number)))) is not None
+        if (found := history.find_best(replace(question, sizes=str(number)))) is not None
     }
     assert kept == set(map(str, range(MAX_RECORDS)))
-    last = trails.find_best(question)
+    last = history.find_best(question)
     assert last is not None
     assert last.query.sizes != question.sizes

@@ -85,7 +85,7 @@ def test_another_batch_begins_nearly_where_it_will_end() -> None:
 
 def test_damaged_messages_cost_time_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
-    plan(TEXT, CLUSTER, OPTIONS, trails=SearchHistory(store))
+    plan(TEXT, CLUSTER, OPTIONS, history=SearchHistory(store))
     whole, asked = store.get, list[bytes]()
 
     def damaged(key: bytes) -> bytes | None:
@@ -96,7 +96,7 @@ def test_damaged_messages_cost_time_and_no_plan(monkeypatch: pytest.MonkeyPatch)
         return value[:-20]
 
     monkeypatch.setattr(store, "get", damaged)
-    again = plan(LARGER, CLUSTER, OPTIONS, trails=SearchHistory(store))
+    again = plan(LARGER, CLUSTER, OPTIONS, history=SearchHistory(store))
     assert asked
     assert again.instructions == plan(LARGER, CLUSTER, OPTIONS).instructions
 
@@ -115,12 +115,12 @@ def test_a_text_is_read_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pins_that_contradict_each_other_are_said_as_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    trails = SearchHistory(MemoryStore())
-    plan(TEXT, CLUSTER, OPTIONS, trails=trails)
+    history = SearchHistory(MemoryStore())
+    plan(TEXT, CLUSTER, OPTIONS, history=history)
 
     def contradicted(messages: SavedMessages, chain: Chain) -> None:
         raise ValueError("no assignment is finite")
 
     monkeypatch.setattr(SavedMessages, "to_warm_start", contradicted)
     with pytest.raises(PlanError, match="contradict"):
-        plan(LARGER, CLUSTER, OPTIONS, trails=trails)
+        plan(LARGER, CLUSTER, OPTIONS, history=history)
