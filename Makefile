@@ -11,6 +11,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
+# Tests run in two processes; more cores: make WORKERS=8 test. Those marked `slow` are left to `make test-all`.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -45,8 +49,12 @@ quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print
 	@$(BIN)/python examples/gpt2/train.py --explain
 
 .PHONY: test
-test: $(VENV)/.stamp-dev ## Run every test.
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on two cores).
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
+	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
 .PHONY: golden
 golden: $(VENV)/.stamp-dev ## Write the golden plans of the benchmark's models anew; git diff shows what changed.
