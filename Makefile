@@ -74,11 +74,11 @@ site: $(VENV)/.stamp-dev ## Build the documents as a static site, in build/site.
 
 .PHONY: bench
 bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with plain jax.jit.
-	@$(BIN)/python benchmarks/bench_step.py
+	@$(BIN)/python -m benchmarks.bench_step
 
 .PHONY: numbers
 numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
-	@$(BIN)/python benchmarks/check_numbers.py
+	@$(BIN)/python -m benchmarks.check_numbers
 
 .PHONY: check-pipelines
 check-pipelines: $(VENV)/.stamp-dev ## Compare pipelines on servers with single-device JAX: every model, schedule and number of workers (20 minutes).
@@ -165,7 +165,7 @@ fuzz-truth: $(VENV)/.stamp-dev ## The same for random layouts of random argument
 
 .PHONY: check-memory
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
-	@$(BIN)/python benchmarks/check_memory.py
+	@$(BIN)/python -m benchmarks.check_memory
 
 .PHONY: fuzz-memory
 fuzz-memory: $(VENV)/.stamp-dev ## The same for random steps, layouts and memory limits (half an hour).

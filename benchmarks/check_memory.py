@@ -1,8 +1,8 @@
 """Predicted peak memory of plans beside what XLA's own compilers say.
 
-    make check-memory     (or: python benchmarks/check_memory.py --models gpt2-4,llama --plans data,fsdp)
+    make check-memory     (or: python -m benchmarks.check_memory --models gpt2-4,llama --plans data,fsdp)
 
-For the models of `memory_models.py` and every plan: arguments, results that are not written over them, and
+For the models of `workloads/memory_steps.py` and every plan: arguments, results that are not written over them, and
 temporaries of one device, as the plan predicts them and as XLA:CPU's buffer assignment has them. With
 `--tpu-python` (an interpreter with jax and libtpu; no TPU is needed) the TPU compiler judges predictions of the
 TPU profile instead, for larger models planned for its memory (what is small stays on the chip and is not counted);
@@ -25,8 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from memory_models import LARGE_MODELS, MODELS
-
 import shardwright as sw
 from shardwright.cost import hardware_profile, predict_memory
 from shardwright.cost.peak.memory import bytes_with_margin
@@ -35,6 +33,7 @@ from shardwright.hlo import parse
 from shardwright.plans.plan import MemorySummary, Plan
 from shardwright.xla import CompileService
 from shardwright.xla.compiled import CompiledMemory
+from workloads.memory_steps import LARGE_MODELS, MODELS
 
 MEDIAN_BAR = 0.10
 WORST_BAR = 0.25

@@ -1,6 +1,6 @@
 """Ten GPT-2 steps on servers beside the same ten under single-device JAX, for every way to spread them.
 
-    make numbers          (or: python benchmarks/check_numbers.py --only processes --layers 4)
+    make numbers          (or: python -m benchmarks.check_numbers --only processes --layers 4)
 
 Servers: the embedded one (one process, 8 devices) and two processes of 4 devices each. Plans: the
 planner's own and the forced ones. Optimizers: SGD, whose parameters must agree within 1e-5 of each
@@ -25,16 +25,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-from bench_step import EXAMPLES, load_example, stock_step
 
 import shardwright as sw
+from benchmarks.bench_step import stock_step
+from examples.common import text
+from examples.gpt2.model import Config, make_steps
 
+ROOT = Path(__file__).resolve().parents[1]
 LOSS_BAR = 1e-5
 NORM_BAR = 1e-5
 #: A stock distance below this counts as this: so close, one rounding more or less decides the ratio.
@@ -62,10 +66,7 @@ def two_processes() -> Iterator[str]:
         path = Path(folder) / "cluster.json"
         path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
         command = [sys.executable, "-m", "shardwright.server", str(path)]
-        servers = [
-            subprocess.Popen([*command, str(index)], cwd=EXAMPLES.parent, stderr=subprocess.DEVNULL)
-            for index in range(2)
-        ]
+        servers = [subprocess.Popen([*command, str(index)], cwd=ROOT, stderr=subprocess.DEVNULL) for index in range(2)]
         try:
             wait_for_listener(ports[0])
             yield f"127.0.0.1:{ports[0]}"
@@ -111,13 +112,12 @@ def stock(plan: Any, init: Any, train_step: Any) -> tuple[Any, Any]:
 
 def compare(session: Any, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row per optimizer and plan."""
-    model, data = load_example("gpt2/model.py"), load_example("gpt2/data.py")
-    config = model.Config(layers=arguments.layers)
-    text, _ = data.split(data.standard_library_text())
-    source = data.batches(text, batch=16, context=config.context)
-    batches = [next(source) for _ in range(arguments.steps)]
+    config = Config(layers=arguments.layers)
+    values, _ = text.split(text.standard_library_text())
+    source = text.batches(values, batch=16, context=config.context)
+    batches = [tokens for (tokens,) in islice(source, arguments.steps)]
     for optimizer, make in OPTIMIZERS.items():
-        init, train_step, _ = model.make_steps(config, make())
+        init, train_step, _ = make_steps(config, make())
         expected, expected_losses = train(jax.jit(train_step), jax.jit(init)(jax.random.key(0)), batches)
         for force, options in FORCES.items():
             step = session.parallelize(train_step, donate_argnums=(0, 1), **options)

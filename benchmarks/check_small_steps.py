@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 import shardwright as sw
-from benchmarks.small_steps import SMALL_STEPS
-from benchmarks.small_steps.made import Step
 from shardwright.errors import MemoryBudgetError
+from workloads.small_steps import SMALL_STEPS
+from workloads.small_steps.made import Step
 
 GAP_BAR = 0.01
 NUMBERS_BAR = 0.01

@@ -33,13 +33,13 @@ from rich.table import Table
 import shardwright
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import JUDGED, UNSEEN, Entry, cluster_json
-from benchmarks.truth_models import MODELS
-from benchmarks.truth_unusual import UNUSUAL
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, MicroBatchError, ShardwrightError
 from shardwright.plans.plan import Plan
 from shardwright.report.collectives import proof_as_dict
 from shardwright.report.proof import Proof
+from workloads.collective_steps import MODELS
+from workloads.unusual_steps import UNUSUAL
 
 SMALL = {**MODELS, **UNUSUAL}
 #: Models of the planner's benchmark by name: model, size, and the slice of it that is judged.

@@ -30,7 +30,6 @@ from pathlib import Path
 from benchmarks.check_truth import SMALL
 from benchmarks.fuzz_truth import LINK_POWERS, drawn, meshes
 from benchmarks.planner.partition import PartitionError, partition
-from benchmarks.random_steps import random_step
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Link
 from shardwright.cost import bytes_with_margin, hardware_profile
@@ -40,6 +39,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
+from workloads.random_steps import random_step
 
 RANDOM = "random"
 PLANS = ("forced", "layouts", "search", "limit", "remat", "parts")

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.check_truth import SMALL, cluster_named
-from benchmarks.random_steps import random_step
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Link
 from shardwright.errors import AnnotationError, ShardwrightError
@@ -28,6 +27,7 @@ from shardwright.planner import plan
 from shardwright.planner.strategies.padding import divides, divides_or_pays
 from shardwright.report.proof import Proof, prove
 from shardwright.xla import CompileService
+from workloads.random_steps import random_step
 
 #: Bytes a second of the links inside a node, as powers of ten: from slow Ethernet to more than any NVLink.
 LINK_POWERS = (8.0, 12.5)

@@ -17,10 +17,11 @@ from typing import Any
 from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
 from benchmarks.planner.counted import Counted
 from benchmarks.planner.counter import count
-from benchmarks.planner.every_model import EVERY_MODEL
+from benchmarks.planner.experts.plans import experts_of
 from benchmarks.planner.judge import MACHINES, judge
 from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, compile_for
 from benchmarks.planner.suite import BUDGETS, Entry, entries, is_meant
+from workloads.every_model import EVERY_MODEL
 
 FOLDER = Path(__file__).parent / "experts" / "frozen"
 
@@ -84,7 +85,7 @@ def counted(entry: Entry, texts: Path | None = None) -> tuple[dict[str, Any], di
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for name in EVERY_MODEL[entry.model].experts(entry.devices):
+    for name in experts_of(EVERY_MODEL[entry.model], entry.devices):
         try:
             compiled = _compiled(entry, name, texts)
         except PartitionError as error:

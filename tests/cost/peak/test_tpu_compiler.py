@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from benchmarks.memory_models import LARGE_MODELS
 from shardwright.cost import hardware_profile, predict_memory
 from shardwright.hlo import parse
+from workloads.memory_steps import LARGE_MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
 MB = 10**6
