@@ -21,7 +21,7 @@ from tests.snippets.blocks import DOCUMENTS, ROOT
 #: Folders whose files documents name by path.
 FOLDERS = (
     "shardwright", "client", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
-    "workloads", "tests",
+    "oracles", "workloads", "tests",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Small training steps of many kinds, with arrays: each is planned, proven and computed beside `jax.jit`.
 
-`python -m benchmarks.check_small_steps` runs them.
+`python -m oracles.small_steps` runs them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Its figures were made with libtpu 0.0.42.1 and jax 0.10.2 for a v5e:
 
-    python benchmarks/check_memory.py --tpu-python PYTHON --models mlp,mlp-bf16,lstm,moe,resnet \\
+    python -m oracles.memory --tpu-python PYTHON --models mlp,mlp-bf16,lstm,moe,resnet \\
         --plans data,tensor,mixed
 """
 

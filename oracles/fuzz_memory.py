@@ -1,10 +1,10 @@
 """Predicted memory beside XLA:CPU's for plans that nobody would ask for: random steps, random layouts, memory limits.
 
-Each seed draws a step (`random_steps`, or one of the small models of `check_truth`), the speed of the links, and how it
+Each seed draws a step (`random_steps`, or one of the small models of `collectives`), the speed of the links, and how it
 is planned:
 
 - forced: an expert's strategy on a mesh of one to three axes;
-- layouts: axes of some arguments, as `fuzz_truth` draws them; the search plans the rest around them;
+- layouts: axes of some arguments, as `fuzz_collectives` draws them; the search plans the rest around them;
 - search, and limit: what the search makes of 50 to 80 % of the memory that the unlimited plan must have;
 - remat and parts: everything computed again, or the batch in two parts.
 
@@ -12,7 +12,7 @@ XLA:CPU assigns buffers for the plan's program; code generation is not waited fo
 takes more than the least limit under which the plan is called feasible (`cost.bytes_with_margin`). The same seed draws
 the same case. Exit code 1 where a plan is over, or a case was not judged.
 
-    python -m benchmarks.fuzz_memory [--models random,mlp] [--cluster 8] [--seeds 0:40] [--plans forced,limit]
+    python -m oracles.fuzz_memory [--models random,mlp] [--cluster 8] [--seeds 0:40] [--plans forced,limit]
         [--keep DIR]: the cases that are over or far off, as HLO, plan and StableHLO
 """
 
@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.check_truth import SMALL
-from benchmarks.fuzz_truth import LINK_POWERS, drawn, meshes
 from benchmarks.planner.partition import PartitionError, partition
+from oracles.collectives import SMALL
+from oracles.fuzz_collectives import LINK_POWERS, drawn, meshes
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Link
 from shardwright.cost import bytes_with_margin, hardware_profile
@@ -141,7 +141,7 @@ def keep(folder: Path, name: str, made: Plan) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=RANDOM, help=f"{RANDOM}, or names of check_truth (default: %(default)s)")
+    parser.add_argument("--models", default=RANDOM, help=f"{RANDOM}, or names of collectives (default: %(default)s)")
     parser.add_argument("--cluster", type=int, default=8, help="devices (default: %(default)s)")
     parser.add_argument("--seeds", default="0:60", help="first:last (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="(default: %(default)s)")

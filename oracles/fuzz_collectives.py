@@ -2,10 +2,10 @@
 
 A search on one machine finds few of the layouts that it knows. Here each seed draws a mesh of one to three axes, the
 speed of the links, and where the axes split some of a step's arguments; the search plans the rest around them, and the
-plan is proven as in `check_truth`. Of the model `random` each seed draws the step, too (`random_steps`). The same seed
+plan is proven as in `collectives`. Of the model `random` each seed draws the step, too (`random_steps`). The same seed
 draws the same case. Exit code 1 where a proof does not hold.
 
-    python -m benchmarks.fuzz_truth [--models mlp,gpt2,random] [--cluster 8] [--seeds 0:20] [--uneven 0.5] [--explain]
+    python -m oracles.fuzz_collectives [--models mlp,gpt2,random] [--cluster 8] [--seeds 0:20] [--uneven 0.5]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.check_truth import SMALL, cluster_named
+from oracles.collectives import SMALL, cluster_named
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Link
 from shardwright.errors import AnnotationError, ShardwrightError
@@ -90,7 +90,7 @@ def drawn_cluster(rng: random.Random, cluster: Cluster) -> Cluster:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SMALL), help=f"also {RANDOM} (default: %(default)s)")
-    parser.add_argument("--cluster", default="8", help="as of check_truth (default: %(default)s)")
+    parser.add_argument("--cluster", default="8", help="as of oracles.collectives (default: %(default)s)")
     parser.add_argument("--seeds", default="0:10", help="of each model, first:last (default: %(default)s)")
     parser.add_argument(
         "--uneven", type=float, default=UNEVEN,

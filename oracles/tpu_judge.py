@@ -1,6 +1,8 @@
-"""What the TPU compiler needs for a plan: `tpu_judge.py STEP.hlo PLAN.json [BYTES]` prints its memory figures as JSON.
+"""What the TPU compiler needs for a plan, as JSON.
 
-Run by `check_memory.py` in an interpreter that has jax and libtpu. It compiles for a topology: no TPU is needed. The
+    python -m oracles.tpu_judge STEP.hlo PLAN.json [BYTES]
+
+Run by `oracles.memory` in an interpreter that has jax and libtpu. It compiles for a topology: no TPU is needed. The
 compiler runs in a child process, which is ended once buffers are assigned: machine code takes ten times as long.
 
 What is live at once counts. The temporaries that this compiler reports are more, as long as there is room: a step that
@@ -18,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from assigned_buffers import Assigned, read_assignment
+from oracles.assigned_buffers import Assigned, read_assignment
 
 TOPOLOGY = "v5e:2x4"
 ENVIRONMENT = {
@@ -37,7 +39,8 @@ DEVICE_BYTES = 16 << 30
 def compile_step(hlo: str, plan: str) -> None:
     """Compile a planned step to the end; in a process with ENVIRONMENT."""
     from jax.experimental import topologies
-    from memory_judge import compile_for, read_step
+
+    from oracles.memory_judge import compile_for, read_step
 
     devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
     compile_for(*read_step(hlo, plan), devices, "tpu")
@@ -50,7 +53,7 @@ def assigned(hlo: str, plan: str, limit_bytes: int | None = None) -> Assigned:
         if limit_bytes is not None:
             percent = 100 * limit_bytes // DEVICE_BYTES
             flags["LIBTPU_INIT_ARGS"] = f"--xla_tpu_scheduler_percent_shared_memory_limit={percent}"
-        command = [sys.executable, __file__, hlo, plan, "--compile"]
+        command = [sys.executable, "-m", "oracles.tpu_judge", hlo, plan, "--compile"]
         log = Path(folder) / "log"
         with log.open("w") as output:
             child = subprocess.Popen(command, env=os.environ | ENVIRONMENT | flags, stdout=output, stderr=output)

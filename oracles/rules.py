@@ -6,12 +6,12 @@ Prints what is wrong, what XLA realises with other collectives than the factors 
 that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about a quarter of an hour of
 CPU; --sample takes a part, the same every time.
 
-    python benchmarks/validate_rules.py                                  # operations and models on all meshes
-    python benchmarks/validate_rules.py --mesh 2x2 --only convolution    # names that contain a word
-    python benchmarks/validate_rules.py --mesh 2x4 --sample 1000         # a thousand trials, spread over all cases
-    python benchmarks/validate_rules.py --mesh 3 --mesh 2x3 --uneven     # factors that an axis does not divide
-    python benchmarks/validate_rules.py --mesh 4 --missing --only scatter
-    python benchmarks/validate_rules.py --table                          # every opcode: its rule, or why it has none
+    python -m oracles.rules                                  # operations and models on all meshes
+    python -m oracles.rules --mesh 2x2 --only convolution    # names that contain a word
+    python -m oracles.rules --mesh 2x4 --sample 1000         # a thousand trials, spread over all cases
+    python -m oracles.rules --mesh 3 --mesh 2x3 --uneven     # factors that an axis does not divide
+    python -m oracles.rules --mesh 4 --missing --only scatter
+    python -m oracles.rules --table                          # every opcode: its rule, or why it has none
 """
 
 from __future__ import annotations
@@ -28,16 +28,14 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planner" / "rules"))
-
-from rule_cases import Case, Trial, cases_of, missing_candidates
-from rule_isolation import in_child, judge_isolated
-from rule_programs import MODELS, hlo_text, operations
-from rule_texts import TEXTS
-from rule_validator import Verdict
 
 from shardwright.planner.rules.table import opcode_table
 from shardwright.plans.shardings import Mesh
+from tests.planner.rules.rule_cases import Case, Trial, cases_of, missing_candidates
+from tests.planner.rules.rule_isolation import in_child, judge_isolated
+from tests.planner.rules.rule_programs import MODELS, hlo_text, operations
+from tests.planner.rules.rule_texts import TEXTS
+from tests.planner.rules.rule_validator import Verdict
 
 MESHES = ("2", "4", "2x2", "2x4", "4x2")
 

@@ -5,7 +5,7 @@ the array → the move → what reads it. Bytes through memory beyond those of t
 dimension (all-gathers, reduce-scatters) or not at all (all-to-alls) are there because of the move. A tenth of a second
 each.
 
-    python -m benchmarks.probe_gpu_moves --gpu-packages F      # `make gpu-packages` fills F
+    python -m oracles.gpu_moves --gpu-packages F      # `make gpu-packages` fills F
 """
 
 from __future__ import annotations

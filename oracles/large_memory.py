@@ -1,6 +1,6 @@
 """Predicted memory beside XLA:CPU's for models at their full width: 24 layers, unseen models, 16 devices.
 
-Models are those of the planner's benchmark (`check_truth.LARGE`: the slices that are judged there, and those that it
+Models are those of the planner's benchmark (`collectives.LARGE`: the slices that are judged there, and those that it
 was not built on), T5 large and ViT, and GPT-2 and BERT of 24 layers: written out or scanned, each layer computed again
 in the backward pass or not. `name:16` asks for 16 devices. Plans are strategies forced on one axis, `mixed` on two, the
 search, what it makes of 50 % of data parallelism's memory (`half`), everything computed again (`remat`), and the batch
@@ -9,7 +9,7 @@ in two parts (`parts`). No memory limit but `half`'s.
 XLA:CPU assigns buffers; code generation is not waited for. Exit code 1 where the error of a peak is over 25 %, a
 plan takes more than it was called feasible for, or was not judged; refused plans do not count.
 
-    python -m benchmarks.check_large_memory [--models gpt2-24,clip-base:16] [--plans data,search]
+    python -m oracles.large_memory [--models gpt2-24,clip-base:16] [--plans data,search]
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.check_truth import LARGE
-from benchmarks.fuzz_memory import FAR_OFF, Judged, judged, summary
 from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry
+from oracles.collectives import LARGE
+from oracles.fuzz_memory import FAR_OFF, Judged, judged, summary
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.options.user_options import plan_options

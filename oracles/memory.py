@@ -1,13 +1,13 @@
 """Predicted peak memory of plans beside what XLA's own compilers say.
 
-    make check-memory     (or: python -m benchmarks.check_memory --models gpt2-4,llama --plans data,fsdp)
+    make check-memory     (or: python -m oracles.memory --models gpt2-4,llama --plans data,fsdp)
 
 For the models of `workloads/memory_steps.py` and every plan: arguments, results that are not written over them, and
 temporaries of one device, as the plan predicts them and as XLA:CPU's buffer assignment has them. With
 `--tpu-python` (an interpreter with jax and libtpu; no TPU is needed) the TPU compiler judges predictions of the
 TPU profile instead, for larger models planned for its memory (what is small stays on the chip and is not counted);
 where it takes more than a plan must have, it is asked again for a device that has no more. With
-`--gpu-packages` (a folder with JAX's CUDA plugin, see `gpu_judge.py`; no GPU is needed) XLA:GPU judges the
+`--gpu-packages` (a folder with JAX's CUDA plugin, see `oracles.gpu_judge`; no GPU is needed) XLA:GPU judges the
 A100 profile.
 Bars: median error of the peak at most 10 %, worst 25 %, and with the profile's margin no plan needs more
 than it was predicted to. Prints JSON; exit code 1 where a bar is missed, or a case was not measured.
@@ -38,7 +38,8 @@ from workloads.memory_steps import LARGE_MODELS, MODELS
 MEDIAN_BAR = 0.10
 WORST_BAR = 0.25
 DEVICES = 8
-TPU_CLUSTER = Path(__file__).resolve().parents[1] / "cluster_configs" / "tpu_v5e_2x4.json"
+ROOT = Path(__file__).resolve().parents[1]
+TPU_CLUSTER = ROOT / "cluster_configs" / "tpu_v5e_2x4.json"
 PLANS: dict[str, dict[str, Any]] = {
     "data": {"force": "data", "mesh": "8"},
     "fsdp": {"force": "fsdp", "mesh": "8"},
@@ -66,8 +67,8 @@ def judged_elsewhere(text: str, plan: Plan, python: str, judge: str, *more: str)
         hlo, made = Path(folder) / "step.hlo", Path(folder) / "plan.json"
         hlo.write_text(text)
         made.write_text(plan.to_json())
-        command = [python, str(Path(__file__).with_name(judge)), str(hlo), str(made), *more]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEEP_COMPILE_S, check=False)
+        command = [python, "-m", f"oracles.{judge}", str(hlo), str(made), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEEP_COMPILE_S, check=False, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-500:])
     return CompiledMemory(**json.loads(done.stdout.splitlines()[-1]))
@@ -79,17 +80,17 @@ def compare(model: str, name: str, text: str, arguments: argparse.Namespace, ser
     text = plan.require_hlo()  # as it was rewritten: calls written out, values computed again, micro-batches
     if arguments.tpu_python:
         profile = hardware_profile("tpu-v5e")
-        judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge.py")
+        judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge")
     elif arguments.gpu_packages:
         profile = hardware_profile("a100")
-        judged = judged_elsewhere(text, plan, sys.executable, "gpu_judge.py", arguments.gpu_packages)
+        judged = judged_elsewhere(text, plan, sys.executable, "gpu_judge", str(Path(arguments.gpu_packages).resolve()))
     else:
         profile = hardware_profile("cpu")
         judged = judged_by_cpu(text, plan, service)
     predicted = predict_memory(parse(text), plan.instructions, plan.parameters, plan.outputs, plan.mesh, profile)
     found, required = row(model, name, predicted, judged), bytes_with_margin(predicted, profile)
     if arguments.tpu_python and required < judged.peak_bytes:  # it had room: what does it take where it has none?
-        judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge.py", str(required))
+        judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge", str(required))
         found["peak_ratio_within_limit"] = round(predicted.peak_bytes / judged.peak_bytes, 3)
     return found | {"never_over": required >= judged.peak_bytes}
 

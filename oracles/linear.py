@@ -5,8 +5,8 @@ by a linear way or the result by a summed factor, lets the other axes idle, spli
 and compares (tests/planner/linear_trials.py). Prints what is wrong and what costs more than the sums that were
 meant. Exit code 1 where there is either. On two idle cores all of it takes about ten minutes.
 
-    python benchmarks/validate_linear.py                            # everything
-    python benchmarks/validate_linear.py --mesh 2x2 --only dot      # opcodes that contain a word
+    python -m oracles.linear                            # everything
+    python -m oracles.linear --mesh 2x2 --only dot      # opcodes that contain a word
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import argparse
 import os
 import sys
 import time
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from shardwright.plans.shardings import Mesh
 from tests.planner.linear_trials import instructions_of, judge_all, trials_of

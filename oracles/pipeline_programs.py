@@ -1,6 +1,6 @@
 """Five steps of every kind of model under every schedule and number of stages, beside single-device JAX.
 
-    make check-programs          (or: python -m benchmarks.check_pipelines --only gpt2 --schedule 1f1b)
+    make check-programs          (or: python -m oracles.pipeline_programs --only gpt2 --schedule 1f1b)
 
 Programs, tasks and layouts are tried in this process, without servers: each stage has a mesh of CPU devices of its own.
 The loss must agree within 1e-5, parameters within 1e-5 of each tensor's norm (SGD with momentum), and every program

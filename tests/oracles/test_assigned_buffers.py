@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.assigned_buffers import Assigned, read_assignment
+from oracles.assigned_buffers import Assigned, read_assignment
 
 Value = int | bytes
 

@@ -1,7 +1,7 @@
 """Predicted collectives beside those of XLA's partitioned program: models, kinds of plans, meshes.
 
 Each case is planned, emitted, partitioned by XLA for CPU devices and proven (`Plan.prove`). Models are small ones
-(`truth_models`), small ones that nobody built on (`truth_unusual`), planned for CPU devices; and those of the
+(`collective_steps`), small ones that nobody built on (`unusual_steps`), planned for CPU devices; and those of the
 planner's benchmark, at the depth that is judged there, and those that it was not built on, planned for A100 nodes of
 eight (`--models gpt2-124M,clip-base`; not in the default grid). Plans are
 
@@ -14,7 +14,7 @@ Prints a table and what differs; exit code 1 where a proof does not hold. About 
 whole grid on eight devices; `--cluster 16` (one CPU node of so many devices, or a name of `CLUSTERS`) and
 `--meshes 2x2x2` ask for others.
 
-    python -m benchmarks.check_truth [--models mlp,gpt2] [--plans data,half] [--meshes 8,2x4,any] [--cluster pcie]
+    python -m oracles.collectives [--models mlp,gpt2] [--plans data,half] [--meshes 8,2x4,any] [--cluster pcie]
 """
 
 from __future__ import annotations

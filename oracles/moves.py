@@ -4,7 +4,7 @@ For each mesh and shape, one program holds all (source, target) pairs, as Shardy
 operations each. XLA's partitioner takes a second or two for a few hundred of them; what it inserted is read from
 its dump and held against `shardwright.cost.moves.reshard`. Exit code 1 where one differs in kind, devices or bytes.
 
-    python benchmarks/probe_moves.py [--mesh 2x2x2 --shape 16x32x64] [--all]   # --all prints what agrees, too
+    python -m oracles.moves [--mesh 2x2x2 --shape 16x32x64] [--all]   # --all prints what agrees, too
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Small training steps of many kinds on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
 
-    python -m benchmarks.check_small_steps                     # all 26 (4 minutes)
-    python -m benchmarks.check_small_steps --steps policy,ctc --devices 6
-    python -m benchmarks.check_small_steps --memory 0.5        # in half of what data parallelism takes
+    python -m oracles.small_steps                     # all 26 (4 minutes)
+    python -m oracles.small_steps --steps policy,ctc --devices 6
+    python -m oracles.small_steps --memory 0.5        # in half of what data parallelism takes
 
 A gap of more than 1 %, a proof that does not hold, or a result that is further from single-device JAX's than a
 hundredth of its norm (two steps compute in half precision) ends the run with an error.

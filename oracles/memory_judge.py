@@ -1,4 +1,4 @@
-"""What the judges of `check_memory.py` have in common: compile a planned step for devices that need not be there.
+"""What the judges of `oracles.memory` have in common: compile a planned step for devices that need not be there.
 
 Importing it loads JAX: a judge sets its environment first.
 """
@@ -6,19 +6,16 @@ Importing it loads JAX: a judge sets its environment first.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from shardwright.plans.plan import Plan
 from shardwright.xla import emit_stablehlo, private
 
 
 def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
-    """A step's HLO text and its plan, from the files that `check_memory.py` wrote."""
+    """A step's HLO text and its plan, from the files that `oracles.memory` wrote."""
     text = Path(hlo_path).read_text()
     return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
 

@@ -1,6 +1,6 @@
 """Five steps of every model in a pipeline on real servers, beside single-device JAX.
 
-    make check-pipelines          (or: python -m benchmarks.runtime.numerics --workers 2 --model moe)
+    make check-pipelines          (or: python -m oracles.pipeline_numerics --workers 2 --model moe)
 
 Every schedule on one, two and four workers of a cluster of eight CPU devices, two stages, four micro-batches. The loss
 must agree within 1e-5, parameters within 1e-5 of each tensor's norm (SGD). Prints a line of JSON a case, with the

@@ -1,6 +1,6 @@
 """Predicted training throughput of GPT on one device beside what others published for it.
 
-    python -m benchmarks.check_published
+    python -m oracles.published
 
 Published: tokens a second and device, MosaicML llm-foundry, scripts/train/benchmarking/README.md (bfloat16,
 FlashAttention; 8 A100 of 40 GB, whose memory is slower than that of the profile's 80 GB, and 8 H100 of 80 GB).

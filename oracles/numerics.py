@@ -1,6 +1,6 @@
 """Ten GPT-2 steps on servers beside the same ten under single-device JAX, for every way to spread them.
 
-    make numbers          (or: python -m benchmarks.check_numbers --only processes --layers 4)
+    make numbers          (or: python -m oracles.numerics --only processes --layers 4)
 
 Servers: the embedded one (one process, 8 devices) and two processes of 4 devices each. Plans: the
 planner's own and the forced ones. Optimizers: SGD, whose parameters must agree within 1e-5 of each
