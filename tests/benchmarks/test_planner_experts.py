@@ -23,7 +23,7 @@ from workloads.every_model import EVERY_MODEL
 from workloads.models import gpt2
 from workloads.models.registry import MODELS
 
-FROZEN = [entry for entry in entries() if frozen.path_of(entry).exists()]
+FROZEN = [entry for entry in entries() if frozen.is_frozen(entry)]
 TINY = {"layers": 1, "width": 64, "heads": 4, "context": 16, "vocabulary": 65}
 
 
@@ -36,6 +36,14 @@ def test_frozen_experts_are_of_the_slice_that_is_judged(entry):
         assert frozen.step_s(figures) > 0
         sent = sum(sent for _, sent in figures["collectives"].values())
         assert sent == pytest.approx(figures["wire_bytes"], abs=99)
+
+
+@pytest.mark.parametrize("machine", sorted({entry.machine for entry in FROZEN}))
+def test_writing_what_was_read_gives_the_same_bytes(machine):
+    kept = frozen.path_of(machine).read_bytes()
+    cases = frozen.read_machine(machine)
+    assert frozen.compress_cases(dict(reversed(cases.items()))) == kept
+    assert cases == {name: json.loads(frozen.text_of(case)) for name, case in cases.items()}
 
 
 def test_every_quick_case_is_a_case_with_experts():
