@@ -82,15 +82,15 @@ site: $(VENV)/.stamp-dev ## Build the documents as a static site, in build/site.
 
 .PHONY: bench
 bench: $(VENV)/.stamp-dev ## Compare a step through the embedded server with plain jax.jit.
-	@$(BIN)/python benchmarks/bench_step.py
+	@$(BIN)/python -m benchmarks.bench_step
 
 .PHONY: numbers
 numbers: $(VENV)/.stamp-dev ## Compare ten GPT-2 steps on servers with single-device JAX, for every kind of plan (10 minutes).
-	@$(BIN)/python benchmarks/check_numbers.py
+	@$(BIN)/python -m oracles.numerics
 
 .PHONY: check-pipelines
 check-pipelines: $(VENV)/.stamp-dev ## Compare pipelines on servers with single-device JAX: every model, schedule and number of workers (20 minutes).
-	@$(BIN)/python -m benchmarks.runtime.numerics
+	@$(BIN)/python -m oracles.pipeline_numerics
 
 .PHONY: bench-exact
 bench-exact: $(VENV)/.stamp-dev ## Compare the search with exhaustive search on 300 random programs, with and without a memory limit.
@@ -149,39 +149,39 @@ fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO, plans, pipelines and cluster files
 
 .PHONY: validate-rules
 validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).
-	@$(BIN)/python benchmarks/validate_rules.py
+	@$(BIN)/python -m oracles.rules
 
 .PHONY: validate-linear
 validate-linear: $(VENV)/.stamp-dev ## Hold every way of keeping sums partial against XLA (long).
-	@$(BIN)/python benchmarks/validate_linear.py
+	@$(BIN)/python -m oracles.linear
 
 .PHONY: probe-moves
 probe-moves: $(VENV)/.stamp-dev ## Compile every resharding and show which collectives XLA makes of it.
-	@$(BIN)/python benchmarks/probe_moves.py
+	@$(BIN)/python -m oracles.moves
 
 .PHONY: verify-truth
 verify-truth: $(VENV)/.stamp-dev ## Hold predicted collectives against XLA's, for small models, kinds of plans and meshes (20 minutes).
-	@$(BIN)/python -m benchmarks.check_truth --explain
+	@$(BIN)/python -m oracles.collectives --explain
 
 .PHONY: check-small-steps
 check-small-steps: $(VENV)/.stamp-dev ## Plan, prove and compute 26 small steps of many kinds beside single-device JAX (4 minutes).
-	@$(BIN)/python -m benchmarks.check_small_steps
+	@$(BIN)/python -m oracles.small_steps
 
 .PHONY: fuzz-truth
 fuzz-truth: $(VENV)/.stamp-dev ## The same for random layouts of random arguments (an hour).
-	@$(BIN)/python -m benchmarks.fuzz_truth --explain
+	@$(BIN)/python -m oracles.fuzz_collectives --explain
 
 .PHONY: check-memory
 check-memory: $(VENV)/.stamp-dev ## Compare predicted memory with XLA:CPU's, for many models and plans (half an hour).
-	@$(BIN)/python benchmarks/check_memory.py
+	@$(BIN)/python -m oracles.memory
 
 .PHONY: fuzz-memory
 fuzz-memory: $(VENV)/.stamp-dev ## The same for random steps, layouts and memory limits (half an hour).
-	@$(BIN)/python -m benchmarks.fuzz_memory
+	@$(BIN)/python -m oracles.fuzz_memory
 
 .PHONY: check-programs
 check-programs: $(VENV)/.stamp-dev ## Hold pipelines against single-device JAX in one process: models, schedules, stages (20 minutes).
-	@$(BIN)/python -m benchmarks.check_pipelines --proof
+	@$(BIN)/python -m oracles.pipeline_programs --proof
 
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.

@@ -1,6 +1,6 @@
 """A training step through the embedded server beside the same step under plain `jax.jit`.
 
-    make bench            (or: python benchmarks/bench_step.py --rounds 20)
+    make bench            (or: python -m benchmarks.bench_step --rounds 20)
 
 Both run on eight CPU devices with the shardings of the same plan; the batch starts as a numpy
 array and the step ends when the loss is a Python float. Rounds alternate between the two, so that
@@ -16,14 +16,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,8 +29,10 @@ import numpy as np
 import optax
 
 import shardwright as sw
+from examples.common import text
+from examples.gpt2.model import Config, make_steps
+from examples.mlp import train as mlp
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALLOWED_RATIO = 0.05
 ALLOWED_S = 2e-3
 
@@ -47,28 +47,15 @@ class Case:
     batches: Iterator[tuple[np.ndarray, ...]]
 
 
-def load_example(path: str) -> Any:
-    """An example's module, loaded from its file."""
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_").removesuffix(".py"), EXAMPLES / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def gpt2_case() -> Case:
-    model, data = load_example("gpt2/model.py"), load_example("gpt2/data.py")
-    config = model.Config()
-    init, train_step, _ = model.make_steps(config, optax.adamw(1e-3))
-    text, _ = data.split(data.standard_library_text())
-    batches = ((tokens,) for tokens in data.batches(text, batch=16, context=config.context))
+    config = Config()
+    init, train_step, _ = make_steps(config, optax.adamw(1e-3))
+    values, _ = text.split(text.standard_library_text())
+    batches = text.batches(values, batch=16, context=config.context)
     return Case(name="gpt2", init=init, train_step=train_step, batches=batches)
 
 
 def mlp_case() -> Case:
-    mlp = load_example("mlp/train.py")
     random = np.random.default_rng(0)
     batches = iter(lambda: mlp.spirals(random), None)
     return Case(name="mlp", init=mlp.init, train_step=mlp.train_step, batches=batches)

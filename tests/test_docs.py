@@ -18,6 +18,12 @@ from shardwright.client.session import Session
 from shardwright.offline import plan
 from tests.snippets.blocks import DOCUMENTS, ROOT
 
+#: Folders whose files documents name by path.
+FOLDERS = (
+    "shardwright", "client", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
+    "oracles", "workloads", "tests",
+)  # fmt: skip
+
 
 def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
@@ -43,9 +49,7 @@ def test_links_and_named_files_exist(path: Path) -> None:
     text = path.read_text()
     targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
     assert [target for target in targets if not (path.parent / target).exists()] == []
-    named = re.findall(
-        r"`((?:shardwright|client|planner|server|examples|cluster_configs|docs|benchmarks|tests)/[\w/.*-]+)`", text
-    )
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.*-]+)`", text)
     assert [name for name in named if not list(ROOT.glob(name))] == []
 
 

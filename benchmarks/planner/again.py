@@ -19,8 +19,6 @@ from typing import Any
 import jax
 
 import shardwright as sw
-from benchmarks.planner.hooks import Axes, constrained_by
-from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import Entry, cluster_json
 from shardwright.client.annotate import keep_annotations
 from shardwright.clusters.cluster import Cluster
@@ -28,6 +26,8 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.store import MemoryStore, Store
 from shardwright.plans.plan import Plan
+from workloads.hooks import Axes, constrained_by
+from workloads.models.registry import MODELS
 
 #: Cases, and the part of the memory of their fastest plan that they are given (None: all that a device has).
 CASES: tuple[tuple[Entry, float | None], ...] = (

@@ -1,7 +1,8 @@
-"""What the experts' programs count to, kept in JSON.
+"""What the experts' programs count to, kept as JSON, one compressed file a machine.
 
 `python -m benchmarks.planner.frozen` compiles and counts every case that is not there yet, `--again gpt2` those whose
-name begins so, `--list` prints the best of them for each budget. Cases on GPUs want `--gpu-packages`.
+name begins so, `--list` prints the best of them for each budget, `--show gpt2-124M-8` what is kept of a case. Cases on
+GPUs want `--gpu-packages`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import gzip
 import importlib.metadata
 import json
+import lzma
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from typing import Any
 from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
 from benchmarks.planner.counted import Counted
 from benchmarks.planner.counter import count
-from benchmarks.planner.every_model import EVERY_MODEL
+from benchmarks.planner.experts.plans import experts_of
 from benchmarks.planner.judge import MACHINES, judge
 from benchmarks.planner.partition import DOES_NOT_APPLY, Partitioned, PartitionError, compile_for
 from benchmarks.planner.suite import BUDGETS, Entry, entries, is_meant
+from workloads.every_model import EVERY_MODEL
 
 FOLDER = Path(__file__).parent / "experts" / "frozen"
 
@@ -29,20 +32,47 @@ class NotFrozen(Exception):
     """A case has no frozen experts, or those of another slice of the model."""
 
 
-def path_of(entry: Entry) -> Path:
-    return FOLDER / f"{entry.name}.json"
+def path_of(machine: str) -> Path:
+    return FOLDER / f"{machine}.json.xz"
+
+
+def read_machine(machine: str) -> dict[str, Any]:
+    """All that is kept of a machine: name of a case → `experts`, those `left_out`, and what made them."""
+    path = path_of(machine)
+    cases: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
+    return cases
+
+
+def is_frozen(entry: Entry) -> bool:
+    return entry.name in read_machine(entry.machine)
 
 
 def read(entry: Entry) -> dict[str, Any]:
     """Frozen experts of a case: name → figures, as `figures` gives them. NotFrozen where none are."""
-    path = path_of(entry)
-    if not path.exists():
+    case = read_machine(entry.machine).get(entry.name)
+    if case is None:
         raise NotFrozen(f"no frozen experts of {entry.name}: python -m benchmarks.planner.frozen")
-    data = json.loads(path.read_text())
-    if data["changes"] != json.loads(json.dumps(entry.changes)):
-        raise NotFrozen(f"{path} is of {data['changes']}: python -m benchmarks.planner.frozen --again {entry.name}")
-    experts: dict[str, Any] = data["experts"]
+    if case["changes"] != json.loads(json.dumps(entry.changes)):
+        raise NotFrozen(
+            f"{entry.name} is frozen of {case['changes']}: python -m benchmarks.planner.frozen --again {entry.name}"
+        )
+    experts: dict[str, Any] = case["experts"]
     return experts
+
+
+def text_of(case: dict[str, Any]) -> str:
+    """What is kept of a case as JSON, one line an expert."""
+    head = {key: value for key, value in case.items() if key not in ("experts", "left_out")}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in case["experts"].items())
+    left_out = json.dumps(case["left_out"])
+    return f'{json.dumps(head)[:-1]},\n "experts": {{\n{lines}\n }},\n "left_out": {left_out}}}'
+
+
+def compress_cases(cases: dict[str, Any]) -> bytes:
+    """The file of a machine's cases, in the order of their names. The same cases are the same bytes."""
+    text = ",\n".join(f"{json.dumps(name)}: {text_of(case)}" for name, case in sorted(cases.items()))
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
+    return lzma.compress(f"{{\n{text}\n}}\n".encode(), check=lzma.CHECK_CRC32, filters=filters)
 
 
 def best_that_fits(experts: dict[str, Any], limit_bytes: float) -> str | None:
@@ -84,7 +114,7 @@ def counted(entry: Entry, texts: Path | None = None) -> tuple[dict[str, Any], di
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for name in EVERY_MODEL[entry.model].experts(entry.devices):
+    for name in experts_of(EVERY_MODEL[entry.model], entry.devices):
         try:
             compiled = _compiled(entry, name, texts)
         except PartitionError as error:
@@ -112,14 +142,12 @@ def _compiled(entry: Entry, expert: str, texts: Path | None) -> Partitioned:
 
 
 def freeze(entry: Entry, texts: Path | None = None) -> None:
-    """Count every expert of a case, and write its file: one line an expert."""
+    """Count every expert of a case, and write them to its machine's file."""
     found, left_out = counted(entry, texts)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     made_by = {"command": "python -m benchmarks.planner.frozen", "jaxlib": importlib.metadata.version("jaxlib")}
-    head = {"case": entry.name, "changes": dict(entry.changes), **made_by}
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in found.items())
-    start = json.dumps(head)[:-1]
-    path_of(entry).write_text(f'{start},\n "experts": {{\n{lines}\n }},\n "left_out": {json.dumps(left_out)}}}\n')
+    case = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": found, "left_out": left_out}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path_of(entry.machine).write_bytes(compress_cases(read_machine(entry.machine) | {entry.name: case}))
 
 
 def _listed(experts: dict[str, Any], budget: float) -> str:
@@ -134,16 +162,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", metavar="NAME", help="cases whose name begins so, though they are there")
     parser.add_argument("--list", action="store_true", help="print the best frozen experts and freeze nothing")
+    parser.add_argument("--show", metavar="NAME", help="print what is kept of a case as JSON, and freeze nothing")
     parser.add_argument("--texts", type=Path, metavar="FOLDER", help="keep XLA's texts there, and count those that are")
     add_packages_option(parser)
     arguments = parser.parse_args()
     if arguments.list:
         for entry in entries():
-            if path_of(entry).exists():
+            if is_frozen(entry):
                 print(f"{entry.name:16}", "  ".join(_listed(read(entry), budget) for budget in BUDGETS))
         return
+    if arguments.show:
+        kept = {name: case for machine in MACHINES for name, case in read_machine(machine).items()}
+        if arguments.show not in kept:
+            parser.error(f"{arguments.show} is not frozen; {', '.join(sorted(kept))} are")
+        print(text_of(kept[arguments.show]))
+        return
     again = arguments.again
-    chosen = [entry for entry in entries() if (is_meant(entry, again) if again else not path_of(entry).exists())]
+    chosen = [entry for entry in entries() if (is_meant(entry, again) if again else not is_frozen(entry))]
     if any(entry.machine in TARGETS for entry in chosen):
         require_packages(arguments)
     for entry in chosen:

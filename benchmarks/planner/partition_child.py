@@ -45,11 +45,12 @@ def _compile_stablehlo(text: str, job: dict[str, Any]) -> None:
 
 
 def _compile_expert(job: dict[str, Any]) -> None:
-    from benchmarks.planner.every_model import EVERY_MODEL
+    from benchmarks.planner.experts.plans import experts_of
     from benchmarks.planner.experts.rules import DoesNotApply, lower
+    from workloads.every_model import EVERY_MODEL
 
     model = EVERY_MODEL[job["model"]]
-    expert = model.experts(job["devices"])[job["expert"]]
+    expert = experts_of(model, job["devices"])[job["expert"]]
     case = model.build(job["size"], job["devices"], **{**job["changes"], **expert.changes})
     try:
         lowered = lower(case, expert, _devices(job))

@@ -45,7 +45,7 @@ class Lowered:
 
 def lower(entry: Entry) -> Lowered:
     """The HLO text of a case, written for one device."""
-    from benchmarks.planner.every_model import EVERY_MODEL
+    from workloads.every_model import EVERY_MODEL
 
     case = EVERY_MODEL[entry.model].build(entry.size, entry.devices, **entry.changes)
     started = time.perf_counter()

@@ -116,7 +116,7 @@ def chosen_budgets(entry: Entry, budgets: Sequence[float], with_expert: bool | N
 
     So are all of a case that has no frozen experts.
     """
-    if with_expert is None or not frozen.path_of(entry).exists():
+    if with_expert is None or not frozen.is_frozen(entry):
         return list(budgets)
     experts = frozen.read(entry)
     whole = experts["data"]["memory_bytes"]

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks.planner.counted import Collective, Counted
+from benchmarks.planner.counter import count
+from benchmarks.planner.groups import collective_groups
+from benchmarks.planner.judge import MACHINES, collective_s, judge
+from benchmarks.planner.partitioned_text import CountingError, Instruction
 
-from benchmarks.planner.counted import Collective, Counted  # noqa: E402
-from benchmarks.planner.counter import count  # noqa: E402
-from benchmarks.planner.groups import collective_groups  # noqa: E402
-from benchmarks.planner.judge import MACHINES, collective_s, judge  # noqa: E402
-from benchmarks.planner.partitioned_text import CountingError, Instruction  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def partitioned(function, specs, shapes, out=None, mesh=(8,)):

@@ -4,42 +4,46 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from math import prod
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks.planner import frozen
+from benchmarks.planner.experts.plans import experts_of
+from benchmarks.planner.experts.rules import DoesNotApply, Expert, lower, parameter_spec, spec_of
+from benchmarks.planner.judge import MACHINES
+from benchmarks.planner.rank import spearman
+from benchmarks.planner.report import misses_the_bar
+from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries, is_meant
+from shardwright.clusters.cluster import Cluster
+from workloads.cases import Leaf
+from workloads.every_model import EVERY_MODEL
+from workloads.models import gpt2
+from workloads.models.registry import MODELS
 
-from benchmarks.planner import frozen  # noqa: E402
-from benchmarks.planner.cases import Leaf  # noqa: E402
-from benchmarks.planner.every_model import EVERY_MODEL  # noqa: E402
-from benchmarks.planner.experts.rules import DoesNotApply, Expert, lower, parameter_spec, spec_of  # noqa: E402
-from benchmarks.planner.judge import MACHINES  # noqa: E402
-from benchmarks.planner.models import gpt2  # noqa: E402
-from benchmarks.planner.models.registry import MODELS  # noqa: E402
-from benchmarks.planner.rank import spearman  # noqa: E402
-from benchmarks.planner.report import misses_the_bar  # noqa: E402
-from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries, is_meant  # noqa: E402
-from shardwright.clusters.cluster import Cluster  # noqa: E402
-
-FROZEN = [entry for entry in entries() if frozen.path_of(entry).exists()]
+FROZEN = [entry for entry in entries() if frozen.is_frozen(entry)]
 TINY = {"layers": 1, "width": 64, "heads": 4, "context": 16, "vocabulary": 65}
 
 
 @pytest.mark.parametrize("entry", FROZEN, ids=lambda entry: entry.name)
 def test_frozen_experts_are_of_the_slice_that_is_judged(entry):
     experts = frozen.read(entry)
-    assert experts.keys() <= MODELS[entry.model].experts(entry.devices).keys()
+    assert experts.keys() <= experts_of(MODELS[entry.model], entry.devices).keys()
     for figures in experts.values():
         assert figures["memory_bytes"] > 0
         assert frozen.step_s(figures) > 0
         sent = sum(sent for _, sent in figures["collectives"].values())
         assert sent == pytest.approx(figures["wire_bytes"], abs=99)
+
+
+@pytest.mark.parametrize("machine", sorted({entry.machine for entry in FROZEN}))
+def test_writing_what_was_read_gives_the_same_bytes(machine):
+    kept = frozen.path_of(machine).read_bytes()
+    cases = frozen.read_machine(machine)
+    assert frozen.compress_cases(dict(reversed(cases.items()))) == kept
+    assert cases == {name: json.loads(frozen.text_of(case)) for name, case in cases.items()}
 
 
 def test_every_quick_case_is_a_case_with_experts():
@@ -92,7 +96,7 @@ def test_an_unseen_model_is_a_step_that_hands_its_state_on(entry):
 
 @pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
 def test_experts_use_all_devices(entry):
-    found = EVERY_MODEL[entry.model].experts(entry.devices)
+    found = experts_of(EVERY_MODEL[entry.model], entry.devices)
     assert {"data", "zero1", "zero3"} < found.keys()
     assert {prod(expert.mesh.values()) for expert in found.values()} == {entry.devices}
 

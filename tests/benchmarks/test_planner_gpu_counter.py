@@ -7,21 +7,18 @@ nothing here needs the compiler for GPUs.
 from __future__ import annotations
 
 import gzip
-import sys
 from pathlib import Path
 
 import jax
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.planner.beside import beside  # noqa: E402
-from benchmarks.planner.counter import count  # noqa: E402
-from benchmarks.planner.every_model import EVERY_MODEL  # noqa: E402
-from benchmarks.planner.experts.rules import lower  # noqa: E402
-from benchmarks.planner.judge import MACHINES, judge  # noqa: E402
-from benchmarks.planner.partitioned_text import CountingError  # noqa: E402
+from benchmarks.planner.beside import beside
+from benchmarks.planner.counter import count
+from benchmarks.planner.experts.plans import experts_of
+from benchmarks.planner.experts.rules import lower
+from benchmarks.planner.judge import MACHINES, judge
+from benchmarks.planner.partitioned_text import CountingError
+from workloads.every_model import EVERY_MODEL
 
 #: text → model, size, expert, changes.
 STEPS = {
@@ -52,7 +49,7 @@ def text_of(name):
 def test_products_are_those_of_the_step_that_xla_compiles_for_hosts(name):
     """Up to the borders of convolutions, which XLA:GPU writes out where they are not even."""
     model, size, expert, changes = STEPS[name]
-    layout = EVERY_MODEL[model].experts(8)[expert]
+    layout = experts_of(EVERY_MODEL[model], 8)[expert]
     case = EVERY_MODEL[model].build(size, 8, **{**changes, **layout.changes})
     here = count(lower(case, layout, jax.devices()).compile().as_text(), 8)
     tolerance = 0.05 if model == "resnet" else 0.01

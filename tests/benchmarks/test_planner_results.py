@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.planner.frozen import step_s  # noqa: E402
-from benchmarks.planner.report import deviations, summary  # noqa: E402
-from benchmarks.planner.results import Results, read_outcomes  # noqa: E402
-from benchmarks.planner.run import chosen_budgets  # noqa: E402
-from benchmarks.planner.suite import Entry  # noqa: E402
-from benchmarks.planner.table import markdown  # noqa: E402
+from benchmarks.planner.frozen import step_s
+from benchmarks.planner.report import deviations, summary
+from benchmarks.planner.results import Results, read_outcomes
+from benchmarks.planner.run import chosen_budgets
+from benchmarks.planner.suite import Entry
+from benchmarks.planner.table import markdown
 
 GPT2 = Entry(model="gpt2", size="124M", devices=8)
 DLRM = Entry(model="dlrm", size="1M", devices=8)

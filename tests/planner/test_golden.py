@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.planner.models.registry import MODELS
 from tests.planner.golden_plans import CASES, FOLDER, golden_text, plan_of
+from workloads.models.registry import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

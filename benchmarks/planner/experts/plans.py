@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.planner.experts.rules import Expert
+from workloads.models.registry import Model
 
 #: Dimensions that Megatron's tensor axis splits, in parameters and in activations.
 _TENSOR = ("heads", "kv_heads", "mlp", "vocabulary", "gates", "channels")
@@ -26,23 +27,16 @@ _TENSOR_WAYS = (2, 4, 8)
 _EXPERT_WAYS = (8, 16, 64)
 
 
-def experts(
-    devices: int, *, tensor: bool, sequence: bool, mixture: int, tables: bool, fused: bool
-) -> dict[str, Expert]:
-    """Experts by name, those that make sense for a kind of model.
-
-    tensor: it has heads or wide layers to split. sequence: its residual stream has a sequence to split.
-    mixture: the most experts of a mixture it has, or 0. tables: it has large embedding tables.
-    fused: it takes `fused=False` for projections of q, k and v that Megatron can shard.
-    """
+def experts_of(model: Model, devices: int) -> dict[str, Expert]:
+    """Experts by name, those that make sense for a model."""
     found = dict(_data_parallel(devices))
-    if tensor:
+    if model.tensor:
         for ways in (ways for ways in _TENSOR_WAYS if devices % ways == 0):
-            found.update(_tensor_parallel(devices, ways, sequence, {"fused": False} if fused else {}))
+            found.update(_tensor_parallel(devices, ways, model.sequence, {"fused": False} if model.fused else {}))
     for ways in _EXPERT_WAYS:
-        if devices % ways == 0 and ways <= mixture:
+        if devices % ways == 0 and ways <= model.mixture:
             found.update(_expert_parallel(devices, ways))
-    if tables:
+    if model.tables:
         found.update(_split_tables(devices))
     return found
 

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.planner.cases import Case, Leaf, is_leaf
-from benchmarks.planner.hooks import Axes, constrained_by
+from workloads.cases import Case, Leaf, is_leaf
+from workloads.hooks import Axes, constrained_by
 
 
 class DoesNotApply(Exception):

@@ -1,6 +1,6 @@
 """Halo exchange: rows exchanged by neighbors to change the shard size.
 
-After XLA's partitioner (`xla/service/spmd/spmd_partitioner_util.cc`; `benchmarks/probe_moves.py` compares every move of
+After XLA's partitioner (`xla/service/spmd/spmd_partitioner_util.cc`; `oracles/moves.py` compares every move of
 uneven shards with it), in two forms:
 
 - `halo_permutes` (`ExchangeHaloCompact`): a shard's rows come from the others in pieces. Every permute carries one

@@ -3,7 +3,7 @@
 It tries methods in a fixed order and takes the first that fits. The methods below are in that order, each with XLA's
 conditions (`xla/service/spmd/spmd_partitioner.cc`, `PartitionedHlo::ReshardNoCache` and its callees). Some are poor: a
 move with a cheap alternative may gather everything. The model follows XLA, not theory.
-`benchmarks/probe_moves.py` compares every move with XLA's own program.
+`oracles/moves.py` compares every move with XLA's own program.
 """
 
 from __future__ import annotations

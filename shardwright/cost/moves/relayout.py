@@ -12,7 +12,7 @@ A reduction of rows gathered along them costs the same: it no longer fuses with 
 Combined all-reduces of gradients (AllReduceCombiner, then AllReduceContiguous): one kernel copies the operands side by
 side, and one each copies the result out.
 
-Checked against XLA:GPU programs compiled for A100s by `benchmarks/probe_gpu_moves.py`.
+Checked against XLA:GPU programs compiled for A100s by `oracles/gpu_moves.py`.
 """
 
 from __future__ import annotations

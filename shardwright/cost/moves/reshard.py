@@ -6,7 +6,7 @@ a slice; GPU and TPU join them. Its wire bytes are a reduce-scatter's everywhere
 profile. With uneven shards XLA pads the sum before slicing, and no compiler joins all three: `MatchReduceScatter` in
 XLA's `reduce_scatter_utils.cc` requires the slice to be the sum's only reader.
 
-Checked against XLA by `benchmarks/probe_moves.py`.
+Checked against XLA by `oracles/moves.py`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _CALLERS = frozenset({"parameter", "constant"})
 #: Collectives overlapped with products.
 _ASYNC_COLLECTIVES = frozenset({"all-gather", "all-to-all", "collective-permute"})
 
-#: Number of collectives started before a delayable product runs; fitted with benchmarks/check_memory.py.
+#: Number of collectives started before a delayable product runs; fitted with oracles/memory.py.
 _COLLECTIVES_AHEAD = 2
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-#: Maximum lifetime of such a value in kernels; fitted with benchmarks/check_memory.py.
+#: Maximum lifetime of such a value in kernels; fitted with oracles/memory.py.
 _MAX_KERNELS = 8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.probe_gpu_moves import EXCHANGE, GATHER, SCATTER, SHAPE, SHARD_BYTES, Case, cases, predicted_bytes
+from oracles.gpu_moves import EXCHANGE, GATHER, SCATTER, SHAPE, SHARD_BYTES, Case, cases, predicted_bytes
 from shardwright.cost import hardware_profile, reshard
 from shardwright.cost.moves.relayout import (
     ANY_ORDER,
@@ -24,7 +24,7 @@ EIGHT = Mesh.of({"x": 8})
 A100 = hardware_profile("a100")
 
 #: Bytes that kernels around moves read and write, in shards (an eighth of the array): (dimension gathered, maker) → by
-#: reader, in the order loop, rows, product, stored. Printed by `python -m benchmarks.probe_gpu_moves` (jaxlib 0.10.2).
+#: reader, in the order loop, rows, product, stored. Printed by `python -m oracles.gpu_moves` (jaxlib 0.10.2).
 GATHERED = {
     (0, LOOP): (0, 0, 0, 0),
     (0, PRODUCT): (0, 0, 0, 0),

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from oracles import moves as moves_oracle
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import Topology, hardware_profile, reshard, reshard_time_s
 from shardwright.errors import CompilationAbortedError, UnpartitionableError
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import CompileService, find_collectives
 
-ROOT = Path(__file__).resolve().parents[3]
 MESH = Mesh.of({"x": 2, "y": 4})
 SHAPE = (64, 32)
-
-
-@pytest.fixture(scope="module")
-def probe() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("probe_moves", ROOT / "benchmarks" / "probe_moves.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
@@ -51,24 +38,24 @@ def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
         ("2x2x6", (3, 13), 200),
     ],
 )
-def test_moves_are_those_of_xla(probe: ModuleType, sizes: str, shape: tuple[int, int], count: int) -> None:
-    """All moves and reductions, or a sample; `benchmarks/probe_moves.py` goes through all of them."""
-    mesh = probe.parsed_mesh(sizes)
-    every = list(probe.cases(mesh, shape))
+def test_moves_are_those_of_xla(sizes: str, shape: tuple[int, int], count: int) -> None:
+    """All moves and reductions, or a sample; `oracles/moves.py` goes through all of them."""
+    mesh = moves_oracle.parsed_mesh(sizes)
+    every = list(moves_oracle.cases(mesh, shape))
     chosen = random.Random(0).sample(every, min(len(every), count))
     wrong = [
         f"{case.source} -> {case.target}: {real}"
-        for case, real in zip(chosen, probe.realised(mesh, chosen, shape), strict=True)
-        if not probe.agree(real, probe.predicted(mesh, case, shape))
+        for case, real in zip(chosen, moves_oracle.realised(mesh, chosen, shape), strict=True)
+        if not moves_oracle.agree(real, moves_oracle.predicted(mesh, case, shape))
     ]
     assert not wrong
 
 
-def test_edges_are_exchanged_along_the_axes_of_the_shards_that_are_held(probe: ModuleType) -> None:
+def test_edges_are_exchanged_along_the_axes_of_the_shards_that_are_held() -> None:
     """Eighths of 18 rows, joined to halves: what a half has of the next one's rows comes from another quarter, too."""
-    case = probe.Case(sharding("xy", ""), sharding("x", ""))
+    case = moves_oracle.Case(sharding("xy", ""), sharding("x", ""))
     with CompileService(MESH.device_count) as service:
-        text = service.compile_stablehlo(probe.program(MESH, [case], (18, 32)), inspect="partition-pass")
+        text = service.compile_stablehlo(moves_oracle.program(MESH, [case], (18, 32)), inspect="partition-pass")
     seen = [each for each in find_collectives(text, 8) if each.kind == "collective-permute" and each.op_name]
     pairs = [divmod(int(device), 4) for each in seen for device in re.findall(r"\d+", each.groups)]
     changed = {
@@ -93,24 +80,24 @@ def test_every_pair_has_a_price() -> None:
                 assert moves == ()
 
 
-def test_moves_on_which_xla_ends_its_process_are_refused(probe: ModuleType) -> None:
+def test_moves_on_which_xla_ends_its_process_are_refused() -> None:
     """Each in a program of its own; its neighbours, which differ in one dimension, go through."""
     mesh = Mesh.of({"x": 2, "y": 4, "z": 2})
     shape = (16, 32, 64, 32)
     fatal = [
-        probe.Case(sharding("y", "z", "", ""), sharding("x", "", "y", "z")),
-        probe.Case(sharding("", "y", "z", "x"), sharding("z", "x", "y", "")),
+        moves_oracle.Case(sharding("y", "z", "", ""), sharding("x", "", "y", "z")),
+        moves_oracle.Case(sharding("", "y", "z", "x"), sharding("z", "x", "y", "")),
     ]
     topology = Topology.of(Cluster.local(16), hardware_profile("cpu"))
     for case in fatal:
         with pytest.raises(UnpartitionableError, match="divides by zero"):
-            probe.predicted(mesh, case, shape)
+            moves_oracle.predicted(mesh, case, shape)
         assert reshard_time_s("f32", shape, case.source, case.target, mesh, topology) == float("inf")
         with pytest.raises(CompilationAbortedError, match="SIGFPE"):
-            probe.realised(mesh, [case], shape)
-    near = probe.Case(sharding("y", "z", "", ""), sharding("x", "", "y", ""))
-    (real,) = probe.realised(mesh, [near], shape)
-    assert probe.agree(real, probe.predicted(mesh, near, shape))
+            moves_oracle.realised(mesh, [case], shape)
+    near = moves_oracle.Case(sharding("y", "z", "", ""), sharding("x", "", "y", ""))
+    (real,) = moves_oracle.realised(mesh, [near], shape)
+    assert moves_oracle.agree(real, moves_oracle.predicted(mesh, near, shape))
 
 
 def _random_sharding(mesh: Mesh, rank: int, rng: random.Random) -> TensorSharding:

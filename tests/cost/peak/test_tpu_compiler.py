@@ -2,7 +2,7 @@
 
 Its figures were made with libtpu 0.0.42.1 and jax 0.10.2 for a v5e:
 
-    python benchmarks/check_memory.py --tpu-python PYTHON --models mlp,mlp-bf16,lstm,moe,resnet \\
+    python -m oracles.memory --tpu-python PYTHON --models mlp,mlp-bf16,lstm,moe,resnet \\
         --plans data,tensor,mixed
 """
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import shardwright as sw
-from benchmarks.memory_models import LARGE_MODELS
 from shardwright.cost import hardware_profile, predict_memory
 from shardwright.hlo import parse
+from workloads.memory_steps import LARGE_MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
 MB = 10**6

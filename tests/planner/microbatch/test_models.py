@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.planner.models import moe, resnet, unet
 from shardwright.hlo import parse
 from shardwright.planner.microbatch import accumulate_step, split_step
 from tests.planner.microbatch.test_whole_batch import arguments_of, assert_equal, run_accumulated
 from tests.planner.programs import Program, lower
 from tests.planner.rewrites.rewrite_programs import run
+from workloads.models import moe, resnet, unet
 
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixture of experts": (

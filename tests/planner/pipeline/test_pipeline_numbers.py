@@ -1,6 +1,6 @@
 """Pipelines compute what one device computes: every kind of model and schedule in this process.
 
-`make pipelines` runs the whole grid (`benchmarks/check_pipelines.py`).
+`make check-programs` runs the whole grid (`oracles/pipeline_programs.py`).
 """
 
 from __future__ import annotations

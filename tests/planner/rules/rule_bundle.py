@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rule_cases import Case, Trial, trial_shardings
-
 from shardwright.hlo import Attribute, Computation, Instruction, Module, Shape, TupleShape
 from shardwright.plans.plan import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
+from tests.planner.rules.rule_cases import Case, Trial, trial_shardings
 from tests.planner.trial_parts import copied_regions, trials_module
 
 

@@ -9,8 +9,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-from rule_cases import Trial
-from rule_validator import Verdict, judge
+
+from tests.planner.rules.rule_cases import Trial
+from tests.planner.rules.rule_validator import Verdict, judge
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -23,8 +23,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
-from rule_bundle import Bundle
-from rule_cases import Case, Trial, shares, trial_shardings
 
 from shardwright.dtypes import to_dtype
 from shardwright.hlo import ArrayShape
@@ -34,6 +32,8 @@ from shardwright.planner.rules.halo import exchange_bytes
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import emit_stablehlo, private
+from tests.planner.rules.rule_bundle import Bundle
+from tests.planner.rules.rule_cases import Case, Trial, shares, trial_shardings
 from tests.planner.trial_parts import relative_error
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from rule_cases import Case, Trial, cases_of, trial_shardings
-from rule_programs import hlo_text, operations
-from rule_validator import judge_all
 
 from shardwright.planner.rules import Factor, rule_of
 from shardwright.planner.rules.linear import why_not_partial
@@ -14,6 +11,9 @@ from shardwright.planner.strategies.legality import rule_problems
 from shardwright.plans.plan import InstructionPlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.planner import linear_trials
+from tests.planner.rules.rule_cases import Case, Trial, cases_of, trial_shardings
+from tests.planner.rules.rule_programs import hlo_text, operations
+from tests.planner.rules.rule_validator import judge_all
 
 ONE, TWO = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2})
 

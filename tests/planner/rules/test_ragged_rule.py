@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rule_cases import Case, Trial, cases_of
-from rule_texts import RAGGED
-from rule_validator import partitioned
 
 from shardwright.planner.rules import Factor
 from shardwright.plans.shardings import Mesh
+from tests.planner.rules.rule_cases import Case, Trial, cases_of
+from tests.planner.rules.rule_texts import RAGGED
+from tests.planner.rules.rule_validator import partitioned
 
 CASES = {name: cases_of({name: text})[0] for name, text in RAGGED.items()}
 PAIRS = [(name, factor) for name, case in CASES.items() for factor in case.factors]

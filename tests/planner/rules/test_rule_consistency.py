@@ -6,11 +6,11 @@ from collections import Counter
 
 import jax
 import pytest
-from rule_programs import MODELS, hlo_text, operations
 
 from shardwright.hlo import ArrayShape, Attribute, Instruction, parse
 from shardwright.planner.rules import OpRule, rule_of
 from shardwright.planner.rules.base import operand_leaves
+from tests.planner.rules.rule_programs import MODELS, hlo_text, operations
 
 
 def _faults(instruction: Instruction, rule: OpRule) -> list[str]:

@@ -46,7 +46,7 @@ def test_spelling_is_what_xla_parses(opcode: str) -> None:
 
 
 def test_document_has_the_table() -> None:
-    """`python benchmarks/validate_rules.py --table` prints what belongs there."""
+    """`python -m oracles.rules --table` prints what belongs there."""
     document = Path(__file__).parents[3] / "docs" / "rules.md"
     assert opcode_table() in document.read_text()
 

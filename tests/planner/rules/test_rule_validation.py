@@ -1,6 +1,6 @@
 """A sample of the brute-force validation: XLA computes what the factors say, with the collectives they promise.
 
-`benchmarks/validate_rules.py` tries everything; here one axis of four devices, and two axes of two devices
+`oracles/rules.py` tries everything; here one axis of four devices, and two axes of two devices
 with each factor once beside an idle axis and a few pairs.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from rule_cases import Case, Trial, cases_of
-from rule_programs import MODELS, hlo_text, operations
-from rule_texts import TEXTS
-from rule_validator import Verdict, judge_all
 
 from shardwright.planner.rules.elementwise import BINARY, UNARY
 from shardwright.plans.shardings import Mesh
+from tests.planner.rules.rule_cases import Case, Trial, cases_of
+from tests.planner.rules.rule_programs import MODELS, hlo_text, operations
+from tests.planner.rules.rule_texts import TEXTS
+from tests.planner.rules.rule_validator import Verdict, judge_all
 
 ONE, TWO, THREE = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2}), Mesh.of({"x": 3})
 

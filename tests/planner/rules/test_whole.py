@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from rule_cases import Trial, cases_of
-from rule_programs import f32, hlo_text, s32
-from rule_texts import TEXTS
-from rule_validator import Verdict, judge, partitioned
 
 from shardwright.planner.rules import Factor
 from shardwright.plans.shardings import Mesh
+from tests.planner.rules.rule_cases import Trial, cases_of
+from tests.planner.rules.rule_programs import f32, hlo_text, s32
+from tests.planner.rules.rule_texts import TEXTS
+from tests.planner.rules.rule_validator import Verdict, judge, partitioned
 
 
 @dataclass(frozen=True)

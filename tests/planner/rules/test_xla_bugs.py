@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import pytest
-from rule_cases import Case, Trial, cases_of, shares
-from rule_programs import hlo_text, operations
-from rule_validator import judge
 
 from shardwright.planner.rules import Factor, find_xla_bug
 from shardwright.plans.shardings import Mesh
+from tests.planner.rules.rule_cases import Case, Trial, cases_of, shares
+from tests.planner.rules.rule_programs import hlo_text, operations
+from tests.planner.rules.rule_validator import judge
 
 MESH = Mesh.of({"x": 2, "y": 2})
 THREE = Mesh.of({"x": 2, "y": 2, "z": 2})

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.planner.models.registry import MODELS
 from benchmarks.planner.suite import cluster_json
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
@@ -26,6 +25,7 @@ from shardwright.planner.search.solutions import SearchResult
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import TensorSharding
 from tests.planner.programs import gpt2, lower
+from workloads.models.registry import MODELS
 
 A100 = Cluster.from_json(cluster_json(8, "a100"))
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import shardwright as sw
-from benchmarks.truth_models import gpt2
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import PlanError
@@ -21,6 +20,7 @@ from shardwright.planner.search.solutions import CandidatePlan, SearchResult
 from shardwright.plans.shardings import Mesh
 from tests.planner import programs
 from tests.planner.programs import PLAIN_A100
+from workloads.collective_steps import gpt2
 
 #: Two heads over eight devices: each computes both, and two parts of the batch take less time than the whole.
 OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}

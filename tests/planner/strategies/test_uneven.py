@@ -186,8 +186,8 @@ def test_a_batch_of_twelve_is_split_over_eight() -> None:
 
 def test_an_odd_vocabulary_is_split_in_the_loss() -> None:
     """GPT-2's 50257 words over eight devices, where four sequences cannot be split eight ways: the search's choice."""
-    from benchmarks.planner.models.registry import MODELS
     from benchmarks.planner.suite import cluster_json
+    from workloads.models.registry import MODELS
 
     text = MODELS["gpt2"].build("124M", 4, layers=1).lower().as_text("hlo")
     cluster = Cluster.from_json(cluster_json(8, "a100"))

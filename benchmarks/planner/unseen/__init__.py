@@ -1,1 +1,0 @@
-"""Training steps that the planner was not built on, at realistic widths, and their experts."""

@@ -1,0 +1,1 @@
+"""Checks against an outside truth: XLA's compilers, single-device JAX, what others published."""

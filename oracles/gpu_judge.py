@@ -1,0 +1,26 @@
+"""What XLA:GPU needs for a plan, as JSON.
+
+    python -m oracles.gpu_judge STEP.hlo PLAN.json PACKAGES
+
+Run by `oracles.memory`. It compiles for A100s without one; PACKAGES is a folder as `gpu_targets` says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from benchmarks.gpu_targets import compile_only_devices, environment
+
+os.environ |= environment(sys.argv[3])
+
+from oracles.memory_judge import print_memory, read_step
+
+
+def main() -> None:
+    text, plan = read_step(*sys.argv[1:3])
+    print_memory(text, plan, compile_only_devices(sys.argv[3], "a100", plan.mesh.device_count), "cuda")
+
+
+if __name__ == "__main__":
+    main()

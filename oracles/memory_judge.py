@@ -1,0 +1,43 @@
+"""What the judges of `oracles.memory` have in common: compile a planned step for devices that need not be there.
+
+Importing it loads JAX: a judge sets its environment first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shardwright.plans.plan import Plan
+from shardwright.xla import emit_stablehlo, private
+
+
+def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
+    """A step's HLO text and its plan, from the files that `oracles.memory` wrote."""
+    text = Path(hlo_path).read_text()
+    return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
+
+
+def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> Any:
+    """The executable that a platform's compiler makes of a planned step."""
+    options = private.compile_options([device.id for device in devices], platform=platform)
+    stablehlo = emit_stablehlo(text, plan)
+    with private.mlir_context():
+        return devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)
+
+
+def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> None:
+    """Print, as one line of JSON, the bytes that a device must have for the plan (`CompiledMemory`'s fields)."""
+    arguments, outputs, alias, temporaries = private.memory_figures(compile_for(text, plan, devices, platform))
+    print(
+        json.dumps(
+            {
+                "argument_bytes": arguments,
+                "output_bytes": outputs,
+                "alias_bytes": alias,
+                "temporary_bytes": temporaries,
+            }
+        )
+    )

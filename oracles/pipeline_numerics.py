@@ -1,0 +1,97 @@
+"""Five steps of every model in a pipeline on real servers, beside single-device JAX.
+
+    make check-pipelines          (or: python -m oracles.pipeline_numerics --workers 2 --model moe)
+
+Every schedule on one, two and four workers of a cluster of eight CPU devices, two stages, four micro-batches. The loss
+must agree within 1e-5, parameters within 1e-5 of each tensor's norm (SGD). Prints a line of JSON a case, with the
+seconds of CPU that servers and client took, then the worst of each model; exit code 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.setdefault("SHARDWRIGHT_CACHE", "off")
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shardwright.errors import ShardwrightError
+from tests.client.clusters import Clusters
+from tests.client.pipeline_training import BAR, MODELS, SCHEDULES, parts_of, train
+
+WORKERS = (1, 2, 4)
+
+
+def checked(clusters: Clusters, model: str, schedule: str, workers: int) -> dict[str, Any]:
+    """A row of the table; a failing case says why."""
+    row: dict[str, Any] = {"model": model, "schedule": schedule, "workers": workers, "holds": False}
+    session = clusters.session(workers)
+    begin_s, begin_cpu_s = time.perf_counter(), _cpu_s()
+    try:
+        case = MODELS[model](parts_of(schedule))
+        _, loss, tensor = train(session, case, stages=2, micro_batches=4, schedule=schedule)
+    except ShardwrightError as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+        clusters.stop()
+    else:
+        row |= {"holds": loss <= BAR and tensor <= BAR, "loss": loss, "tensor": tensor}
+        row["cpu_s"] = round(_cpu_s() - begin_cpu_s, 1)
+    return row | {"seconds": round(time.perf_counter() - begin_s, 1)}
+
+
+def _cpu_s() -> float:
+    """Of this process and all that it started, ended ones included."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(sum(process.cpu_times()[:4]) for process in family)
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        clusters = Clusters(Path(folder))
+        try:
+            for workers, model, schedule in product(arguments.workers, MODELS, SCHEDULES):
+                if arguments.model in model and arguments.schedule in ("", schedule):
+                    yield checked(clusters, model, schedule, workers)
+        finally:
+            clusters.stop()
+
+
+def worst(found: list[dict[str, Any]]) -> str:
+    """Per model: cases that hold, largest difference of a loss and of a tensor."""
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in found):
+        mine = [row for row in found if row["model"] == model]
+        loss, tensor = (max(row.get(key, float("inf")) for row in mine) for key in ("loss", "tensor"))
+        lines.append(
+            f"{model:22} {sum(row['holds'] for row in mine)} of {len(mine)}, loss {loss:.1e}, parameters {tensor:.1e}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
+    parser.add_argument("--model", default="", help="models whose name has this in it")
+    parser.add_argument("--schedule", default="", help="one schedule")
+    arguments = parser.parse_args()
+    found = []
+    for row in rows(arguments):
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    print(worst(found))
+    return any(not row["holds"] for row in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Small training steps of many kinds on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
+
+    python -m oracles.small_steps                     # all 26 (4 minutes)
+    python -m oracles.small_steps --steps policy,ctc --devices 6
+    python -m oracles.small_steps --memory 0.5        # in half of what data parallelism takes
+
+A gap of more than 1 %, a proof that does not hold, or a result that is further from single-device JAX's than a
+hundredth of its norm (two steps compute in half precision) ends the run with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import shardwright as sw
+from shardwright.errors import MemoryBudgetError
+from workloads.small_steps import SMALL_STEPS
+from workloads.small_steps.made import Step
+
+GAP_BAR = 0.01
+NUMBERS_BAR = 0.01
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", default=",".join(SMALL_STEPS), help="(default: all)")
+    parser.add_argument("--devices", type=int, default=8, help="CPU devices (default: %(default)s)")
+    parser.add_argument(
+        "--memory", type=float, metavar="PART", help="of what data parallelism takes (default: no limit)"
+    )
+    arguments = parser.parse_args()
+    table = Table("step", "mesh", "gap", "planned in CPU s", "proof", "numbers apart")
+    missed = 0
+    with sw.connect(devices=arguments.devices) as session:
+        for name in arguments.steps.split(","):
+            row, is_met = checked(SMALL_STEPS[name](), session, arguments.devices, arguments.memory)
+            table.add_row(name, *row)
+            missed += not is_met
+    Console(width=100).print(table)
+    return int(missed > 0)
+
+
+def checked(step: Step, session: sw.Session, devices: int, memory: float | None) -> tuple[list[str], bool]:
+    """A row of the table, and whether every bar is met. memory: part of what data parallelism takes; None: no limit."""
+    text = sw.lower(step.function, *step.arguments).as_text()
+    limit = {} if memory is None else limited(text, devices, memory)
+    began = time.process_time()
+    try:
+        plan = sw.plan(text, devices, cache=False, **limit)
+    except MemoryBudgetError:
+        return ["nothing fits", "", f"{time.process_time() - began:.1f}", "", ""], True
+    planned_s = time.process_time() - began
+    found = session.parallelize(step.function, **limit)(*step.arguments)
+    proof, far = plan.prove(), distance(jax.jit(step.function)(*step.arguments), found)
+    row = [
+        str(plan.mesh),
+        f"{plan.cost.gap:.2%}",
+        f"{planned_s:.1f}",
+        "holds" if proof.holds else "differs",
+        f"{far:.1e}",
+    ]
+    return row, plan.cost.gap <= GAP_BAR and proof.holds and far <= NUMBERS_BAR
+
+
+def limited(text: str, devices: int, part: float) -> dict[str, Any]:
+    """Options of a plan: one program, in this part of what data parallelism takes."""
+    data = sw.plan(text, devices, cache=False, force="data", mesh=str(devices), stages=1)
+    return {"memory_budget": round(part * data.memory.peak_bytes), "stages": 1}
+
+
+def distance(wanted: Any, found: Any) -> float:
+    """How far apart two trees of arrays are, as a part of the norm: of the tensor where it is largest."""
+    pairs = zip(map(np.asarray, jax.tree.leaves(wanted)), map(np.asarray, jax.tree.leaves(found)), strict=True)
+    return max(_apart(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if a.dtype.kind == "f")
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / (np.linalg.norm(a) or 1.0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

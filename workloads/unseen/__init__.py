@@ -1,0 +1,1 @@
+"""Training steps that the planner was not built on, at realistic widths."""
