@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer
@@ -17,7 +17,7 @@ from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError, ShardwrightError
-from shardwright.options.user_options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.options.user_options import UserOptions, plan_options, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
@@ -83,6 +83,7 @@ class Session(SessionState):
 
     # ---- what a user calls ----------------------------------------------------------
 
+    @show_options
     def parallelize(
         self,
         fn: Callable[..., Any],
@@ -91,21 +92,8 @@ class Session(SessionState):
         donate_argnames: str | Iterable[str] | None = None,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
-        mesh: Mesh = None,
-        force: Force = None,
-        memory_budget: MemoryBudget = None,
-        deadline: float | None = None,
-        effort: str | None = None,
-        rewrites: str | None = None,
-        remat: str | None = None,
-        mode: str | None = None,
-        stages: int | None = None,
-        micro_batches: int | None = None,
-        micro_batch_inexact: bool = False,
-        schedule: str | None = None,
-        imbalance: float | None = None,
-        constraints: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
+        **options: Unpack[UserOptions],
     ) -> Step:
         """`fn` wrapped in a step that runs on the servers; it is called like `jax.jit(fn, ...)`.
 
@@ -113,26 +101,6 @@ class Session(SessionState):
           donate_argnums, donate_argnames: arguments updated in place; their handles are gone afterwards. Default: those
             of `fn`, when it is a `jax.jit`.
           static_argnums, static_argnames: arguments compiled into the program by value, besides those of a `jax.jit`.
-          mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
-          force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or argument name
-            pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
-          memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
-            "50%"); default: all of it.
-          deadline: seconds until the search ends with its incumbent plan; 2 seconds or a fifth later there is a plan or
-            an error.
-          effort: "fast", "default" or "best": effort of the planner's search (`options.plan_options`).
-          rewrites: "auto" (default) or "none": plan the program unchanged.
-          remat: rematerialization in the backward pass: "auto" (default) by the memory's need, "none", or "full".
-          mode: "search" (default), or "propagate": follow the annotations and search nothing.
-          micro_batches: sequential parts of the batch, their gradients summed: less memory, same result. Default: the
-            planner chooses; 1: no split.
-          micro_batch_inexact: allow whole-batch values (batch norm's statistics) per micro-batch.
-          stages: pipeline stages, each on devices of its own; 1: no pipeline. Default: the planner chooses.
-          schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
-          imbalance: limit of the slowest stage's excess over the average stage, relative to the average; default: the
-            minimum.
-          constraints: "keep" (default) the function's own shardings (`with_sharding_constraint`, `in_shardings`, …), or
-            "ignore" them; annotations count in either case.
           progress: called in this thread with a `PlanProgress` during planning.
 
         Raises OptionError: a wrong option. Nothing is traced before the first call.
@@ -140,16 +108,12 @@ class Session(SessionState):
         from shardwright.client.frontends.jax import JaxFunction
         from shardwright.client.step import Step
 
-        options = plan_options(
-            mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
-            remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
-        )  # fmt: skip
+        checked = plan_options(**options)
         function = JaxFunction(
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self, function, options, progress)
+        return Step(self, function, checked, progress)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
