@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwright.client.addresses import read_address, read_host, read_port
-from shardwright.client.connection import Dialer
+from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
 from shardwright.clusters.cluster import join_address
-from shardwright.errors import OptionError, ShardwrightError
+from shardwright.errors import OptionError
 from shardwright.options.user_options import UserOptions, plan_options, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
@@ -24,8 +20,6 @@ from shardwright.proto.v1 import master_pb2
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.step import Step
-
-_log = logging.getLogger("shardwright")
 
 
 def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
@@ -50,7 +44,7 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
         token = token or os.environ.get("SHARDWRIGHT_TOKEN")
         ca_file = os.environ.get("SHARDWRIGHT_CA")
     try:
-        return Session(address, Dialer(token, ca_file), server)
+        return Session(SessionState(address, Dialer(token, ca_file), server))
     except BaseException:
         if server is not None:
             server.close()
@@ -67,21 +61,19 @@ def _address_from_environment() -> str | None:
     return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
-class Session(SessionState):
+class Session:
     """A name space of programs and arrays on a server; a context manager.
 
     Made by `connect`. Closing it frees everything it holds there.
     """
 
-    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
-        self._server = server
-        self._pid = os.getpid()
-        self._save: Save | None = None
-        self._saving = threading.Lock()
-        super().__init__(address, dialer)
-        _open_sessions.add(self)
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
 
-    # ---- what a user calls ----------------------------------------------------------
+    @property
+    def info(self) -> SessionInfo:
+        """The server's reply to opening the session: its devices and limits."""
+        return self._state.info
 
     @show_options
     def parallelize(
@@ -113,7 +105,7 @@ class Session(SessionState):
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self, function, checked, progress)
+        return Step(self._state, function, checked, progress)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
@@ -138,14 +130,7 @@ class Session(SessionState):
         `Save.wait` raises CheckpointError when another session saves in the directory, and when `step` does not follow
         its checkpoints or names something else.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        with self._saving:
-            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
-                raise error
-            self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
-            return self._save
+        return self._state.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
         """The state of a checkpoint, in handles; arrays are read when a step is first called with them.
@@ -161,58 +146,26 @@ class Session(SessionState):
 
         Raises CheckpointError: no such checkpoint, or `like` asks for missing contents.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        if self._save is not None:
-            self._save.settle()
-        return checkpoints.restore(self, directory, step=step, like=like)
+        return self._state.restore(directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
         """Numbers of the checkpoints completed by Orbax in a directory, ascending; waits for an unfinished save.
 
         directory: see `save`. Raises CheckpointError when it is none, or cannot be listed.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        if self._save is not None:
-            self._save.settle()
-        return checkpoints.checkpoints(self, directory)
+        return self._state.list_checkpoints(directory)
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
-        self.require_open()
-        return self.master.status()
+        self._state.require_open()
+        return self._state.master.status()
 
     def close(self) -> None:
         """Waits for an unfinished save, frees the session's arrays on the server, stops an embedded server.
 
         May be called twice. Raises a save's error not raised before.
         """
-        error = self._close()
-        if error is not None:
-            raise error
-
-    def _close(self) -> ShardwrightError | None:
-        """The error of a save, not raised before."""
-        if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
-            return None
-        error = self._save.take_unreported_error() if self._save is not None else None
-        self._end()
-        if self._server is not None:
-            self._server.close()
-        return error
-
-    def close_quietly(self) -> None:
-        """Closes without raising, when no caller is left."""
-        error = self._close()
-        if error is not None:
-            _log.error("the last save failed: %s", error)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_dropped"):  # else it was never opened
-            self.close_quietly()
+        self._state.close()
 
     def __enter__(self) -> Session:
         return self
@@ -223,17 +176,8 @@ class Session(SessionState):
         if kind is None:
             self.close()
         else:
-            self.close_quietly()
+            self._state.close_quietly()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.info.device_count} {self.info.platform} devices"
-        return f"Session({self.master.address}, {state})"
-
-
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_sessions() -> None:
-    for session in list(_open_sessions):
-        session.close_quietly()
+        devices = f"{self.info.device_count} {self.info.platform} devices"
+        return f"Session({self._state.master.address}, {'closed' if self._state.is_closed else devices})"
