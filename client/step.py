@@ -22,11 +22,10 @@ from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanErr
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.plans.layouts import Layout
-from shardwright.plans.pipeline_plan import PipelinePlan
-from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
+from shardwright.user_plans import PipelinePlan, Plan
 
 if TYPE_CHECKING:
     import os

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options.user_options import UserOptions, plan_options, show_options
-from shardwright.plans.pipeline_plan import PipelinePlan
-from shardwright.plans.plan import Plan
+from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 if TYPE_CHECKING:
     from shardwright.planner import PlanProgress
@@ -41,7 +40,7 @@ def plan(
 
     store = default_store("plans") if cache else None
     checked = plan_options(**options)
-    return plan_with_cache(hlo_text, _cluster(cluster), checked, store=store, progress=progress)
+    return to_user_plan(plan_with_cache(hlo_text, _cluster(cluster), checked, store=store, progress=progress))
 
 
 def _cluster(cluster: Any) -> Cluster:
