@@ -64,7 +64,7 @@ class ArrayOperators(jax.Array):
 
     if TYPE_CHECKING:
         spec: ArraySpec
-        _session: SessionState
+        _state: SessionState
 
         def _contents(self) -> Any: ...
 
@@ -135,7 +135,7 @@ class ArrayOperators(jax.Array):
         return self._contents()
 
     def _warn_of_size(self, kind: str) -> None:
-        kinds = _warned_operations.setdefault(self._session, set())
+        kinds = _warned_operations.setdefault(self._state, set())
         if kind in kinds:
             return
         kinds.add(kind)

@@ -75,17 +75,17 @@ class RemoteArray(ArrayOperators):
         "_place",
         "_read_ahead",
         "_result",
-        "_session",
+        "_state",
         "spec",
     )
 
-    def __new__(cls, session: SessionState, spec: ArraySpec, **rest: Any) -> RemoteArray:
-        del session, rest
+    def __new__(cls, state: SessionState, spec: ArraySpec, **rest: Any) -> RemoteArray:
+        del state, rest
         return jax.Array.__new__(RemoteKey if spec.is_key else cls)
 
     def __init__(
         self,
-        session: SessionState,
+        state: SessionState,
         spec: ArraySpec,
         *,
         ids: tuple[int, ...] = (),
@@ -93,7 +93,7 @@ class RemoteArray(ArrayOperators):
         result: StepResult | None = None,
         pending: Pending | None = None,
     ) -> None:
-        self._session = session
+        self._state = state
         self.spec = spec
         self._ids = ids  # one, or as many as its place has parts
         self._place = place
@@ -130,7 +130,7 @@ class RemoteArray(ArrayOperators):
     def delete(self) -> None:
         """Frees the array now, whoever still holds the handle."""
         if not self._deleted:
-            self._session.release_later(*self._ids)
+            self._state.release_later(*self._ids)
             self._deleted = "deleted"
             self._read_ahead = None
 
@@ -154,7 +154,7 @@ class RemoteArray(ArrayOperators):
 
         Raises nothing; the read itself reports errors.
         """
-        self._session.announce(self)
+        self._state.announce(self)
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -223,7 +223,7 @@ class RemoteArray(ArrayOperators):
 
     def __del__(self) -> None:
         if self._ids and not self._deleted:
-            self._session.release_later(*self._ids)
+            self._state.release_later(*self._ids)
 
     # ---- for the session and its steps -------------------------------------------------------------
 
@@ -235,13 +235,13 @@ class RemoteArray(ArrayOperators):
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._pending.materialize(self._session.group_with_announced(self))
+            self._pending.materialize(self._state.group_with_announced(self))
         if self._result is not None:
             self._result.wait()
 
     def _adopt(self, other: RemoteArray) -> None:
         """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
-        self._session.release_later(*self._ids)
+        self._state.release_later(*self._ids)
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
@@ -252,14 +252,14 @@ class RemoteArray(ArrayOperators):
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
         if self._deleted:  # while it waited
-            self._session.release_later(*self._ids)
+            self._state.release_later(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Marks it donated to a step; an array not reused by the step is freed."""
         self._deleted = f"donated to {step}"
         self._read_ahead = None
         if not is_reused:
-            self._session.release_later(*self._ids)
+            self._state.release_later(*self._ids)
 
     @property
     def _is_computed(self) -> bool:
@@ -273,7 +273,7 @@ class RemoteArray(ArrayOperators):
         self._require_ready()
         if self._result is not None and len(self._ids) == 1 and self._ids[0] in self._result.values:
             return self._result.values[self._ids[0]]
-        return self._session.fetch(self)
+        return self._state.fetch(self)
 
 
 class RemoteKey(RemoteArray):

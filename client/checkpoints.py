@@ -31,7 +31,7 @@ from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
-    from shardwright.client.session import Session
+    from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
 
 #: Seconds during which a lost connection is tried again while a save is waited for.
@@ -109,7 +109,7 @@ class Save:
 
 
 def save(
-    session: Session, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
+    session: SessionState, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
 ) -> Save:
     """See `Session.save`."""
     folder = _directory(session, directory)
@@ -137,14 +137,14 @@ def save(
     return Save(session.master, result, folder, step)
 
 
-def checkpoints(session: Session, directory: str | os.PathLike[str]) -> tuple[int, ...]:
+def checkpoints(session: SessionState, directory: str | os.PathLike[str]) -> tuple[int, ...]:
     """See `Session.checkpoints`."""
     folder = _directory(session, directory)
     request = master_pb2.ListCheckpointsRequest(session_id=session.info.session_id, directory=folder)
     return tuple(session.ask_first_node("ListCheckpoints", request).steps)
 
 
-def restore(session: Session, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
+def restore(session: SessionState, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
     """See `Session.restore`."""
     folder = _directory(session, directory)
     _check_number("step", step, 0, MAX_STEP)
@@ -171,15 +171,15 @@ def restore(session: Session, directory: str | os.PathLike[str], *, step: int | 
 class PendingRestore:
     """A checkpoint with arrays still to read: their layouts become final when a step is called with them."""
 
-    def __init__(self, session: Session, directory: str, step: int) -> None:
-        self._session = session
+    def __init__(self, session: SessionState, directory: str, step: int) -> None:
+        self._state = session
         self._directory = directory
         self._step = step
         self._lock = threading.RLock()
         self._waiting: dict[int, tuple[str, weakref.ref[RemoteArray]]] = {}  # by id of the handle
 
     def handle(self, name: str, spec: ArraySpec) -> RemoteArray:
-        array = RemoteArray(self._session, spec)
+        array = RemoteArray(self._state, spec)
         array._pending = PendingArray(self, id(array))
         self._waiting[id(array)] = (name, weakref.ref(array))
         return array
@@ -198,7 +198,7 @@ class PendingRestore:
                 name, reference = self._waiting[key]
                 handle = reference()
                 if handle is not None:
-                    place = wanted[key] or _check_rows(handle.spec, self._session.info.device_count)
+                    place = wanted[key] or _check_rows(handle.spec, self._state.info.device_count)
                     chosen.append((name, handle, place))
             if chosen:
                 self._read(sorted(chosen, key=lambda each: each[0]))
@@ -211,15 +211,15 @@ class PendingRestore:
         new_ids: list[tuple[int, ...]] = []
         for name, _, place in chosen:
             parts = parts_of(place)
-            new_ids.append(tuple(self._session.new_id() for _ in parts))
+            new_ids.append(tuple(self._state.new_id() for _ in parts))
             request.outputs.extend(new_ids[-1])
             request.restore.parts.extend(
                 master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
                 for layout, first_row in parts
             )
-        result = self._session.submit(request, f"restore of {self._directory}/{self._step}")
+        result = self._state.submit(request, f"restore of {self._directory}/{self._step}")
         for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
-            handle._adopt(RemoteArray(self._session, handle.spec, ids=ids, place=place, result=result))
+            handle._adopt(RemoteArray(self._state, handle.spec, ids=ids, place=place, result=result))
 
 
 class PendingArray:
@@ -235,9 +235,9 @@ class PendingArray:
             self._restore.materialize({self._key: None, **wanted})
 
 
-def _directory(session: Session, directory: str | os.PathLike[str]) -> str:
+def _directory(session: SessionState, directory: str | os.PathLike[str]) -> str:
     """The directory for the workers. An embedded server shares this program's file system."""
-    return resolve_directory(directory, is_local=session._server is not None)
+    return resolve_directory(directory, is_local=session.server is not None)
 
 
 def _check_number(name: str, number: int | None, least: int, most: int) -> None:
@@ -252,7 +252,7 @@ def _spec(leaf: Any) -> ArraySpec:
 
 
 def _upload_leaves(
-    session: Session, leaves: Sequence[Any], kinds: Sequence[ArrayType]
+    session: SessionState, leaves: Sequence[Any], kinds: Sequence[ArrayType]
 ) -> dict[int, tuple[tuple[int, ...], Placement]]:
     """(ids, placement) by number, of leaves uploaded for a save."""
     mesh = Mesh.of({"x": 1})
@@ -266,7 +266,7 @@ def _upload_leaves(
     return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
 
 
-def _locate_handle(session: Session, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
+def _locate_handle(session: SessionState, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
     """Ids and placement of its parts."""
     ids, place = session.usable_ids(handle), handle._place
     assert place is not None

@@ -107,12 +107,12 @@ def trace_settings() -> Any:
     return private.trace_context(), *(getattr(jax.config, name) for name in _TRACED_SETTINGS)
 
 
-def warn_of_settings(session: SessionState) -> None:
+def warn_of_settings(state: SessionState) -> None:
     """Warns, once a session and setting, of settings of JAX that are on and change nothing on the servers."""
     for name, meaning in _WITHOUT_EFFECT.items():
         if getattr(jax.config, name, None) in _OFF:
             continue
-        warned_names = _warned_settings.setdefault(session, set())
+        warned_names = _warned_settings.setdefault(state, set())
         if meaning not in warned_names:
             warned_names.add(meaning)
             warnings.warn(

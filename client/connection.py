@@ -15,11 +15,11 @@ import grpc
 
 from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 _log = logging.getLogger("shardwright")
 
@@ -182,7 +182,7 @@ class MasterConnection:
                     plan_id = reply.result.plan_id
                 elif kind == "plan_chunk":
                     unpacker.feed(reply.plan_chunk)
-        return plan_id, plan_from_json(unpacker.text(), hlo_text=hlo_text)
+        return plan_id, to_user_plan(plan_from_json(unpacker.text(), hlo_text=hlo_text))
 
     def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
         """Compiles and loads a plan on every worker."""

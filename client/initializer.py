@@ -25,27 +25,27 @@ from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
-    from shardwright.client.session import Session
+    from shardwright.client.session_state import SessionState
 
 
 class PendingInit:
     """A called initializer before its run; its handles wait for it."""
 
-    def __init__(self, session: Session, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._session = session
+    def __init__(self, state: SessionState, init_fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._state = state
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
         signature, self._leaves, _ = function.describe(args, {}, type_of_value)
         self._function = init_fn
         self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._lowered = function.lower(signature, platform=session.info.platform)
+        self._lowered = function.lower(signature, platform=state.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The initializer's result pytree, in handles."""
         tree = self._lowered.result_tree
-        handles = [RemoteArray(self._session, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
+        handles = [RemoteArray(self._state, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
         self._handles = [weakref.ref(handle) for handle in handles]
         return jax.tree.unflatten(tree, handles)
 
@@ -57,7 +57,7 @@ class PendingInit:
             handles = {n: handle for n, handle in enumerate(ref() for ref in self._handles) if handle is not None}
             places = {n: wanted.get(id(handle)) for n, handle in handles.items()}
             parts: dict[int, dict[tuple[int, int] | None, RemoteArray]] = {}
-            for part in _group_by_mesh(places, self._session):
+            for part in _group_by_mesh(places, self._state):
                 for output, result in zip(part.outputs, self._run(part), strict=True):
                     parts.setdefault(output.number, {})[output.rows] = result
             self._has_run = True
@@ -67,7 +67,7 @@ class PendingInit:
 
     def _run(self, part: _Part) -> list[RemoteArray]:
         """The outputs of one mesh, computed there."""
-        session, outputs = self._session, part.outputs
+        state, outputs = self._state, part.outputs
         is_whole = [output.number for output in outputs] == list(range(len(self._lowered.results)))
         lowered = self._lowered if is_whole and not part.has_rows else self._lower_outputs(outputs)
         options = PlanOptions(
@@ -76,10 +76,10 @@ class PendingInit:
             output_names=lowered.output_names,
         )
         layouts = {n: output.layout for n, output in enumerate(outputs) if output.layout is not None}
-        program = session.prepare(lowered, pin_layouts(options, {}, layouts), devices=part.devices)
+        program = state.prepare(lowered, pin_layouts(options, {}, layouts), devices=part.devices)
         checks = checks_from_settings()
-        leaves = place(session, lowered.with_captured(self._leaves), program)
-        results = session.run(program, leaves, checks=checks)
+        leaves = place(state, lowered.with_captured(self._leaves), program)
+        results = state.run(program, leaves, checks=checks)
         if checks:
             raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
@@ -93,7 +93,7 @@ class PendingInit:
 
         signature = self._lowered.signature
         with jax.enable_x64(self._is_x64):
-            return JaxFunction(initialize).lower(signature, platform=self._session.info.platform)
+            return JaxFunction(initialize).lower(signature, platform=self._state.info.platform)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Part:
         return any(output.rows is not None for output in self.outputs)
 
 
-def _group_by_mesh(places: Mapping[int, Placement | None], session: Session) -> list[_Part]:
+def _group_by_mesh(places: Mapping[int, Placement | None], state: SessionState) -> list[_Part]:
     """The wanted results, grouped by mesh; those without a placement join another group."""
     parts: dict[tuple[Mesh, range] | None, _Part] = {}
     free = [number for number, wish in places.items() if wish is None]
@@ -128,7 +128,7 @@ def _group_by_mesh(places: Mapping[int, Placement | None], session: Session) -> 
         pieces = zip(wish.layouts, wish.bounds, strict=True) if isinstance(wish, RowParts) else [(wish, None)]
         for layout, rows in pieces:
             part = parts.setdefault(
-                (layout.mesh, layout.devices), _Part(layout.mesh, session.part_of_cluster(layout), [])
+                (layout.mesh, layout.devices), _Part(layout.mesh, state.part_of_cluster(layout), [])
             )
             part.outputs.append(_Output(number, layout, rows))
     if free:
@@ -155,4 +155,4 @@ def _handle_of_parts(
         ids += parts[bounds]._ids
         parts[bounds]._ids = ()
     last = parts[wish.bounds[-1]]
-    return RemoteArray(handle._session, handle.spec, ids=tuple(ids), place=wish, result=last._result)
+    return RemoteArray(handle._state, handle.spec, ids=tuple(ids), place=wish, result=last._result)

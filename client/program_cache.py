@@ -39,8 +39,8 @@ _log = logging.getLogger("shardwright")
 class ProgramCache:
     """Makes programs ready to run, and knows equal layouts by identity."""
 
-    def __init__(self, workspace: SessionState) -> None:
-        self._workspace = workspace
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
         self._loaded: dict[tuple[str, str], LoadedPlan] = {}
         self._layouts: dict[Layout, Layout] = {}
         self._rows: dict[RowParts, RowParts] = {}
@@ -56,10 +56,10 @@ class ProgramCache:
 
         progress: called while the program is planned. devices: of the cluster, default all.
         """
-        workspace = self._workspace
-        workspace.require_open()
+        state = self._state
+        state.require_open()
         first_device = 0 if devices is None else devices.start
-        with workspace.lock:
+        with state.lock:
             key = (lowered.identity, f"{options_key(options)} on {devices}")
             if key not in self._loaded:
                 self._loaded[key] = self._load_program(lowered, options, progress, devices)
@@ -118,7 +118,7 @@ class ProgramCache:
         def loading(phase: str, elapsed_s: float) -> None:
             _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
 
-        started, master = time.monotonic(), self._workspace.master
+        started, master = time.monotonic(), self._state.master
         program_id = master.upload_program(lowered.hlo_text)
         plan_id, plan = master.plan(program_id, lowered.hlo_text, options, planning, devices)
         load = master.load(plan_id, loading)

@@ -11,9 +11,8 @@ from shardwright.client.frontends.jax import ArrayType, LoweredProgram
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
 from shardwright.options.plan_options import PlanOptions
-from shardwright.plans.pipeline_plan import PipelinePlan
-from shardwright.plans.plan import Plan
 from shardwright.proto.v1 import common_pb2, master_pb2
+from shardwright.user_plans import PipelinePlan, Plan
 
 #: Outputs of at most so many bytes come back with the reply of their step, …
 READ_BACK_BYTES = 4 << 10

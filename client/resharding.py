@@ -23,7 +23,7 @@ from shardwright.plans.shardings import Mesh
 
 if TYPE_CHECKING:
     from shardwright.client.programs import StepProgram
-    from shardwright.client.session import Session
+    from shardwright.client.session_state import SessionState
 
 
 def type_of(leaf: Any) -> ArraySpec:
@@ -44,7 +44,7 @@ def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
     return True
 
 
-def place(session: Session, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
+def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
     """`leaves`, with every handle in `program`'s layouts.
 
     Pending initializers run and pending checkpoints are read now, straight into these places. Other handles are moved
@@ -61,7 +61,7 @@ def place(session: Session, leaves: Sequence[Any], program: StepProgram, donated
     }
     if not movers:
         return placed
-    moved = _move(session, [leaves[number] for number in movers], list(movers.values()))
+    moved = _move(state, [leaves[number] for number in movers], list(movers.values()))
     seen: set[int] = {id(leaf) for leaf, wanted in zip(leaves, places, strict=True) if _has_placement(leaf, wanted)}
     for number, copy in zip(movers, moved, strict=True):
         if id(leaves[number]) in seen or (leaves[number]._is_owned and number not in donated):
@@ -106,7 +106,7 @@ def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> No
         pending.materialize(wanted)
 
 
-def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
+def _move(state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
     """Copies of `handles` at `places`."""
     on_mesh: dict[tuple[Mesh, int], list[int]] = {}
     between: list[int] = []
@@ -122,12 +122,12 @@ def _move(session: Session, handles: Sequence[RemoteArray], places: Sequence[Pla
             through_client.append(number)
             handle.copy_to_host_async()
     contents = [(np.asarray(handles[n]), places[n]) for n in through_client]
-    for number, ids in zip(through_client, session.upload(contents), strict=True):
-        copies[number] = RemoteArray(session, handles[number].spec, ids=ids, place=places[number])
-    copies.update(zip(between, session.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
+    for number, ids in zip(through_client, state.upload(contents), strict=True):
+        copies[number] = RemoteArray(state, handles[number].spec, ids=ids, place=places[number])
+    copies.update(zip(between, state.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
     for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
-        copies.update(zip(numbers, _move_on_servers(session, [handles[n] for n in numbers], layouts), strict=True))
+        copies.update(zip(numbers, _move_on_servers(state, [handles[n] for n in numbers], layouts), strict=True))
     return [copies[number] for number in range(len(handles))]
 
 
@@ -139,7 +139,9 @@ def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] |
     return mesh if mesh == (there.mesh, there.first_device) else None
 
 
-def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: Sequence[Layout]) -> list[RemoteArray]:
+def _move_on_servers(
+    state: SessionState, handles: Sequence[RemoteArray], layouts: Sequence[Layout]
+) -> list[RemoteArray]:
     """One program returning its arguments, planned with both sides pinned; all layouts share one mesh."""
 
     def relayout(*arrays: Any) -> tuple[Any, ...]:
@@ -147,18 +149,18 @@ def _move_on_servers(session: Session, handles: Sequence[RemoteArray], layouts: 
 
     tree = jax.tree.structure((tuple(handles), {}))
     lowered = JaxFunction(relayout).lower(
-        Signature((), tree, tuple(handle.spec for handle in handles)), platform=session.info.platform
+        Signature((), tree, tuple(handle.spec for handle in handles)), platform=state.info.platform
     )
-    program = session.prepare(
+    program = state.prepare(
         lowered,
         pin_layouts(
             PlanOptions(mesh=layouts[0].mesh.sizes),
             {n: handle._place for n, handle in enumerate(handles) if isinstance(handle._place, Layout)},
             dict(enumerate(layouts)),
         ),
-        devices=session.part_of_cluster(layouts[0]),
+        devices=state.part_of_cluster(layouts[0]),
     )
-    results = [result for result in session.run(program, handles) if result is not None]
+    results = [result for result in state.run(program, handles) if result is not None]
     for result, layout in zip(results, layouts, strict=True):
         if result._place is not layout:
             raise InternalError(f"a move to {layout.sharding} ended as {result.sharding}")

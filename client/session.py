@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwright.client.addresses import read_address, read_host, read_port
-from shardwright.client.connection import Dialer
+from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
 from shardwright.clusters.cluster import join_address
-from shardwright.errors import OptionError, ShardwrightError
-from shardwright.options.user_options import Force, MemoryBudget, Mesh, plan_options
+from shardwright.errors import OptionError
+from shardwright.options.user_options import UserOptions, plan_options, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.step import Step
-
-_log = logging.getLogger("shardwright")
 
 
 def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
@@ -50,7 +44,7 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
         token = token or os.environ.get("SHARDWRIGHT_TOKEN")
         ca_file = os.environ.get("SHARDWRIGHT_CA")
     try:
-        return Session(address, Dialer(token, ca_file), server)
+        return Session(SessionState(address, Dialer(token, ca_file), server))
     except BaseException:
         if server is not None:
             server.close()
@@ -67,22 +61,21 @@ def _address_from_environment() -> str | None:
     return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
 
 
-class Session(SessionState):
+class Session:
     """A name space of programs and arrays on a server; a context manager.
 
     Made by `connect`. Closing it frees everything it holds there.
     """
 
-    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
-        self._server = server
-        self._pid = os.getpid()
-        self._save: Save | None = None
-        self._saving = threading.Lock()
-        super().__init__(address, dialer)
-        _open_sessions.add(self)
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
 
-    # ---- what a user calls ----------------------------------------------------------
+    @property
+    def info(self) -> SessionInfo:
+        """The server's reply to opening the session: its devices and limits."""
+        return self._state.info
 
+    @show_options
     def parallelize(
         self,
         fn: Callable[..., Any],
@@ -91,21 +84,8 @@ class Session(SessionState):
         donate_argnames: str | Iterable[str] | None = None,
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
-        mesh: Mesh = None,
-        force: Force = None,
-        memory_budget: MemoryBudget = None,
-        deadline: float | None = None,
-        effort: str | None = None,
-        rewrites: str | None = None,
-        remat: str | None = None,
-        mode: str | None = None,
-        stages: int | None = None,
-        micro_batches: int | None = None,
-        micro_batch_inexact: bool = False,
-        schedule: str | None = None,
-        imbalance: float | None = None,
-        constraints: str | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
+        **options: Unpack[UserOptions],
     ) -> Step:
         """`fn` wrapped in a step that runs on the servers; it is called like `jax.jit(fn, ...)`.
 
@@ -113,26 +93,6 @@ class Session(SessionState):
           donate_argnums, donate_argnames: arguments updated in place; their handles are gone afterwards. Default: those
             of `fn`, when it is a `jax.jit`.
           static_argnums, static_argnames: arguments compiled into the program by value, besides those of a `jax.jit`.
-          mesh: "2x4", (2, 4) or {"data": 2, "model": 4}, up to three axes; default: the planner chooses.
-          force: "data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated", or argument name
-            pattern → {dimension: axis, True ("split somewhere") or None ("not split")}.
-          memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
-            "50%"); default: all of it.
-          deadline: seconds until the search ends with its incumbent plan; 2 seconds or a fifth later there is a plan or
-            an error.
-          effort: "fast", "default" or "best": effort of the planner's search (`options.plan_options`).
-          rewrites: "auto" (default) or "none": plan the program unchanged.
-          remat: rematerialization in the backward pass: "auto" (default) by the memory's need, "none", or "full".
-          mode: "search" (default), or "propagate": follow the annotations and search nothing.
-          micro_batches: sequential parts of the batch, their gradients summed: less memory, same result. Default: the
-            planner chooses; 1: no split.
-          micro_batch_inexact: allow whole-batch values (batch norm's statistics) per micro-batch.
-          stages: pipeline stages, each on devices of its own; 1: no pipeline. Default: the planner chooses.
-          schedule: "gpipe", "1f1b", "interleaved", … (`shardwright.tasks.SCHEDULE_NAMES`).
-          imbalance: limit of the slowest stage's excess over the average stage, relative to the average; default: the
-            minimum.
-          constraints: "keep" (default) the function's own shardings (`with_sharding_constraint`, `in_shardings`, …), or
-            "ignore" them; annotations count in either case.
           progress: called in this thread with a `PlanProgress` during planning.
 
         Raises OptionError: a wrong option. Nothing is traced before the first call.
@@ -140,16 +100,12 @@ class Session(SessionState):
         from shardwright.client.frontends.jax import JaxFunction
         from shardwright.client.step import Step
 
-        options = plan_options(
-            mesh=mesh, force=force, memory_budget=memory_budget, deadline=deadline, effort=effort, rewrites=rewrites,
-            remat=remat, mode=mode, stages=stages, micro_batches=micro_batches, schedule=schedule,
-            micro_batch_inexact=micro_batch_inexact, imbalance=imbalance, constraints=constraints,
-        )  # fmt: skip
+        checked = plan_options(**options)
         function = JaxFunction(
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self, function, options, progress)
+        return Step(self._state, function, checked, progress)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
@@ -174,14 +130,7 @@ class Session(SessionState):
         `Save.wait` raises CheckpointError when another session saves in the directory, and when `step` does not follow
         its checkpoints or names something else.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        with self._saving:
-            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
-                raise error
-            self._save = checkpoints.save(self, state, directory, step=step, max_to_keep=max_to_keep)
-            return self._save
+        return self._state.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
         """The state of a checkpoint, in handles; arrays are read when a step is first called with them.
@@ -197,58 +146,26 @@ class Session(SessionState):
 
         Raises CheckpointError: no such checkpoint, or `like` asks for missing contents.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        if self._save is not None:
-            self._save.settle()
-        return checkpoints.restore(self, directory, step=step, like=like)
+        return self._state.restore(directory, step=step, like=like)
 
     def checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
         """Numbers of the checkpoints completed by Orbax in a directory, ascending; waits for an unfinished save.
 
         directory: see `save`. Raises CheckpointError when it is none, or cannot be listed.
         """
-        from shardwright.client import checkpoints
-
-        self.require_open()
-        if self._save is not None:
-            self._save.settle()
-        return checkpoints.checkpoints(self, directory)
+        return self._state.list_checkpoints(directory)
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
-        self.require_open()
-        return self.master.status()
+        self._state.require_open()
+        return self._state.master.status()
 
     def close(self) -> None:
         """Waits for an unfinished save, frees the session's arrays on the server, stops an embedded server.
 
         May be called twice. Raises a save's error not raised before.
         """
-        error = self._close()
-        if error is not None:
-            raise error
-
-    def _close(self) -> ShardwrightError | None:
-        """The error of a save, not raised before."""
-        if self._is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
-            return None
-        error = self._save.take_unreported_error() if self._save is not None else None
-        self._end()
-        if self._server is not None:
-            self._server.close()
-        return error
-
-    def close_quietly(self) -> None:
-        """Closes without raising, when no caller is left."""
-        error = self._close()
-        if error is not None:
-            _log.error("the last save failed: %s", error)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_dropped"):  # else it was never opened
-            self.close_quietly()
+        self._state.close()
 
     def __enter__(self) -> Session:
         return self
@@ -259,17 +176,8 @@ class Session(SessionState):
         if kind is None:
             self.close()
         else:
-            self.close_quietly()
+            self._state.close_quietly()
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{self.info.device_count} {self.info.platform} devices"
-        return f"Session({self.master.address}, {state})"
-
-
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_sessions() -> None:
-    for session in list(_open_sessions):
-        session.close_quietly()
+        devices = f"{self.info.device_count} {self.info.platform} devices"
+        return f"Session({self._state.master.address}, {'closed' if self._state.is_closed else devices})"

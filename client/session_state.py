@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
+import os
 import threading
 import time
 import weakref
@@ -31,6 +33,8 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
+    from shardwright.client.checkpoints import Save
+    from shardwright.client.embedded import EmbeddedServer
     from shardwright.client.frontends.jax import LoweredProgram
     from shardwright.client.placement import ExecutableEntry
     from shardwright.client.program_cache import ProgramCache
@@ -49,9 +53,17 @@ WORKER_RESTART_TIMEOUT_S = 120.0
 
 
 class SessionState:
-    """Arrays and steps of one session. `lock` is held while a step is numbered and sent."""
+    """Arrays, steps and saves of one session; `Session`, its steps and its handles hold it.
 
-    def __init__(self, address: str, dialer: Dialer) -> None:
+    It is closed with the last of them, by `close`, or at this program's end. `lock` is held while a step is numbered
+    and sent. server: the embedded server that ends with it, if any.
+    """
+
+    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
+        self.server = server
+        self._pid = os.getpid()
+        self._save: Save | None = None
+        self._saving = threading.Lock()
         self.master = MasterConnection(address, dialer)
         self.info: SessionInfo = self.master.open(__version__)
         self.lock = threading.RLock()
@@ -60,18 +72,45 @@ class SessionState:
         self._stream = StepStream(self.master.run_steps, self.info.session_id)
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
-        self._is_closed = False
+        self.is_closed = False
         self._loader: ProgramCache | None = None
         self._constant_ids: dict[ArgumentSource, tuple[int, int]] = {}  # losses of workers before, id
         threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
+        _open_states.add(self)
 
-    def _end(self) -> None:
-        """Free everything; nothing may be called any more."""
-        self._is_closed = True
+    # ---- closing ----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        error = self._close()
+        if error is not None:
+            raise error
+
+    def close_quietly(self) -> None:
+        """Closes without raising, when no caller is left."""
+        error = self._close()
+        if error is not None:
+            _log.error("the last save failed: %s", error)
+
+    def _close(self) -> ShardwrightError | None:
+        """The error of a save, not raised before."""
+        if self.is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
+            return None
+        error = self._save.take_unreported_error() if self._save is not None else None
+        self.is_closed = True
         self._dropped.put(None)
         self._stream.close()
         self._transfer.close()
         self.master.close()
+        if self.server is not None:
+            self.server.close()
+        return error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_dropped"):  # else it was never opened
+            self.close_quietly()
+
+    # ---- programs ---------------------------------------------------------------------
 
     def prepare(
         self,
@@ -243,7 +282,7 @@ class SessionState:
 
     def usable_ids(self, handle: RemoteArray) -> tuple[int, ...]:
         """Ids of a handle's parts, readable by a step. Raises the error behind an unusable handle."""
-        if handle._session is not self:
+        if handle._state is not self:
             raise SessionError("an array of another session was passed to a step", remedy="pass np.asarray(handle)")
         if handle._deleted or (handle._result is not None and handle._result.error is not None):
             handle._require_ready()
@@ -301,8 +340,8 @@ class SessionState:
             try:
                 return self._transfer.ask_first_node(method, request)
             except (ServerUnavailableError, SessionError):
-                state = self.master.status()  # raises where the master is gone as well
-                is_mine = any(other.session_id == self.info.session_id for other in state.sessions)
+                status = self.master.status()  # raises where the master is gone as well
+                is_mine = any(other.session_id == self.info.session_id for other in status.sessions)
                 if not is_mine or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)
@@ -332,7 +371,7 @@ class SessionState:
     def release_dropped(self, first: int) -> None:
         """Frees dropped arrays by a call of its own, unless unfinished steps may still read them."""
         with self.lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
             if not self._stream.is_idle:
                 self._dropped.put(first)  # looked at again in a moment
@@ -343,8 +382,41 @@ class SessionState:
             except ShardwrightError:
                 _log.warning("could not release %d arrays", len(ids))
 
+    # ---- checkpoints ------------------------------------------------------------------
+
+    def save(self, tree: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None) -> Save:
+        """See `Session.save`."""
+        from shardwright.client import checkpoints
+
+        self.require_open()
+        with self._saving:
+            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
+                raise error
+            self._save = checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
+            return self._save
+
+    def restore(self, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
+        """See `Session.restore`."""
+        from shardwright.client import checkpoints
+
+        self._settle_save()
+        return checkpoints.restore(self, directory, step=step, like=like)
+
+    def list_checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
+        """See `Session.checkpoints`."""
+        from shardwright.client import checkpoints
+
+        self._settle_save()
+        return checkpoints.checkpoints(self, directory)
+
+    def _settle_save(self) -> None:
+        """Waits for an unfinished save."""
+        self.require_open()
+        if self._save is not None:
+            self._save.settle()
+
     def require_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
 
 
@@ -356,14 +428,23 @@ def _to_moved_parts(place: Placement) -> list[master_pb2.MovedPart]:
     return [master_pb2.MovedPart(layout=wire.layout_to_proto(layout), first_row=row) for layout, row in parts_of(place)]
 
 
-def _release_when_idle(workspace_ref: weakref.ref[SessionState], dropped: SimpleQueue[int | None]) -> None:
+def _release_when_idle(state_ref: weakref.ref[SessionState], dropped: SimpleQueue[int | None]) -> None:
     while True:
         array_id = dropped.get()
         if array_id is None:
             return
         time.sleep(RELEASE_DELAY_S)
-        workspace = workspace_ref()
-        if workspace is None:
+        state = state_ref()
+        if state is None:
             return
-        workspace.release_dropped(array_id)
-        del workspace
+        state.release_dropped(array_id)
+        del state
+
+
+_open_states: weakref.WeakSet[SessionState] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_states() -> None:
+    for state in list(_open_states):
+        state.close_quietly()

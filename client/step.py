@@ -22,17 +22,16 @@ from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanErr
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.plans.layouts import Layout
-from shardwright.plans.pipeline_plan import PipelinePlan
-from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
+from shardwright.user_plans import PipelinePlan, Plan
 
 if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
-    from shardwright.client.session import Session
+    from shardwright.client.session_state import SessionState
     from shardwright.client.step_trace import StepTrace
     from shardwright.proto.v1 import master_pb2
 
@@ -51,12 +50,12 @@ class Step:
 
     def __init__(
         self,
-        session: Session,
+        state: SessionState,
         function: JaxFunction,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> None:
-        self._session = session
+        self._state = state
         self._function = function
         self._options = options
         self._progress = progress
@@ -91,7 +90,7 @@ class Step:
         from shardwright.report.trace import write_trace
 
         program, result, measured = self._run_measured(args, kwargs)
-        node_of = {device: node.index for node in self._session.info.nodes for device in node.devices}
+        node_of = {device: node.index for node in self._state.info.nodes for device in node.devices}
         trace = plan_trace(
             program.plan, measured=measured.tasks, measured_s=measured.run_s, node_of=node_of.__getitem__
         )
@@ -111,19 +110,19 @@ class Step:
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
     ) -> tuple[StepProgram, Any]:
-        warn_of_settings(self._session)
+        warn_of_settings(self._state)
         signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, trace_settings())
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves)
         if program is None:
             program = self._prepare_program(signature, leaves, dynamic)
-            leaves = place(self._session, leaves, program, self._donated[signature])
+            leaves = place(self._state, leaves, program, self._donated[signature])
         donated = self._donated[signature]
         if program.lowered.changed:
             self._function.require_unshared(dynamic)
         self._check_donated(program, leaves, donated)
         checks = checks_from_settings()
-        results = self._session.run(program, leaves, is_traced=is_traced, checks=checks)
+        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks)
         self._transfer_donated(program, leaves, donated, results)
         result_tree = program.lowered.result_tree
         result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
@@ -138,18 +137,18 @@ class Step:
         Returns handles at once; it runs when the step is first called with them, or when one of them is read. Raises
         UnsupportedProgramError on host callbacks in `init_fn`.
         """
-        self._session.require_open()
-        return PendingInit(self._session, init_fn, args).handles()
+        self._state.require_open()
+        return PendingInit(self._state, init_fn, args).handles()
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
         """Writes `state`, a pytree of handles, to a checkpoint; see `Session.save`."""
-        return self._session.save(state, directory, step=step, max_to_keep=max_to_keep)
+        return self._state.save(state, directory, step=step, max_to_keep=max_to_keep)
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None = None, like: Any = None) -> Any:
         """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
-        return self._session.restore(directory, step=step, like=like)
+        return self._state.restore(directory, step=step, like=like)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
         """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
@@ -209,7 +208,7 @@ class Step:
         """
         from shardwright.client.dumps import dump
 
-        return dump(self._session, self._require_program(), Path(directory))
+        return dump(self._state, self._require_program(), Path(directory))
 
     def __repr__(self) -> str:
         return f"Step({self._function.name}, {'not planned yet' if self._main is None else _shape_of(self._main.plan)})"
@@ -230,7 +229,7 @@ class Step:
             return programs[-1]
         for leaf in leaves:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
-                self._session.usable_ids(leaf)
+                self._state.usable_ids(leaf)
         self._function.require_unshared(dynamic)
         donated = self._function.find_donated_leaves(dynamic)
         lowered = self._lower(signature)
@@ -246,12 +245,12 @@ class Step:
         """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
         options = self._plan_options(lowered, leaves, donated)
         try:
-            return self._session.prepare(lowered, options, self._progress)
+            return self._state.prepare(lowered, options, self._progress)
         except (AnnotationError, PlanError):
             if self._options.force is None or not (options.argument_axes or options.output_axes):
                 raise
             free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
-            return self._session.prepare(lowered, free, self._progress)
+            return self._state.prepare(lowered, free, self._progress)
 
     def _lower(self, signature: Signature) -> LoweredProgram:
         try:
@@ -262,7 +261,7 @@ class Step:
                 remedy="register its arrays as leaves (data_fields), not as static fields (meta_fields, aux data)",
             ) from None
         if lowered is None:
-            lowered = self._function.lower(signature, platform=self._session.info.platform)
+            lowered = self._function.lower(signature, platform=self._state.info.platform)
             self._lowered[signature] = lowered
         return lowered
 
@@ -307,7 +306,7 @@ class Step:
 
     def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
         """Whether a program can be planned around the placement: a layout over the whole cluster."""
-        return isinstance(place, Layout) and self._session.part_of_cluster(place) is None
+        return isinstance(place, Layout) and self._state.part_of_cluster(place) is None
 
     def _is_forced(self, name: str) -> bool:
         """Whether the user's force pins this very argument; then the array is moved when needed."""

@@ -39,6 +39,8 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import DEFAULT_AXES
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_text import plan_to_json
+from shardwright.xla import emit_stablehlo
 from workloads.random_steps import random_step
 
 RANDOM = "random"
@@ -108,7 +110,7 @@ def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
     """A plan beside what XLA:CPU assigns. Raises PartitionError, where that takes longer than the limit, too."""
     with tempfile.TemporaryDirectory(prefix="fuzz-memory-") as folder:
         program = Path(folder) / "program.mlir"
-        program.write_text(made.emit())
+        program.write_text(emit_stablehlo(made.require_hlo(), made))
         job = {"stablehlo": str(program), "devices": cluster.device_count}
         found = partition(job, cluster.device_count, limit_s=limit_s)
     if found.memory_bytes is None or found.temporaries_bytes is None:
@@ -135,8 +137,8 @@ def cases(models: list[str], plans: list[str], seeds: range) -> Iterator[tuple[s
 def keep(folder: Path, name: str, made: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.hlo").write_text(made.require_hlo())
-    (folder / f"{name}.json").write_text(made.to_json())
-    (folder / f"{name}.mlir").write_text(made.emit())
+    (folder / f"{name}.json").write_text(plan_to_json(made))
+    (folder / f"{name}.mlir").write_text(emit_stablehlo(made.require_hlo(), made))
 
 
 def main() -> int:

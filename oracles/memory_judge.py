@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_json import decode
 from shardwright.xla import emit_stablehlo, private
 
 
 def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
     """A step's HLO text and its plan, from the files that `oracles.memory` wrote."""
     text = Path(hlo_path).read_text()
-    return text, Plan.from_json(Path(plan_path).read_text(), hlo_text=text)
+    return text, decode(Path(plan_path).read_text(), hlo_text=text)
 
 
 def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> Any:

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from shardwright.client.session import Session, connect
     from shardwright.clusters.cluster import Cluster
     from shardwright.offline import plan
-    from shardwright.plans.plan import Plan
+    from shardwright.user_plans import Plan
 
 __version__ = "0.2.0"
 
 #: Public name → the module that holds it ("" is the module itself).
 _LAZY = {
     "Cluster": "shardwright.clusters.cluster",
-    "Plan": "shardwright.plans.plan",
+    "Plan": "shardwright.user_plans",
     "RemoteArray": "shardwright.client.arrays",
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",

@@ -109,8 +109,8 @@ class Trained:
 
 
 def session_server(session: sw.Session) -> psutil.Process:
-    assert session._server is not None
-    return psutil.Process(session._server.pid)
+    assert session._state.server is not None
+    return psutil.Process(session._state.server.pid)
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

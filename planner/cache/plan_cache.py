@@ -34,8 +34,10 @@ from shardwright.planner.invalid_programs import raise_typed_errors
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.warm_start.search_records import SearchHistory
-from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
+from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_json import decode
+from shardwright.plans.plan_text import plan_from_json, plan_to_json
 
 #: Fraction of the deadline from which a search counts as cut short: the next one may get further.
 _CUT_SHORT_FRACTION = 0.9
@@ -113,7 +115,7 @@ class _PlanCache:
             names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]
             header["labels"] = ProgramNames.of(module, *names).encode()
         key = self._program_key(module)
-        self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{made.to_json()}".encode(), level=1))
+        self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{plan_to_json(made)}".encode(), level=1))
         self._store.put(self._text_key(text), key)
 
     # ---- entries ---------------------------------------------------------------
@@ -140,7 +142,7 @@ class _PlanCache:
             relabelling = Relabeler(
                 ProgramNames.decode(entry.header["labels"]), ProgramNames.of(module, arguments, outputs)
             )
-            plan, planned = relabelling.relabel(Plan.from_json(entry.plan_json), module, text)
+            plan, planned = relabelling.relabel(decode(entry.plan_json), module, text)
             check_plan(planned, plan)
         except (RelabelError, ShardwrightError):
             return None

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from shardwright.clusters.cluster import Cluster
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_text import plan_to_json
 from shardwright.processes import die_with_parent
 from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
@@ -54,7 +55,7 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
     progress = ProgressThrottle(tell)
     made = plan(blobs[2].decode(), cluster, options, progress=progress)
     progress.flush()
-    write_message(replies, {"kind": "plan"}, [made.to_json().encode()])
+    write_message(replies, {"kind": "plan"}, [plan_to_json(made).encode()])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from shardwright.errors import ArrayError, CheckpointError
-from shardwright.plans.pipeline_plan import plan_from_json
+from shardwright.plans.plan_text import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.server.master import events as ev

@@ -12,8 +12,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 
 if TYPE_CHECKING:
-    from shardwright.plans.pipeline_plan import PipelinePlan
-    from shardwright.plans.plan import Plan
+    from shardwright.user_plans import PipelinePlan, Plan
 
 
 def add_emit_option(parser: argparse.ArgumentParser, needs: str = "") -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
@@ -20,8 +21,7 @@ from shardwright.options.plan_options import (
     Pins,
     PlanOptions,
 )
-from shardwright.options.user_options import plan_options
-from shardwright.tasks import SCHEDULE_NAMES
+from shardwright.options.user_options import OPTION_HELP, plan_options
 
 
 def add_planning_options(parser: argparse.ArgumentParser) -> None:
@@ -39,51 +39,23 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
         "where AXIS may be - (not split) or * (split somewhere); may repeat for pins",
     )
-    parser.add_argument(
-        "--memory-budget",
-        metavar="AMOUNT",
-        help="what the plan may take of one device: 40GB, 36GiB, bytes, or 50%% of its memory (default: all of it)",
-    )
-    parser.add_argument(
-        "--deadline", metavar="SECONDS", type=float, help="take the best plan found after so many seconds"
-    )
-    parser.add_argument(
-        "--effort",
-        choices=EFFORTS,
-        help="search one mesh, all of two axes, or of three",
-    )
-    parser.add_argument(
-        "--stages", metavar="S", type=int, help="stages of a pipeline, each on devices of its own (1: no pipeline)"
-    )
-    parser.add_argument(
-        "--schedule", metavar="NAME", help=f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}"
-    )
-    parser.add_argument(
-        "--imbalance",
-        metavar="PART",
-        type=float,
-        help="how much longer than the average stage the slowest may take (0.1: a tenth; default: as little as can be)",
-    )
-    parser.add_argument(
-        "--micro-batches", metavar="M", type=int, help="parts of the batch, computed one after the other (1: at once)"
-    )
-    parser.add_argument(
-        "--micro-batch-inexact",
-        action="store_true",
-        help="let what needs the whole batch (batch norm's statistics) be that of each micro-batch",
-    )
-    parser.add_argument("--mode", choices=MODES, help="search, or only propagate the annotations (default: search)")
-    parser.add_argument(
-        "--rewrites", choices=REWRITES, help="plan a rewritten program where that pays, or none (default: auto)"
-    )
-    parser.add_argument(
-        "--remat", choices=REMATS, help="compute values again for the backward pass to save memory (default: auto)"
-    )
-    parser.add_argument(
-        "--constraints",
-        choices=CONSTRAINTS,
-        help="shardings that the program brings along, such as with_sharding_constraint (default: keep)",
-    )
+    kinds: dict[str, dict[str, Any]] = {
+        "memory_budget": {"metavar": "AMOUNT"},
+        "deadline": {"metavar": "SECONDS", "type": float},
+        "effort": {"choices": EFFORTS},
+        "stages": {"metavar": "S", "type": int},
+        "schedule": {"metavar": "NAME"},
+        "imbalance": {"metavar": "PART", "type": float},
+        "micro_batches": {"metavar": "M", "type": int},
+        "micro_batch_inexact": {"action": "store_true"},
+        "mode": {"choices": MODES},
+        "rewrites": {"choices": REWRITES},
+        "remat": {"choices": REMATS},
+        "constraints": {"choices": CONSTRAINTS},
+    }
+    for name, kind in kinds.items():
+        help_text = OPTION_HELP[name].replace("%", "%%").replace("`", "")
+        parser.add_argument(f"--{name.replace('_', '-')}", help=help_text, **kind)
 
 
 def add_cluster_option(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -109,22 +81,8 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
 
 def planning_options(arguments: argparse.Namespace) -> PlanOptions:
     """The options collected by `add_planning_options`. Raises OptionError."""
-    return plan_options(
-        mesh=mesh_of(arguments.mesh),
-        force=force_of(arguments.force),
-        memory_budget=arguments.memory_budget,
-        deadline=arguments.deadline,
-        effort=arguments.effort,
-        rewrites=arguments.rewrites,
-        remat=arguments.remat,
-        mode=arguments.mode,
-        stages=arguments.stages,
-        schedule=arguments.schedule,
-        imbalance=arguments.imbalance,
-        constraints=arguments.constraints,
-        micro_batches=arguments.micro_batches,
-        micro_batch_inexact=arguments.micro_batch_inexact,
-    )
+    options: Any = {name: getattr(arguments, name) for name in OPTION_HELP}
+    return plan_options(**options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
 
 
 def mesh_of(text: str | None) -> str | dict[str, int] | None:

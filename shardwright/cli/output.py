@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError, UnsupportedProgramError
 
 if TYPE_CHECKING:
-    from shardwright.plans.pipeline_plan import PipelinePlan
-    from shardwright.plans.plan import Plan
+    from shardwright.user_plans import PipelinePlan, Plan
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -94,11 +93,12 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
     hlo: the file of that program. Raises OptionError, PlanError or HloSyntaxError naming the path.
     """
     from shardwright.hlo import parse
-    from shardwright.plans.pipeline_plan import plan_from_json
+    from shardwright.plans.plan_text import plan_from_json
+    from shardwright.user_plans import to_user_plan
 
     hlo_text = read_text(hlo) if hlo else None
     try:
-        return plan_from_json(read_text(path), hlo_text=hlo_text), hlo_text
+        return to_user_plan(plan_from_json(read_text(path), hlo_text=hlo_text)), hlo_text
     except PlanError as error:
         if hlo is not None and hlo_text is not None:
             with name_file_in_errors(hlo):  # what is no program at all is no other program

@@ -55,10 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from shardwright.planner.cache.plan_cache import plan_with_cache
     from shardwright.planner.cache.store import default_store
+    from shardwright.user_plans import to_user_plan
 
     store = None if arguments.no_cache else default_store("plans")
     with name_file_in_errors(arguments.file), planning_progress() as progress:
-        plan = plan_with_cache(text, cluster, options, store=store, progress=progress)
+        plan = to_user_plan(plan_with_cache(text, cluster, options, store=store, progress=progress))
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

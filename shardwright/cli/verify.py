@@ -82,7 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prove(plan: Plan, arguments: argparse.Namespace) -> Proof:
-    return plan.prove(
+    from shardwright.user_plans import compile_and_prove
+
+    return compile_and_prove(
+        plan,
         tolerance=arguments.tolerance,
         inspect="compiled" if arguments.compiled else "partition-pass",
         deadline_s=arguments.deadline,

@@ -37,28 +37,18 @@ MAX_MESH_AXES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """User options of a plan; every default leaves the choice to the planner.
+    """Checked options of a plan; every default leaves the choice to the planner.
 
-    mesh: sizes of one to three axes by name, in order (`{"data": 2, "model": 4}`); None searches.
-    force: one of `FORCED_STRATEGIES`, or pins by argument name (`{"params['wte']": {0: "model"}}`, `*` and `?` are
-        wildcards).
+    Fields named as in `user_options.UserOptions` have the meaning there. Besides them:
+
+    mesh: sizes of the axes by name, in order; None searches.
     argument_axes / output_axes: exact axes per dimension, by flat argument or output number: a program is planned
-    around arrays already on the servers. They need `mesh`.
+        around arrays already on the servers. They need `mesh`.
     argument_views / output_views: storage dimensions of some of these, when other than the program's
-    (`VariablePlan.view_of`).
-    memory_budget: limit of the plan's bytes on one device.
-    memory_fraction: the same relative to the device's memory; not both. Neither: all of it.
-    deadline_s: seconds from the start of planning until the incumbent is returned; None: once `effort` is spent.
-    micro_batches: number of equal, sequential parts of a step's batch, their gradients summed; 1: no split. None: the
-        planner chooses. The step's result does not change.
-    micro_batch_inexact: split also operations on the whole batch (statistics over it): each micro-batch then uses its
-        own.
-    stages: stages of a pipeline, 1: none.
-    schedule: order of the pipeline's micro-batches (`tasks.SCHEDULE_NAMES`).
-    imbalance: limit of the slowest stage's excess over the average stage, relative to the average. None in these three:
-        the planner chooses.
-    constraints: one of `CONSTRAINTS`. effort: one of `EFFORTS`. rewrites: one of `REWRITES`. remat: one of `REMATS`.
-        mode: one of `MODES`.
+        (`VariablePlan.view_of`).
+    memory_budget: bytes on one device. memory_fraction: the same relative to the device's memory; not both. Neither:
+        all of it.
+    deadline_s: seconds from the start of planning; None: once `effort` is spent.
     argument_names / output_names: pytree paths for messages and reports.
     """
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -19,7 +22,8 @@ from shardwright.options.plan_options import (
     Pin,
     PlanOptions,
 )
-from shardwright.tasks.schedules import Schedule
+from shardwright.spelling import did_you_mean
+from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
 
 #: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
 DEFAULT_AXES = ("data", "model", "sequence")
@@ -36,67 +40,126 @@ _UNIT_BYTES = {
 }  # fmt: skip
 
 
-def plan_options(
-    *,
-    mesh: Mesh = None,
-    force: Force = None,
-    memory_budget: MemoryBudget = None,
-    deadline: float | None = None,
-    effort: str | None = None,
-    rewrites: str | None = None,
-    remat: str | None = None,
-    mode: str | None = None,
-    micro_batches: int | None = None,
-    micro_batch_inexact: bool = False,
-    stages: int | None = None,
-    schedule: str | None = None,
-    imbalance: float | None = None,
-    constraints: str | None = None,
-) -> PlanOptions:
-    """Check the user's options.
+class UserOptions(TypedDict, total=False):
+    """Options of a plan, with their types and help. Left out or None, the choice is the planner's."""
 
-    Args:
-      mesh: "2x4", (2, 4) or {"data": 2, "model": 4}; one to three axes. None searches.
-      force: one of `FORCED_STRATEGIES`, or argument name pattern → {dimension: pin}.
-      memory_budget: memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device's (0.5,
-        "50%"). None: all of it.
-      deadline: seconds until the search ends with its incumbent. A fifth of it later, or 2 seconds, there is an answer:
-        without a feasible plan in time, the error names the smallest sufficient memory found.
-      stages: stages of a pipeline, each on devices of its own; 1: none.
-      schedule: order of a pipeline's micro-batches, one of `tasks.SCHEDULE_NAMES`, "2f2b" and the like.
-      imbalance: limit of the slowest stage's excess over the average stage, relative to the average (0.1: a tenth).
-        None in these three: the planner chooses.
-      effort: "fast" searches one mesh, takes the first feasible plan and bounds it weakly; "default" searches all
-        meshes of up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "best"
-        searches three axes outright and prices all plans of experts.
-      rewrites: "auto" or "none".
-      mode: "search" or "propagate".
-      micro_batches: sequential parts of the batch, their gradients summed. None: the planner chooses; 1: no split.
-      micro_batch_inexact: allow statistics per micro-batch instead of over the whole batch.
-      constraints: "keep" or "ignore" the program's own shardings.
+    mesh: Annotated[
+        Mesh, 'the mesh, one to three axes: "2x4", (2, 4) or {"data": 2, "model": 4}; default: search the possible ones'
+    ]
+    force: Annotated[
+        Force,
+        'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated"), or argument '
+        'name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}; default: search',
+    ]
+    memory_budget: Annotated[
+        MemoryBudget,
+        'memory of the plan on one device: bytes, "40GB", "36GiB", or a fraction of the device\'s (0.5, "50%"); '
+        "default: all of it",
+    ]
+    deadline: Annotated[
+        float | None,
+        "seconds until the search ends with its incumbent; a fifth of it later, or 2 seconds, there is a plan or an "
+        "error that names the smallest sufficient memory found",
+    ]
+    effort: Annotated[
+        str | None,
+        '"fast" searches one mesh, takes the first feasible plan and bounds it weakly; "default" searches all meshes '
+        "of up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "
+        '"best" searches three axes outright and prices all plans of experts',
+    ]
+    rewrites: Annotated[str | None, '"auto" (default): plan a rewritten program where that pays, or "none"']
+    remat: Annotated[
+        str | None,
+        'rematerialization in the backward pass: "auto" (default) by the memory\'s need, "none", or "full"',
+    ]
+    mode: Annotated[str | None, '"search" (default), or "propagate": follow pins and annotations, and search nothing']
+    stages: Annotated[
+        int | None, "stages of a pipeline, each on devices of its own; 1: no pipeline; default: the planner chooses"
+    ]
+    micro_batches: Annotated[
+        int | None,
+        "sequential parts of the batch, their gradients summed: less memory, same result; 1: no split; default: the "
+        "planner chooses",
+    ]
+    micro_batch_inexact: Annotated[
+        bool, "allow whole-batch values (batch norm's statistics) per micro-batch; default: False"
+    ]
+    schedule: Annotated[
+        str | None,
+        f"order of a pipeline's micro-batches: {', '.join(SCHEDULE_NAMES)}, or 3f3b and the like; default: the planner "
+        "chooses",
+    ]
+    imbalance: Annotated[
+        float | None,
+        "limit of the slowest stage's excess over the average stage, relative to the average (0.1: a tenth); default: "
+        "the minimum",
+    ]
+    constraints: Annotated[
+        str | None,
+        'the program\'s own shardings (`with_sharding_constraint`, `in_shardings`, …): "keep" (default) or "ignore"; '
+        "annotations count in either case",
+    ]
 
-    Raises OptionError that names the option.
+
+_HINTS = get_type_hints(UserOptions, include_extras=True)
+
+#: Option → its help.
+OPTION_HELP: Mapping[str, str] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
+
+_PARAMETERS = [
+    inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if hint.__origin__ is bool else None,
+        annotation=hint.__origin__,
+    )
+    for name, hint in _HINTS.items()
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def show_options(function: _Function) -> _Function:
+    """A function of `**options: Unpack[UserOptions]` with all of them in its signature and help.
+
+    The function raises TypeError on an unknown keyword, with the name most like it.
     """
-    budget_bytes, fraction = _memory_budget(memory_budget)
-    options = PlanOptions(
-        mesh=_mesh(mesh),
-        force=_force(force),
+    signature = inspect.signature(function)
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    known = {parameter.name for parameter in (*own, *_PARAMETERS)}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in known:
+                fault = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                raise TypeError("; ".join(filter(None, (fault, did_you_mean(name, known)))))
+        return function(*args, **keywords)
+
+    lines = [
+        textwrap.fill(f"{name}: {text}.", 100, initial_indent="  ", subsequent_indent="    ")
+        for name, text in OPTION_HELP.items()
+    ]
+    checked.__doc__ = "\n".join((inspect.getdoc(function) or "", "", "Options:", *lines))
+    checked.__signature__ = signature.replace(parameters=[*own, *_PARAMETERS])  # type: ignore[attr-defined]
+    return cast(_Function, checked)
+
+
+@show_options
+def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
+    """The user's options, checked. Raises OptionError that names the option."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    budget_bytes, fraction = _memory_budget(given.pop("memory_budget", None))
+    checked = PlanOptions(
+        mesh=_mesh(given.pop("mesh", None)),
+        force=_force(given.pop("force", None)),
         memory_budget=budget_bytes,
         memory_fraction=fraction,
-        deadline_s=deadline,
-        effort="default" if effort is None else effort,
-        rewrites="auto" if rewrites is None else rewrites,
-        remat="auto" if remat is None else remat,
-        mode="search" if mode is None else mode,
-        micro_batches=micro_batches,
-        micro_batch_inexact=micro_batch_inexact,
-        stages=stages,
-        schedule=schedule,
-        imbalance=imbalance,
-        constraints="keep" if constraints is None else constraints,
+        deadline_s=given.pop("deadline", None),
+        **given,
     )
-    check_limits(options)
-    return options
+    check_limits(checked)
+    return checked
 
 
 def check_limits(options: PlanOptions) -> None:

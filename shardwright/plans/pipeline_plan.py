@@ -15,11 +15,9 @@ Kinds of programs (`PipelineProgram.kind`), in the order of execution on a stage
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from shardwright.errors import PlanError
 from shardwright.plans.plan import MemorySummary, Plan, VariablePlan
@@ -36,13 +34,12 @@ __all__ = [
     "PipelineProgram",
     "PipelineStage",
     "PipelineValue",
-    "plan_from_json",
 ]
 
 #: Where the task graph is written, in a folder of a pipeline's programs.
 TASKS_FILE = "tasks.dot"
 
-#: Version of the JSON that `PipelinePlan.to_json` writes; readers refuse another major number.
+#: Version of the JSON that `pipeline_json` writes; readers refuse another major number.
 PIPELINE_FORMAT = "1.0"
 
 
@@ -190,38 +187,6 @@ class PipelinePlan:
         """Values by (name, stage)."""
         return {(value.name, value.stage): value for value in self.values}
 
-    # ---- serialization -------------------------------------------------
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The plan in JSON (schema: docs/pipeline-schema.json), with the text of every program; without the user's."""
-        from shardwright.plans.pipeline_json import encode
-
-        return json.dumps(encode(self), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str, *, hlo_text: str | None = None) -> PipelinePlan:
-        """Read `to_json`'s text; raises PlanError naming the wrong field, or if the plan was made for a program other
-        than `hlo_text`.
-        """
-        from shardwright.plans.pipeline_json import decode
-
-        return decode(text, hlo_text)
-
-    def as_dict(self) -> dict[str, Any]:
-        from shardwright.plans.pipeline_json import encode
-
-        return encode(self)
-
-    # ---- what a user does with a plan ----------------------------------
-    def explain(self, *, width: int = 110) -> str:
-        """A report in lines of at most `width` columns: stages, schedule, memory, transfers."""
-        from shardwright.report.pipeline import explain_pipeline
-
-        return explain_pipeline(self, width=width)
-
-    def emit(self) -> dict[str, str]:
-        """StableHLO with Shardy constraints of every program, by name."""
-        return {program.name: program.plan.emit() for program in self.programs}
-
     def require_hlo(self) -> str:
         if self.hlo_text is None:
             raise PlanError(
@@ -229,11 +194,3 @@ class PipelinePlan:
                 remedy="pass hlo_text= to PipelinePlan.from_json, or --hlo FILE on the command line",
             )
         return self.hlo_text
-
-
-def plan_from_json(text: str, *, hlo_text: str | None = None) -> Plan | PipelinePlan:
-    """Read the JSON of either kind of plan. Raises PlanError naming the wrong field."""
-    from shardwright.plans.pipeline_json import is_pipeline
-    from shardwright.plans.plan_json import read_json
-
-    return (PipelinePlan if is_pipeline(read_json(text)) else Plan).from_json(text, hlo_text=hlo_text)

@@ -10,24 +10,17 @@ Units: bytes and seconds, in the names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
 
 from shardwright.errors import PlanError
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
 
-if TYPE_CHECKING:
-    from jax.sharding import NamedSharding
-
-    from shardwright.report.proof import Proof
-
 #: What XLA inserts to move or reduce data between devices.
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
-#: Version of the JSON that `Plan.to_json` writes; readers refuse another major number.
+#: Version of the JSON that `plan_json` writes; readers refuse another major number.
 PLAN_FORMAT = "1.6"
 
 #: What an option of XLA's can be set to.
@@ -272,8 +265,8 @@ class RecomputedSegment:
 class Plan:
     """A checked parallelization of one HLO module over one mesh.
 
-    Made by `shardwright.plan` or a server. `hlo_text` travels beside the JSON (it may be absent in a plan read back
-    without it; `emit` then needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
+    Users hold it as `user_plans.Plan`. `hlo_text` travels beside the JSON (it may be absent in a plan read back
+    without it; emission needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
     the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the JSON.
     `recomputed`: segments rematerialized to save memory. `micro_batches`: number of sequential parts of the batch, with
     accumulated gradients. `compile_options`: XLA's, by name, assumed by its prices: servers compile with them;
@@ -310,74 +303,8 @@ class Plan:
         is_as_written = not any(variable.view_of is not None or variable.is_padded for variable in stored)
         return is_as_written and not self.recomputed and self.micro_batches == 1
 
-    # ---- serialization -------------------------------------------------
-    def to_json(self, *, indent: int | None = None) -> str:
-        """The plan in JSON (schema: docs/plan-schema.json); without the HLO text, except a rewritten program's."""
-        from shardwright.plans.plan_json import encode
-
-        return json.dumps(encode(self), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str, *, hlo_text: str | None = None) -> Plan:
-        """Read `to_json`'s text; raises PlanError naming the wrong field, or if the plan was made for (or rewritten
-        from) a program other than `hlo_text`.
-        """
-        from shardwright.plans.plan_json import decode
-
-        return decode(text, hlo_text)
-
-    # ---- what a user does with a plan ----------------------------------
-    def explain(self, *, width: int = 110) -> str:
-        """A report in lines of at most `width` columns (80 or more read well): layout per tensor, collectives by cause,
-        memory by kind, the search's candidates, segments and certificate.
-        """
-        from shardwright.report.text import explain_plan
-
-        return explain_plan(self, width=width)
-
-    def emit(self) -> str:
-        """StableHLO with Shardy constraints: compiles anywhere, without Shardwright.
-
-        Raises PlanError if the HLO text is absent, UnsupportedProgramError if it leaves constants out.
-        """
-        from shardwright.xla import emit_stablehlo
-
-        return emit_stablehlo(self.require_hlo(), self)
-
-    def prove(
-        self,
-        *,
-        tolerance: float = 0.02,
-        inspect: Literal["compiled", "partition-pass"] = "partition-pass",
-        deadline_s: float | None = None,
-    ) -> Proof:
-        """Whether XLA's program has the collectives of `self.collectives`: matched one by one, with source lines.
-
-        tolerance: fraction of the bytes that may differ. inspect: read the output of XLA's partitioner (seconds), or
-        the program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
-
-        Raises PlanError if the HLO text is absent, CompilationError if XLA refuses the program, DeadlineError after
-        `deadline_s` seconds.
-        """
-        from shardwright.report.proof import prove
-        from shardwright.xla import CompileService
-
-        with CompileService(self.mesh.device_count) as service:
-            program = service.compile(
-                self.require_hlo(), self, want_executable=False, inspect=inspect, deadline_s=deadline_s
-            )
-        return prove(self, program.collectives, tolerance=tolerance)
-
-    def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-        """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`), for the user's own
-        `jax.jit`. Raises PlanError if too few devices are there, or if the plan is not `portable`.
-        """
-        from shardwright.xla import to_named_shardings
-
-        self._require_portable()
-        return to_named_shardings(self, devices)
-
-    def _require_portable(self) -> None:
+    def require_portable(self) -> None:
+        """Raises PlanError unless it is `portable`."""
         if self.recomputed or self.micro_batches > 1:
             raise PlanError(
                 "the plan fits the memory because its program computes otherwise than the function itself: "
@@ -408,8 +335,3 @@ class Plan:
                 remedy="pass hlo_text= to Plan.from_json, or --hlo FILE on the command line",
             )
         return self.hlo_text
-
-    def as_dict(self) -> dict[str, Any]:
-        from shardwright.plans.plan_json import encode
-
-        return encode(self)

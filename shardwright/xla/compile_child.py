@@ -15,7 +15,7 @@ import threading
 from typing import Any, BinaryIO
 
 from shardwright.errors import InternalError, ShardwrightError
-from shardwright.plans.plan import Plan
+from shardwright.plans.plan_json import decode
 from shardwright.xla.compiled import CompiledProgram
 from shardwright.xla.messages import Header, read_message, write_message
 
@@ -62,7 +62,7 @@ def _compile(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     from shardwright.xla.compiling import compile_planned, inspect_partitioned
 
     hlo_text = blobs[0].decode()
-    plan = Plan.from_json(blobs[1].decode(), hlo_text=hlo_text)  # refuses a plan of another program
+    plan = decode(blobs[1].decode(), hlo_text)  # refuses a plan of another program
     if header["inspect"] == "partition-pass":
         program = inspect_partitioned(hlo_text, plan)
     else:
@@ -73,7 +73,7 @@ def _compile(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
 def _compile_emitted(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     from shardwright.xla.compiling import compile_emitted
 
-    stablehlo, plan = blobs[0].decode(), Plan.from_json(blobs[1].decode())
+    stablehlo, plan = blobs[0].decode(), decode(blobs[1].decode())
     return _reply(compile_emitted(stablehlo, plan, want_executable=header["want_executable"]))
 
 
@@ -104,7 +104,7 @@ def _emit(header: Header, blobs: list[bytes]) -> tuple[Header, list[bytes]]:
     from shardwright.xla.emit import emit_stablehlo
 
     hlo_text = blobs[0].decode()
-    plan = Plan.from_json(blobs[1].decode(), hlo_text=hlo_text)
+    plan = decode(blobs[1].decode(), hlo_text)
     return {}, [emit_stablehlo(hlo_text, plan).encode()]
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from shardwright.errors import ERRORS_BY_CODE, CompilationError, DeadlineError, ShardwrightError
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_text import plan_to_json
 from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
@@ -92,7 +93,7 @@ class CompileService:
         after `deadline_s` seconds, and emission's errors.
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
-        blobs = [hlo_text.encode(), plan.to_json().encode()]
+        blobs = [hlo_text.encode(), plan_to_json(plan).encode()]
         is_partial = inspect == "partition-pass"
         result = self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial)
         self._keep_one()
@@ -128,7 +129,7 @@ class CompileService:
 
     def emit(self, hlo_text: str, plan: Plan, *, deadline_s: float | None = None) -> str:
         """`emit_stablehlo` in a child, for a process that should not load MLIR."""
-        blobs = [hlo_text.encode(), plan.to_json().encode()]
+        blobs = [hlo_text.encode(), plan_to_json(plan).encode()]
         _, parts = self._request({"job": "emit"}, blobs, deadline_s, plan.mesh.device_count)
         return parts[0].decode()
 
@@ -163,14 +164,16 @@ class CompileService:
     # ---- many programs -----------------------------------------------------
     def _emit_job(self, job: CompileJob, devices: int) -> CanonicalModule:
         with _name_job_in_errors(job):
-            blobs = [job.hlo_text.encode(), job.plan.to_json().encode()]
+            blobs = [job.hlo_text.encode(), plan_to_json(job.plan).encode()]
             _, parts = self._request({"job": "emit"}, blobs, None, devices)
             return CanonicalModule.of(parts[0].decode())
 
     def _compile_job(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
         with _name_job_in_errors(job):
             header = {"job": "compile_emitted", "want_executable": job.want_executable}
-            return _program(*self._request(header, [stablehlo.encode(), job.plan.to_json().encode()], None, devices))
+            return _program(
+                *self._request(header, [stablehlo.encode(), plan_to_json(job.plan).encode()], None, devices)
+            )
 
     @staticmethod
     def _map(work: Callable[[T], R], items: Sequence[T], at_once: int) -> list[R]:

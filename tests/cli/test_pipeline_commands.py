@@ -15,6 +15,7 @@ from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.pipeline import PipelineSpec, StageGroup, make_pipeline
 from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan_text import plan_to_json
 from shardwright.plans.shardings import Mesh
 
 
@@ -50,7 +51,7 @@ def plan() -> PipelinePlan:
 @pytest.fixture
 def file(plan: PipelinePlan, tmp_path: Path) -> str:
     path = tmp_path / "plan.json"
-    path.write_text(plan.to_json())
+    path.write_text(plan_to_json(plan))
     return str(path)
 
 
@@ -77,7 +78,7 @@ def test_verify_needs_the_text_of_one_program(
     plan: PipelinePlan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "program.json"
-    path.write_text(plan.programs[0].plan.to_json())
+    path.write_text(plan_to_json(plan.programs[0].plan))
     assert main(["verify", str(path)]) == 1
     assert "--hlo" in capsys.readouterr().err
 

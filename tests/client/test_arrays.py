@@ -169,9 +169,11 @@ def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_
     session: sw.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put: list[int] = []
-    send = session._transfer.put
+    send = session._state._transfer.put
     monkeypatch.setattr(
-        session._transfer, "put", lambda uploads: (put.extend(each.value.nbytes for each in uploads), send(uploads))
+        session._state._transfer,
+        "put",
+        lambda uploads: (put.extend(each.value.nbytes for each in uploads), send(uploads)),
     )
     step = session.parallelize(lambda small, large: small + large.sum())
     assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1

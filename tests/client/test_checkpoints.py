@@ -232,10 +232,10 @@ def test_only_our_own_checkpoints_are_pruned(session: sw.Session, tmp_path: Path
 
 
 def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_path: Path) -> None:
-    assert session._server is not None
+    assert session._state.server is not None
     held = f"session {session.info.session_id} saves in this directory"
     session.save({"n": 1}, tmp_path, step=1)
-    neighbour = sw.connect(session.master.address, token=session._server.token)
+    neighbour = sw.connect(session._state.master.address, token=session._state.server.token)
     with neighbour, sw.connect(devices=1) as stranger:
         for other in (neighbour, stranger):
             with pytest.raises(sw.CheckpointError, match=held):
@@ -245,12 +245,12 @@ def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_pat
         assert session.checkpoints(tmp_path) == (1, 2)
 
         killed = sw.connect(devices=1)
-        assert killed._server is not None
+        assert killed._state.server is not None
         killed.save({"n": 1}, tmp_path / "run", step=1).wait()
         with pytest.raises(sw.CheckpointError, match=f"session {killed.info.session_id} saves"):
             stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
-        killed._server._process.kill()
-        killed._server._process.wait()
+        killed._state.server._process.kill()
+        killed._state.server._process.wait()
         stranger.save({"n": 2}, tmp_path / "run", step=2).wait()
         neighbour.save({"n": 1}, tmp_path / "other", step=1).wait()
     session.save({"n": 2}, tmp_path / "other", step=2).wait()  # they are closed
@@ -261,11 +261,11 @@ def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_pat
 def test_directories_mean_what_they_do_in_a_shell_or_are_refused(
     session: sw.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session._server is not None
+    assert session._state.server is not None
     monkeypatch.chdir(tmp_path)
     session.save({"n": 1}, "runs/relative").wait()
     assert session.checkpoints(tmp_path / "runs" / "relative") == (0,)
-    with sw.connect(session.master.address, token=session._server.token) as remote:
+    with sw.connect(session._state.master.address, token=session._state.server.token) as remote:
         for directory in ("", "runs/relative", "~/runs"):
             for act in (remote.checkpoints, remote.restore, lambda name: remote.save({"n": 1}, name)):
                 with pytest.raises(sw.CheckpointError, match="the checkpoint directory"):

@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[tuple[Server, sw.Session]]:
         except sw.ServerUnavailableError:
             assert server.process.poll() is None
     yield server, session
-    session.close_quietly()
+    session._state.close_quietly()
     server.stop()
 
 

@@ -30,8 +30,10 @@ def calls(session: sw.Session, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     def counted(name: str) -> list[int]:
         counts: list[int] = []
-        method = getattr(session._transfer, name)
-        monkeypatch.setattr(session._transfer, name, lambda arrays: (counts.append(len(arrays)), method(arrays))[1])
+        method = getattr(session._state._transfer, name)
+        monkeypatch.setattr(
+            session._state._transfer, name, lambda arrays: (counts.append(len(arrays)), method(arrays))[1]
+        )
         return counts
 
     return counted
@@ -92,7 +94,7 @@ def test_what_went_wrong_with_a_leaf_is_said_when_that_leaf_is_read(session: sw.
     state = add(leaves(), np.float32(1))
     names = sorted(state)  # the first few came with the reply of the step
     released = state[names[105]].block_until_ready()
-    session.master.release(released._ids)  # behind its back; workers do it before the next step
+    session._state.master.release(released._ids)  # behind its back; workers do it before the next step
     session.parallelize(lambda x: x * 2, donate_argnums=0)(state[names[103]]).block_until_ready()
     for handle in state.values():
         handle.copy_to_host_async()
@@ -107,7 +109,7 @@ def test_what_went_wrong_with_a_leaf_is_said_when_that_leaf_is_read(session: sw.
 
 
 def test_an_announced_handle_lives_no_longer_than_its_user_wants(session: sw.Session, add: Any) -> None:
-    others = {id(handle) for handle in session._reader.list_announced()}  # of tests before, in the same session
+    others = {id(handle) for handle in session._state._reader.list_announced()}  # of tests before, in the same session
     state = add(leaves(), np.float32(1))
     for handle in state.values():
         handle.copy_to_host_async()
@@ -117,7 +119,7 @@ def test_an_announced_handle_lives_no_longer_than_its_user_wants(session: sw.Ses
     del handle, state
     gc.collect()
     assert all(reference() is None for reference in gone)
-    assert {id(handle) for handle in session._reader.list_announced()} <= others
+    assert {id(handle) for handle in session._state._reader.list_announced()} <= others
     assert comes_down_to(session, before - COUNT)
     assert first[0] == 1
 
@@ -135,8 +137,8 @@ def test_many_dropped_handles_are_released_together(
     state = add(leaves(), np.float32(1))
     before = settled(session)
     releases: list[int] = []
-    release = session.master.release
-    monkeypatch.setattr(session.master, "release", lambda ids: (releases.append(len(ids)), release(ids)))
+    release = session._state.master.release
+    monkeypatch.setattr(session._state.master, "release", lambda ids: (releases.append(len(ids)), release(ids)))
     del state
     gc.collect()
     assert comes_down_to(session, before - COUNT)

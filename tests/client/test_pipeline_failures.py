@@ -56,10 +56,10 @@ def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: s
         layout = source.entry.layout
         if layout.view_of is not None and layout.first_device:  # what stage 1 takes of the batch: of another type
             layout = replace(layout, element_type="s32")
-        request.arguments.extend(*session.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
-    request.outputs.extend(session.new_id() for _ in program.results)
+        request.arguments.extend(*session._state.upload([(np.zeros(layout.user_shape, layout.dtype), layout)]))
+    request.outputs.extend(session._state.new_id() for _ in program.results)
     with pytest.raises(sw.ExecutionError, match=r"takes float32.*not int32") as caught:
-        session.submit(request, "broken", is_followed=True).wait()
+        session._state.submit(request, "broken", is_followed=True).wait()
     assert caught.value.where.startswith("stage 1, task ")
     assert "of micro-batch 0" in caught.value.where
 
@@ -129,7 +129,7 @@ while True:
 
 def test_a_client_that_is_killed_between_steps_disturbs_no_other(session: sw.Session, step: sw.Step) -> None:
     client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, session.master.address], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLIENT, session._state.master.address], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     try:
         assert client.stdout is not None
@@ -147,7 +147,7 @@ def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
 ) -> None:
     """In a session of its own, which errors of steps sent ahead end up in; the other one trains on as well."""
     params, state, *batch = ARGUMENTS
-    with sw.connect(session.master.address) as own:
+    with sw.connect(session._state.master.address) as own:
         mine = own.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4)
         *kept, loss = mine(params, state, *batch)
         assert abs(float(loss) - LOSS) <= 1e-5

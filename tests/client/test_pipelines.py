@@ -147,7 +147,7 @@ def nothing_fetched(session: sw.Session) -> Iterator[None]:
         raise AssertionError("an array came to the client")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session._transfer, "fetch", refuse)
+        patch.setattr(session._state._transfer, "fetch", refuse)
         yield
 
 

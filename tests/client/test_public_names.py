@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import shardwright as sw
-from shardwright.options.user_options import plan_options
+from shardwright.options.user_options import OPTION_HELP, plan_options
 
 
 def test_the_import_loads_neither_jax_nor_a_solver_nor_grpc() -> None:
@@ -107,3 +110,22 @@ def test_propagating_annotations_and_a_strategy_exclude_each_other() -> None:
     assert plan_options(mode="propagate", force={"w": {0: "data"}}).mode == "propagate"
     with pytest.raises(sw.OptionError, match="force='data' is a strategy"):
         plan_options(mode="propagate", force="data")
+
+
+@pytest.mark.parametrize("function", [sw.plan, sw.Session.parallelize])
+def test_signature_and_help_show_every_option(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    for name, text in OPTION_HELP.items():
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"{name}: {text.split()[0]}" in (function.__doc__ or "")
+    assert parameters["micro_batch_inexact"].default is False
+    assert parameters["progress"].default is None
+
+
+def test_unknown_options_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'meshs'; did you mean 'mesh'\?"):
+        sw.plan("", 2, meshs="2x1")
+    with pytest.raises(TypeError, match="'donate_argnum'; did you mean 'donate_argnums'"):
+        sw.Session.parallelize(None, len, donate_argnum=0)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        plan_options(zzz=1)

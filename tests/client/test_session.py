@@ -196,7 +196,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_embedded_server_ends_with_its_program() -> None:
-    code = "import shardwright as sw; session = sw.connect(devices=1); print(session._server.pid); {end}"
+    code = "import shardwright as sw; session = sw.connect(devices=1); print(session._state.server.pid); {end}"
     for end in ("pass", "raise SystemExit(3)", "import os; os._exit(0)"):
         done = _run(code.format(end=end))
         pid = int(done.stdout)
@@ -205,6 +205,29 @@ def test_an_embedded_server_ends_with_its_program() -> None:
             time.sleep(0.05)
         assert not psutil.pid_exists(pid), (end, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+def test_a_step_or_a_handle_alone_keeps_the_session_open() -> None:
+    code = """
+import gc
+import numpy as np
+import psutil
+import shardwright as sw
+session = sw.connect(devices=1)
+step = session.parallelize(lambda x: x + 1)
+server = session._state.server.pid
+del session
+gc.collect()
+handle = step(np.ones(4, np.float32))
+del step
+gc.collect()
+print(float(np.asarray(handle).sum()), psutil.pid_exists(server))
+del handle
+gc.collect()
+print(psutil.pid_exists(server))
+"""
+    done = _run(code)
+    assert done.stdout == "8.0 True\nFalse\n", done.stderr
 
 
 def test_a_forked_child_leaves_the_session_to_its_parent() -> None:

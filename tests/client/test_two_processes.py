@@ -133,7 +133,7 @@ def test_arrays_on_parts_of_the_cluster_are_saved_and_restored_elsewhere(cluster
     value, spec = np.arange(72, dtype=np.float32).reshape(12, 6), array_spec((12, 6), np.dtype("float32"))
     places: list[Placement] = [on(0, 12), on(4, 12), on(2, 12), apart(0, 4), apart(4, 8)]
     for here, there in zip(places, [*places[1:], places[0]], strict=True):
-        handle = RemoteArray(cluster, spec, ids=cluster.upload([(value, here)])[0], place=here)
+        handle = RemoteArray(cluster._state, spec, ids=cluster._state.upload([(value, here)])[0], place=here)
         cluster.save({"stage": handle}, tmp_path).wait()
         restored = cluster.restore(tmp_path)["stage"]
         restored._pending.materialize({id(restored): there})
@@ -163,12 +163,14 @@ def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session, monkeypa
     values = [(value, places[number % len(places)]) for number, value in enumerate(state.values())]
     spec = array_spec((8, 3), np.dtype("float32"))
     handles = {
-        name: RemoteArray(cluster, spec, ids=ids, place=place)
-        for name, ids, (_, place) in zip(state, cluster.upload(values), values, strict=True)
+        name: RemoteArray(cluster._state, spec, ids=ids, place=place)
+        for name, ids, (_, place) in zip(state, cluster._state.upload(values), values, strict=True)
     }
     fetches: list[int] = []
-    fetch = cluster._transfer.fetch
-    monkeypatch.setattr(cluster._transfer, "fetch", lambda wanted: (fetches.append(len(wanted)), fetch(wanted))[1])
+    fetch = cluster._state._transfer.fetch
+    monkeypatch.setattr(
+        cluster._state._transfer, "fetch", lambda wanted: (fetches.append(len(wanted)), fetch(wanted))[1]
+    )
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(handles), state)
     assert len(fetches) == 1
 

@@ -20,8 +20,11 @@ import shardwright as sw
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, HloSyntaxError, PlanError
 from shardwright.hlo import parse
-from shardwright.plans.pipeline_plan import PipelinePlan, plan_from_json
-from shardwright.plans.plan import Plan
+from shardwright.plans import pipeline_json
+from shardwright.plans.plan_json import decode
+from shardwright.plans.plan_text import plan_from_json, plan_to_json
+from shardwright.report.pipeline import explain_pipeline
+from shardwright.report.text import explain_plan
 from tests.fuzz import documents, texts
 
 ROOT = Path(__file__).parents[2]
@@ -122,21 +125,21 @@ def _plans() -> Sequence[str]:
 def _pipelines() -> Sequence[str]:
     from tests.server.hand_plans import pipeline_plan
 
-    return [pipeline_plan(2, "1f1b").to_json()]
+    return [plan_to_json(pipeline_plan(2, "1f1b"))]
 
 
 def _read_plan(text: str) -> None:
-    plan = Plan.from_json(text)
-    if Plan.from_json(plan.to_json()) != plan:
+    plan = decode(text)
+    if decode(plan_to_json(plan)) != plan:
         raise AssertionError("the plan differs once it is written and read")
-    plan.explain()
+    explain_plan(plan)
 
 
 def _read_pipeline(text: str) -> None:
-    plan = PipelinePlan.from_json(text)
-    if plan_from_json(plan.to_json()) != plan:
+    plan = pipeline_json.decode(text)
+    if plan_from_json(plan_to_json(plan)) != plan:
         raise AssertionError("the plan differs once it is written and read")
-    plan.explain()
+    explain_pipeline(plan)
 
 
 # ---- cluster files ---------------------------------------------------------

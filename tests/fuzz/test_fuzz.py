@@ -13,8 +13,8 @@ import pytest
 import shardwright as sw
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, HloSyntaxError, PlanError
-from shardwright.plans.pipeline_plan import PipelinePlan
-from shardwright.plans.plan import Plan
+from shardwright.plans import pipeline_json
+from shardwright.plans.plan_json import decode
 from tests.fuzz.readers import READERS
 
 #: Texts a reader, and seconds of CPU after which a busy machine has seen enough of them.
@@ -98,14 +98,14 @@ PIPELINE_VALUES = [
 def test_a_pipeline_names_the_field_that_is_wrong(path: tuple[str | int, ...], value: str, where: str) -> None:
     document = READERS["pipeline"].documents()[0]
     with pytest.raises(PlanError) as refusal:
-        PipelinePlan.from_json(_with(path, value, document))
+        pipeline_json.decode(_with(path, value, document))
     assert where in refusal.value.where
 
 
 def test_keys_of_a_plan_stand_once() -> None:
     document = READERS["plan"].documents()[0]
     with pytest.raises(PlanError, match="twice"):
-        Plan.from_json(document[:-1] + ', "notes": []}')
+        decode(document[:-1] + ', "notes": []}')
 
 
 def _batch_norm(feature_index: int) -> str:

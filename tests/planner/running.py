@@ -7,12 +7,13 @@ import numpy as np
 
 from shardwright import xla
 from shardwright.plans.plan import Plan
+from shardwright.xla import emit_stablehlo
 
 
 def xla_outputs(planned: Plan, *arguments: np.ndarray) -> list[np.ndarray]:
     """The outputs of the emitted program, run on eight devices; arguments must divide evenly."""
     loaded = xla.load_program(
-        planned.emit().encode(), is_serialized=False, mesh=planned.mesh,
+        emit_stablehlo(planned.require_hlo(), planned).encode(), is_serialized=False, mesh=planned.mesh,
         arguments=[xla.BoundaryArray.of(variable) for variable in planned.parameters],
         outputs=[xla.BoundaryArray.of(variable) for variable in planned.outputs], donated=[],
     )  # fmt: skip

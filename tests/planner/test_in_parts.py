@@ -15,6 +15,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
+from shardwright.user_plans import compile_and_prove
 from tests.planner.programs import Program, lower
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 
@@ -64,7 +65,7 @@ def test_a_split_batch_stays_split(program: Program, opcode: str) -> None:
     assert computed
     assert all("data" in entry.operands[0][0].axes for entry in computed)
     assert {each.kind for each in planned.collectives} == {"all-reduce"}
-    proof = planned.prove()
+    proof = compile_and_prove(planned)
     assert proof.holds, proof.explain()
     assert_same(run_planned(program, planned), run_single(program))
 

@@ -23,6 +23,7 @@ from shardwright.planner.search.search import Search
 from shardwright.planner.segments.variables import variables_of
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.user_plans import compile_and_prove
 from tests.planner import programs
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 
@@ -77,7 +78,7 @@ def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     """As often as its trips, and no others."""
     found = planned({"data": 2, "model": 4}, is_scanned=True, is_rematerialized=is_rematerialized)
     assert any(collective.count == LAYERS for collective in found.collectives)
-    proof = found.prove()
+    proof = compile_and_prove(found)
     assert proof.holds, proof.explain()
 
 
@@ -89,7 +90,7 @@ def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: A
     summed = [collective for collective in found.collectives if collective.kind == "all-reduce"]
     assert [collective.count for collective in summed] == [1] * len(summed)
     assert len(summed) == len(program[1][0]) + 1  # one for each parameter, and the loss
-    proof = found.prove()
+    proof = compile_and_prove(found)
     assert proof.holds, proof.explain()
     assert_same(run_planned(program, found), run_single(program))
 
@@ -124,7 +125,7 @@ def test_a_gradient_that_a_loop_adds_up_is_reduced_once_for_those_that_read_a_pa
     again = [entry.opcode for entry in found.instructions if entry.shared and entry.opcode != "parameter"]
     assert {*again} == {"while", "get-tuple-element"}  # behind the loop, where that has its elements taken
     assert found.cost.gap < 1e-3
-    proof = found.prove()
+    proof = compile_and_prove(found)
     assert proof.holds, proof.explain()
     assert_same(run_planned(program, found), run_single(program))
 

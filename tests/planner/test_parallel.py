@@ -41,6 +41,7 @@ import json, resource
 from dataclasses import replace
 from shardwright.clusters.cluster import Cluster
 from shardwright.planner import plan
+from shardwright.plans.plan_text import plan_to_json
 
 forks = []
 if "alone" in sys.argv:
@@ -54,7 +55,7 @@ def counted():
 os.fork = counted
 made = plan(sys.stdin.read(), replace(Cluster.local(8), hardware="a100"))
 print(len(forks))
-print(replace(made, planning_s=0.0).to_json())
+print(plan_to_json(replace(made, planning_s=0.0)))
 """
 
 

@@ -375,8 +375,9 @@ import hashlib
 import sys
 from shardwright.clusters.cluster import Cluster
 from shardwright.planner import plan
+from shardwright.plans.plan_text import plan_to_json
 planned = dataclasses.replace(plan(sys.stdin.read(), Cluster.local(8)), planning_s=0.0)
-print(hashlib.sha256(planned.to_json().encode()).hexdigest())
+print(hashlib.sha256(plan_to_json(planned).encode()).hexdigest())
 """
 
 

@@ -17,6 +17,8 @@ from shardwright.errors import PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout, distinct_shards, logical_part, pad_to_stored
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_json import decode
+from shardwright.plans.plan_text import plan_to_json
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.protocol import wire
 from tests.plans.test_plans import HLO, small_plan
@@ -79,21 +81,21 @@ def test_layouts_and_pins_come_back_over_the_wire() -> None:
 
 def test_plan_of_a_rewritten_program_carries_its_text() -> None:
     plan = viewed_plan()
-    text = plan.to_json()
+    text = plan_to_json(plan)
     jsonschema.validate(json.loads(text), SCHEMA)
     for given in (None, "the user's program", HLO):
-        found = Plan.from_json(text, hlo_text=given)
+        found = decode(text, hlo_text=given)
         assert found == plan
         assert found.require_hlo() == HLO
     with pytest.raises(PlanError, match="not the program this plan was made for"):
-        Plan.from_json(text, hlo_text="another program")
+        decode(text, hlo_text="another program")
 
 
 def test_plan_without_the_rewritten_text_says_so() -> None:
-    text = replace(viewed_plan(), hlo_text=None).to_json()
-    assert Plan.from_json(text, hlo_text=HLO).require_hlo() == HLO
+    text = plan_to_json(replace(viewed_plan(), hlo_text=None))
+    assert decode(text, hlo_text=HLO).require_hlo() == HLO
     with pytest.raises(PlanError, match="without its HLO text"):
-        Plan.from_json(text, hlo_text="the user's program").require_hlo()
+        decode(text, hlo_text="the user's program").require_hlo()
 
 
 @pytest.mark.parametrize(
@@ -103,18 +105,18 @@ def test_plan_without_the_rewritten_text_says_so() -> None:
     ids=["no base64", "no gzip", "cut short", "another text"],
 )  # fmt: skip
 def test_wrong_text_in_a_plan_is_named(packed: str) -> None:
-    data = json.loads(viewed_plan().to_json())
+    data = json.loads(plan_to_json(viewed_plan()))
     data["rewritten"]["hlo_gzip_base64"] = packed
     with pytest.raises(PlanError) as caught:
-        Plan.from_json(json.dumps(data))
+        decode(json.dumps(data))
     assert caught.value.where == "plan.rewritten.hlo_gzip_base64"
 
 
 def test_wrong_view_in_a_plan_is_named() -> None:
-    data = json.loads(viewed_plan().to_json())
+    data = json.loads(plan_to_json(viewed_plan()))
     data["outputs"][0]["view_of"] = [2, 7]
     with pytest.raises(PlanError, match="no view of") as caught:
-        Plan.from_json(json.dumps(data))
+        decode(json.dumps(data))
     assert caught.value.where == "plan.outputs[0]"
 
 
@@ -129,7 +131,7 @@ def test_plan_with_views_is_not_portable() -> None:
     assert unpadded(small_plan()).portable
     assert not unpadded(viewed_plan()).portable
     with pytest.raises(PlanError, match=r"x is stored as \[3, 4\], not as \[2, 6\]") as caught:
-        unpadded(viewed_plan()).shardings()
+        unpadded(viewed_plan()).require_portable()
     assert 'rewrites="none"' in caught.value.remedy
 
 
@@ -138,4 +140,4 @@ def test_plan_with_padded_variables_is_not_portable() -> None:
     with pytest.raises(
         PlanError, match=r"is stored as \[4, 4\]: jax\.jit takes no arrays that their axes do not divide"
     ):
-        small_plan().shardings()
+        small_plan().require_portable()

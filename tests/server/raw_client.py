@@ -22,6 +22,7 @@ from shardwright.errors import ServerUnavailableError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout, distinct_shards, logical_part, pad_to_stored
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_json import decode
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 
@@ -89,7 +90,7 @@ class RawClient:
                     unpacker.feed(reply.plan_chunk)
         except grpc.RpcError as error:
             wire.raise_from_rpc(error)
-        return plan_id, Plan.from_json(unpacker.text())
+        return plan_id, decode(unpacker.text())
 
     def load(self, plan_id: str) -> master_pb2.LoadResult:
         request = master_pb2.LoadPlanRequest(session_id=self.session_id, plan_id=plan_id)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError, PlatformError
+from shardwright.user_plans import compile_and_prove
 from shardwright.xla import BoundaryArray, CompileService, load_program
 from shardwright.xla.child import child_environment
 from tests.xla.hand import entry, lower, named, plan, sharding
@@ -166,6 +167,6 @@ def test_the_childs_environment(monkeypatch):
 def test_a_program_for_one_device_is_read_though_nothing_partitions_it():
     whole = sharding((None, None))
     alone = plan(HLO, {"x": 1}, {}, {}, [entry(DOT, [whole, whole], whole, opcode="dot")])
-    proof = alone.prove()
+    proof = compile_and_prove(alone)
     assert proof.holds
     assert proof.lines == ()

@@ -24,6 +24,7 @@ from shardwright.planner.graph.program_mesh import ProgramMesh
 from shardwright.planner.search.meshes import meshes_to_search
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
+from shardwright.xla import emit_stablehlo, to_named_shardings
 from tests.planner.running import xla_outputs
 
 EIGHT = Cluster.local(8)
@@ -99,7 +100,7 @@ def test_constraints_are_held_through_transformations(function: Callable[..., An
 def test_numbers_stay_the_same_under_constraints() -> None:
     w, x = np.random.default_rng(0).normal(size=(2, 16, 16)).astype(np.float32)
     planned = on_own_mesh(lowered(through_remat, shape(16, 16), shape(16, 16)))
-    inputs, outputs = planned.shardings()
+    inputs, outputs = to_named_shardings(planned)
     got = jax.jit(through_remat, in_shardings=inputs, out_shardings=outputs[0])(w, x)
     np.testing.assert_allclose(got, through_remat(w, x), rtol=1e-4, atol=1e-5)
 
@@ -110,7 +111,7 @@ def test_shardings_of_arguments_and_outputs_are_held_and_run() -> None:
     planned = on_own_mesh(text)
     assert planned.parameters[0].sharding.dims == ((), ("tp",))
     assert planned.outputs[0].sharding.dims == (("dp",), ())
-    assert "FuncResultSharding" not in planned.emit()
+    assert "FuncResultSharding" not in emit_stablehlo(planned.require_hlo(), planned)
 
 
 def test_an_output_in_the_place_of_an_argument_lies_as_both_say_or_not_at_all() -> None:

@@ -20,7 +20,7 @@ from shardwright.planner.rewrites.edit import attribute
 from shardwright.planner.search import program
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
-from shardwright.xla import private
+from shardwright.xla import emit_stablehlo, private
 from tests.planner.programs import PROGRAMS, lower
 from tests.planner.running import xla_outputs
 
@@ -270,7 +270,7 @@ def test_all_that_a_dumped_module_says_holds(name: str) -> None:
     assert {call.name: found[call.name] for call in written} == {call.name: said_of(call) for call in written}
     root = module.entry.root
     assert [each.sharding.dims for each in planned.outputs] == [said_of(root, n) for n in range(len(planned.outputs))]
-    planned.emit()
+    emit_stablehlo(planned.require_hlo(), planned)
 
 
 def said_of(instruction: Instruction, leaf: int = 0) -> Dims:

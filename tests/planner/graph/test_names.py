@@ -10,6 +10,7 @@ from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.graph.names import parameter_names
+from shardwright.report.text import explain_plan
 
 TYPES = ("f32[16,8]", "f32[8,4]", "f32[16,4]")
 
@@ -53,7 +54,7 @@ def test_arguments_that_share_a_name_are_called_by_their_parameters(metadata: tu
     made = plan(text, Cluster.local(2), options)
     assert [each.name for each in made.parameters] == ["p0.1", "p1.2", "p2.3"]
     assert made.parameters[1].sharding.dims[0] == ("data",)
-    assert "XLA_Args" not in made.explain()
+    assert "XLA_Args" not in explain_plan(made)
     with pytest.raises(OptionError, match=r"no argument is named 'XLA_Args'") as caught:
         plan(text, Cluster.local(2), PlanOptions(force={"XLA_Args": {0: "data"}}))
     assert "p0.1" in str(caught.value)
@@ -80,6 +81,6 @@ def test_each_name_is_one() -> None:
 
 def test_what_a_library_wrote_is_called_by_its_op_name() -> None:
     made = plan(step(*SHARED["XLA_Args"]), Cluster.local(2), PlanOptions(mesh={"data": 2}, force="data"))
-    text = made.explain(width=160)
+    text = explain_plan(made, width=160)
     assert "ops.py" not in text
     assert "net/loss/Sum" in text

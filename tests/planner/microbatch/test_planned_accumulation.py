@@ -11,6 +11,7 @@ from shardwright.errors import MicroBatchError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan
+from shardwright.user_plans import compile_and_prove
 from tests.planner.microbatch.microbatch_programs import EXACT
 from tests.planner.programs import Program, gpt2, lower
 from tests.planner.test_numbers import assert_same, run_planned, run_single
@@ -59,7 +60,7 @@ def test_gradients_are_reduced_once_however_many_micro_batches() -> None:
     once, twice, four_times = (gradient_wire_bytes(planned) for planned in plans)
     assert once == twice == four_times
     assert len(once) == 16  # every parameter's
-    proof = plans[2].prove()
+    proof = compile_and_prove(plans[2])
     assert proof.holds, proof.explain()
     assert not proof.differences, proof.explain()
 

@@ -11,7 +11,15 @@ import numpy as np
 from shardwright.plans.layouts import Layout, logical_part, pad_to_stored
 from shardwright.plans.pipeline_plan import MICRO_BATCH, PipelinePlan, PipelineProgram
 from shardwright.tasks import Buffer, Task
-from shardwright.xla import BoundaryArray, LoadedProgram, jax_mesh, load_program, mesh_devices, to_named_sharding
+from shardwright.xla import (
+    BoundaryArray,
+    LoadedProgram,
+    emit_stablehlo,
+    jax_mesh,
+    load_program,
+    mesh_devices,
+    to_named_sharding,
+)
 
 
 class Executor:
@@ -26,7 +34,7 @@ class Executor:
     def _load(self, program: PipelineProgram) -> LoadedProgram:
         stage = self.plan.stages[program.stage]
         return load_program(
-            program.plan.emit().encode(),
+            emit_stablehlo(program.plan.require_hlo(), program.plan).encode(),
             is_serialized=False,
             mesh=stage.mesh,
             arguments=[BoundaryArray.of(v) for v in program.plan.parameters],

@@ -19,6 +19,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import Plan, count_combined
 from shardwright.plans.shardings import Mesh
+from shardwright.report.text import explain_plan
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 
 NODE = {"ip": "127.0.0.1", "port": 2222, "gpu_ids": list(range(8))}
@@ -119,4 +120,4 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
 def test_a_plan_that_experts_write_says_so_in_its_first_line() -> None:
     made = plan(layers(4, 256), EIGHT, PlanOptions())
     assert "known as 'replicated'" in made.cost.bound_scope  # so small that no collective pays
-    assert "replicated, found by search" in made.explain().splitlines()[1]
+    assert "replicated, found by search" in explain_plan(made).splitlines()[1]

@@ -11,6 +11,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.rewrites.batch_norm import expand_batch_norms
 from shardwright.plans.plan import Plan
+from shardwright.user_plans import compile_and_prove
 from tests.planner.rewrites.rewrite_programs import run
 
 FEATURES, EPSILON = 5, 0.125
@@ -72,5 +73,5 @@ def test_a_split_batch_is_summed_by_feature(kind: str) -> None:
     assert isinstance(planned, Plan)
     assert {each.kind for each in planned.collectives} == {"all-reduce"}
     assert max(each.payload_bytes for each in planned.collectives) <= 2 * 4 * FEATURES
-    proof = planned.prove()
+    proof = compile_and_prove(planned)
     assert proof.holds, proof.explain()

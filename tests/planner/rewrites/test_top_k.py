@@ -16,6 +16,7 @@ from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.rewrites.top_k import MAX_ROUNDS, expand_top_k
+from shardwright.user_plans import compile_and_prove
 from tests.planner.programs import lower
 from tests.planner.rewrites.rewrite_programs import run
 
@@ -114,7 +115,7 @@ def test_a_split_batch_is_not_gathered(rewrites: Any) -> None:
     made = plan(ROUTER, Cluster.local(8), options)
     assert {each.kind for each in made.collectives} == {"all-reduce"}
     assert any(each.opcode == "topk" for each in made.instructions) == (rewrites == "none")
-    proof = made.prove()
+    proof = compile_and_prove(made)
     assert proof.holds, proof.explain(everything=True)
 
 
@@ -123,4 +124,4 @@ def test_the_searched_dimension_splits_too() -> None:
     text = lower((lambda x: lax.top_k(x, 2), (jax.ShapeDtypeStruct((2, 1 << 14), jnp.float32),), ()))
     made = plan(text, Cluster.local(4), PlanOptions(mesh={"model": 4}, force={"*": {1: "model"}}))
     assert [(each.kind, each.payload_bytes) for each in made.collectives] == [("all-gather", 4 * 2 * 4)] * 4
-    assert made.prove().holds
+    assert compile_and_prove(made).holds

@@ -14,6 +14,7 @@ from shardwright.cost import wire_bytes
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.plans.plan import InstructionPlan, Plan
+from shardwright.user_plans import compile_and_prove
 from tests.planner.programs import PLAIN_A100
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 
@@ -49,7 +50,7 @@ def test_partial_results_are_gathered_not_what_is_searched(width: int, words: in
     assert [(each.payload_bytes, each.wire_bytes) for each in number_and_index] == [
         (32, wire_bytes("all-gather", 32, 8))
     ] * 2
-    proof = made.prove()
+    proof = compile_and_prove(made)
     assert proof.holds, proof.explain(everything=True)
     assert not proof.differences, proof.explain(everything=True)
 
