@@ -232,6 +232,7 @@ def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: 
     assert "cpu" in findings["devices"]["detail"].lower()
 
 
+@pytest.mark.slow
 def test_doctor_names_a_stranger_on_the_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.json"
     with socket.create_server(("127.0.0.1", 0)) as listener:

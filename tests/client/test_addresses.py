@@ -119,6 +119,7 @@ with sw.connect(devices=1) as session:
 """
 
 
+@pytest.mark.slow
 def test_forks_beside_calls_print_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=120, check=False

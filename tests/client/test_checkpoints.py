@@ -146,6 +146,7 @@ def test_plain_jax_and_orbax_read_it_without_us(saved: Any, tmp_path: Path) -> N
                 np.testing.assert_array_equal(found[name], np.asarray(value, np.float32), err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_plain_orbax_wrote_is_restored(session: sw.Session, tmp_path: Path) -> None:
     expected = jax.device_get(jax.jit(init_adamw)(KEY))
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -231,6 +232,7 @@ def test_only_our_own_checkpoints_are_pruned(session: sw.Session, tmp_path: Path
         session.save({"n": 0}, tmp_path, step=2024).wait()
 
 
+@pytest.mark.slow
 def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_path: Path) -> None:
     assert session._state.server is not None
     held = f"session {session.info.session_id} saves in this directory"
@@ -292,6 +294,7 @@ def train_layers(params: Any, momentum: Any, x: Any) -> tuple[Any, Any, Any]:
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
 
 
+@pytest.mark.slow
 def test_a_pipeline_goes_on_as_one_program_and_back_again(session: sw.Session, tmp_path: Path) -> None:
     pipeline = session.parallelize(train_layers, donate_argnums=(0, 1), stages=2, micro_batches=2)
     state: Any = pipeline.init(init_layers, KEY)
@@ -351,6 +354,7 @@ def test_a_checkpoint_of_which_a_file_is_gone(session: sw.Session, tmp_path: Pat
         np.asarray(restored["w"])
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_saved(session: sw.Session, tmp_path: Path) -> None:
     with pytest.raises(sw.CheckpointError, match="no array"):
         session.save({"nothing": None}, tmp_path)
@@ -385,6 +389,7 @@ def test_a_node_that_only_the_program_can_make_needs_a_pattern(session: sw.Sessi
     np.testing.assert_array_equal(np.asarray(restored["model"].w), np.ones(3))
 
 
+@pytest.mark.slow
 def test_closing_waits_for_the_save_and_says_what_went_wrong(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np, shardwright as sw\n"

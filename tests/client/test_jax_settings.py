@@ -47,6 +47,7 @@ def raised(call: Callable[[], Any]) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*encountered in")  # of numpy, when JAX looks for the operation
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_not_finite_is_named(session: sw.Session, name: str) -> None:
@@ -118,6 +119,7 @@ def test_the_stages_of_a_pipeline_look_at_their_own(two_workers: sw.Session) -> 
     assert len(step.plan.stages) == 2
 
 
+@pytest.mark.slow
 def test_the_environment_turns_it_on_for_the_client_and_reaches_no_server() -> None:
     code = (
         "import numpy as np, jax.numpy as jnp, shardwright as sw\n"

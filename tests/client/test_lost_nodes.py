@@ -32,6 +32,7 @@ def server(tmp_path: Path) -> Iterator[tuple[Server, sw.Session]]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_lost_in_an_upload_is_a_lost_worker(server: tuple[Server, sw.Session]) -> None:
     running, session = server
     step = session.parallelize(lambda x: x.sum())

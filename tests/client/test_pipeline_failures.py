@@ -127,6 +127,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_between_steps_disturbs_no_other(session: sw.Session, step: sw.Step) -> None:
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, session._state.master.address], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -142,6 +143,7 @@ def test_a_client_that_is_killed_between_steps_disturbs_no_other(session: sw.Ses
         client.communicate()
 
 
+@pytest.mark.slow
 def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
     clusters: Clusters, session: sw.Session, step: sw.Step
 ) -> None:

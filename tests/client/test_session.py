@@ -195,6 +195,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_an_embedded_server_ends_with_its_program() -> None:
     code = "import shardwright as sw; session = sw.connect(devices=1); print(session._state.server.pid); {end}"
     for end in ("pass", "raise SystemExit(3)", "import os; os._exit(0)"):
@@ -243,6 +244,7 @@ print(os.waitpid(child, 0)[1], session.status().state)
     assert _run(code).stdout == "0 ready\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_opens_a_session_of_its_own() -> None:
     code = """
 import os, sys

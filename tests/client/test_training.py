@@ -24,6 +24,7 @@ from tests.client.models import (
 KEY = jax.random.key(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [
@@ -51,6 +52,7 @@ def test_ten_sgd_steps_agree_with_single_device_jax(session: sw.Session, force: 
         assert "temporaries" in step.report
 
 
+@pytest.mark.slow
 def test_adamw_is_as_close_as_stock_jax_with_the_same_shardings(session: sw.Session) -> None:
     step = session.parallelize(adamw_step, donate_argnums=(0, 1), force="data")
     params, opt_state = step.init(init_adamw, KEY)
@@ -93,6 +95,7 @@ def test_uploaded_parameters_train_like_initialized_ones(session: sw.Session) ->
     assert "data" in params["w1"].sharding
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_and_an_eval_step_share_the_state(session: sw.Session) -> None:
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp")
     evaluate = session.parallelize(loss_of)

@@ -69,6 +69,7 @@ def _connect(address: str) -> sw.Session:
     return sw.connect(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [(None, None), ("data", None), ("tensor", "8"), ("mixed", "2x4"), ("fsdp", None)],
@@ -85,6 +86,7 @@ def test_ten_sgd_steps_agree_with_single_device_jax(cluster: sw.Session, force: 
     assert distance(params, expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.Session) -> None:
     step = cluster.parallelize(adamw_step, donate_argnums=(0, 1), force="fsdp")
     evaluate = cluster.parallelize(loss_of)
@@ -98,6 +100,7 @@ def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.
     assert distance(params, expected[0]) <= 1e-3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_restored_by_one_and_the_other_way_round(
     cluster: sw.Session, session: sw.Session, tmp_path: Path
 ) -> None:

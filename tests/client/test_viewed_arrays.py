@@ -12,6 +12,8 @@ import pytest
 import shardwright as sw
 from shardwright.client.arrays import RemoteArray
 
+pytestmark = pytest.mark.slow
+
 WIDTH, HIDDEN, BATCH = 16, 32, 8
 
 

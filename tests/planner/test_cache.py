@@ -93,6 +93,7 @@ def test_without_a_store_everything_is_searched(searches: list[str]) -> None:
     assert len(searches) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -165,6 +166,7 @@ RELABELLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELABELLED)
 def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -> None:
     """As though the program had been planned itself: the oracle is the planner, asked directly."""
@@ -210,6 +212,7 @@ def looped(params: Any, x: Any) -> Any:
     return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["same", "lines", "argument", "instructions"])
 def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, searches: list[str]) -> None:
     """The planner writes calls out in place: what is kept is another program than what was asked for."""

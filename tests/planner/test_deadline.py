@@ -102,6 +102,7 @@ def test_it_ends_in_the_middle_of_the_only_mesh(looks: Looks, data_parallel: Pla
     assert found.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadline_s", [None, 60.0])
 def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | None, data_parallel: Plan) -> None:
     reports: list[PlanProgress] = []

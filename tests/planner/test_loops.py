@@ -73,6 +73,7 @@ def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerial
     assert scanned.cost.gap < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     """As often as its trips, and no others."""
@@ -82,6 +83,7 @@ def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     assert proof.holds, proof.explain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [programs.scan, programs.recurrent])
 def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: Any) -> None:
     """Clipping and two moments all read what the backward loop stacks or adds up."""

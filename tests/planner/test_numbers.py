@@ -77,6 +77,7 @@ def assert_same(planned: list[list[np.ndarray]], single: list[list[np.ndarray]])
             assert distance <= 1e-5 * max(np.linalg.norm(b.astype(np.float64)), 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("force", FORCES)
 def test_planned_steps_give_single_device_numbers(name: str, force: str | None) -> None:
@@ -85,6 +86,7 @@ def test_planned_steps_give_single_device_numbers(name: str, force: str | None) 
     assert_same(run_planned(program, planned), run_single(program))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "scan"])
 def test_three_axes_give_single_device_numbers(name: str) -> None:
     program = PROGRAMS[name]()
@@ -104,6 +106,7 @@ def test_padded_variables_give_single_device_numbers() -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
+@pytest.mark.slow
 def test_predicted_collectives_are_those_that_xla_inserts() -> None:
     planned = plan(lower(PROGRAMS["gpt2"]()), Cluster.local(8), PlanOptions(force="fsdp"))
     with xla.CompileService(8) as service:

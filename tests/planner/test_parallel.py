@@ -146,6 +146,7 @@ def test_a_child_is_ended_where_its_result_is_not_needed() -> None:
     assert run("begun = ForkedFuture(lambda: time.sleep(60)); begun.cancel(); print(children())") == "[]"
 
 
+@pytest.mark.slow
 def test_a_child_dies_with_its_parent() -> None:
     body = """
         begun = ForkedFuture(lambda: time.sleep(600))

@@ -97,6 +97,7 @@ def test_where_nothing_fits_the_error_is_that_of_one_program():
         sw.plan(MLP, 4, memory_budget=100, cache=False)
 
 
+@pytest.mark.slow
 def test_as_many_devices_as_the_error_names_do():
     options = {"memory_budget": 12_000, "remat": "none", "micro_batches": 1, "stages": 1, "cache": False}
     with pytest.raises(MemoryBudgetError) as refused:
@@ -113,6 +114,7 @@ def of_threes() -> str:
     return lower(gpt2(layers=6, width=48, vocabulary=48, batch=24, length=4))
 
 
+@pytest.mark.slow
 def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_threes: str) -> None:
     options = {"memory_budget": 2_500_000, "remat": "none", "micro_batches": 1, "stages": 1, "cache": False}
     with pytest.raises(MemoryBudgetError, match=r"or use 3 devices \(3 nodes\), where a fully sharded plan needs"):
@@ -120,6 +122,7 @@ def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_thr
     assert sw.plan(of_threes, 3, **options).memory.peak_bytes <= 2_500_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("just_late")
 def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: str) -> None:
     with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):

@@ -225,6 +225,7 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(plans())
 def test_any_plan_comes_back_equal_and_fits_the_schema(plan: Plan) -> None:

@@ -96,6 +96,7 @@ def test_a_planner_that_is_killed_again_is_an_error_that_speaks_of_memory(runnin
     client.plan(program)
 
 
+@pytest.mark.slow
 def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
     for server, client in embedded(2, "--grace", "1"):
         program = client.upload(training_step())
@@ -108,6 +109,7 @@ def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
         wake.join()
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_killed_once_is_asked_again(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())

@@ -25,6 +25,8 @@ from tests.server.programs import layouts
 from tests.server.raw_client import RawClient, Server
 from tests.server.test_processes import cluster_file, connect
 
+pytestmark = pytest.mark.slow
+
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"  # XLA:CPU knows it too, and schedules as ever
 UNKNOWN = "xla_no_such_option"
 ALONG_THE_BATCH = PlanOptions(force="data", mesh={"data": 4})

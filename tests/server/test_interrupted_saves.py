@@ -66,6 +66,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.slow
 def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path, servers: list[Server]) -> None:
     directory, ones = tmp_path / "run", {"w": np.ones((8, 6), np.float32)}
     session = connect(start_two(tmp_path, servers))

@@ -68,6 +68,7 @@ def listening_hosts(pids: set[int]) -> list[str]:
 
 
 # ---- two nodes -------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Path, start: Start, first: int) -> None:
     path = cluster_file(tmp_path)
@@ -110,6 +111,7 @@ def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Pat
     wait_until(lambda: all_gone(family))
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_its_master_and_joins_the_next(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     master, worker = start(path, 0), start(path, 1)
@@ -243,6 +245,7 @@ def test_an_interrupt_while_the_server_still_loads_leaves_no_traceback(
     assert server_main.main([str(config), "0"]) == 130
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_leave_nothing_running(number: signal.Signals, exit_code: int) -> None:
     for server, client in embedded(1):  # one device is a cluster, too
@@ -256,6 +259,7 @@ def test_signals_leave_nothing_running(number: signal.Signals, exit_code: int) -
             client.call("Status", master_pb2.StatusRequest())
 
 
+@pytest.mark.slow
 def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
     for server, client in embedded(2):
         client.ready_program(training_step())
@@ -270,6 +274,7 @@ def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
         wait_until(lambda family=family: all_gone(family))
 
 
+@pytest.mark.slow
 def test_a_client_that_went_away_frees_its_session() -> None:
     for _, client in embedded(2, "--grace", "1"):
         stream = client.steps()

@@ -53,6 +53,7 @@ def secure_cluster(folder: Path) -> tuple[Path, str]:
     return path, f"127.0.0.1:{nodes[0]['port']}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(openssl is None, reason="needs the openssl command to make certificates")
 def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_token(tmp_path: Path) -> None:
     path, address = secure_cluster(tmp_path)

@@ -19,6 +19,8 @@ from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, inline
 from tests.server.test_processes import cluster_file, connect
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawClient]:

@@ -18,6 +18,7 @@ from tests.planner.running import xla_outputs
 X = (np.random.default_rng(0).normal(size=(8, 16, 4, 4)) * (1 + 1j)).astype(np.complex64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pins", [{0: "data", 1: "model"}, {1: "data"}, {0: "data"}])
 def test_what_a_transform_hands_on_may_be_gathered_along_any_dimension(pins: dict[int, str]) -> None:
     def step(x: jax.Array) -> jax.Array:

@@ -40,6 +40,7 @@ def service() -> Iterator[CompileService]:
         yield service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [

@@ -69,6 +69,7 @@ def test_one_dear_price_tells_that_nothing_fits(prices: list[float]) -> None:
     assert len(prices) == 1
 
 
+@pytest.mark.slow
 def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first(prices: list[float]) -> None:
     search = searched(STEP)
     outcome = search.search_meshes()
@@ -338,6 +339,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.Monkey
     assert all(state in decided[variable] for variable, state in mixture.solution.states.items())
 
 
+@pytest.mark.slow
 def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture of 8 experts on 16 devices at half of the memory: 30.73 instead of 30.81 ms."""
     monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
@@ -359,6 +361,7 @@ def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(monke
     assert best is not known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_enough", [True, False])
 def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known_one(
     is_enough: bool, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +398,7 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     assert all(peak == peaks[0] for peak in peaks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_work", "count"), [(0, 2), (2 * 10**6, 5)])
 def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(
     monkeypatch: pytest.MonkeyPatch, most_work: int, count: int

@@ -102,6 +102,7 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
         planned(memory_budget=limit, remat="none", micro_batches=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "part"), [("halved", 2), ("quartered", 4)])
 def test_xla_confirms_memory_and_collectives(
     which: str, part: int, unlimited: Plan, request: pytest.FixtureRequest
@@ -117,6 +118,7 @@ def test_xla_confirms_memory_and_collectives(
     assert proof.holds, proof.explain()
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
     arguments = jax.tree.leaves(PROGRAM[1])
     assert quartered.hlo_text is not None
@@ -148,6 +150,7 @@ def test_equal_layers_stay_equal_segments(unlimited: Plan, halved: Plan) -> None
     assert [segment.kind for segment in halved.segments] == [segment.kind for segment in unlimited.segments]
 
 
+@pytest.mark.slow
 def test_what_a_loop_keeps_for_its_backward_loop_is_computed_again() -> None:
     program = deep_scan(layers=12, batch=256)
     step = lower(program)

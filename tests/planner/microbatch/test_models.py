@@ -48,6 +48,7 @@ def program(name: str, monkeypatch: pytest.MonkeyPatch) -> Program:
     return case.step, jax.tree.map(values, case.avals), (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_whole_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = program(name, monkeypatch)

@@ -34,6 +34,7 @@ def gradient_wire_bytes(planned: Plan) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "micro_batches"),
     [({"force": "data"}, 2), ({"force": "mixed", "mesh": {"data": 2, "model": 4}}, 4), ({"force": "fsdp"}, 2)],
@@ -44,6 +45,7 @@ def test_planned_steps_give_single_device_numbers(options: dict[str, Any], micro
     assert_same(run_planned(program, cut(program, micro_batches, **options)), run_single(program))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked", "time major", "rematerialised"])
 def test_searched_plans_give_single_device_numbers(name: str) -> None:
     program = EXACT[name]()

@@ -77,6 +77,7 @@ def finished(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
     return np.asarray(reduce(values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXACT)
 def test_equals_the_whole_batch(name: str) -> None:
     program = EXACT[name]()

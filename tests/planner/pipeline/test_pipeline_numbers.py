@@ -13,6 +13,7 @@ from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import assert_follows_jax, lowered, pipeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "2f2b", "zero-bubble"])
 def test_schedules(schedule):
     case = cases.mlp(2)
@@ -24,6 +25,7 @@ def test_interleaved_chunks():
     assert_follows_jax(case, pipeline(case, stages=2, chunks=2, micro_batches=4, schedule="interleaved", devices=2))
 
 
+@pytest.mark.slow
 def test_a_tied_embedding_dropout_and_a_global_norm():
     case = cases.tied(2)
     plan = pipeline(case, stages=2, micro_batches=4, schedule="1f1b")
@@ -36,6 +38,7 @@ def test_a_tied_embedding_dropout_and_a_global_norm():
     assert {program.name for program in plan.programs if program.kind == "apply"} >= {"apply.0.1", "apply.2.1"}
 
 
+@pytest.mark.slow
 def test_skip_connections_go_straight_to_where_they_are_read():
     case = cases.unet(4)
     plan = pipeline(case, stages=4, micro_batches=2, schedule="1f1b")

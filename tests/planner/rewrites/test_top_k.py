@@ -39,6 +39,7 @@ def searched(dtype: Any) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:

@@ -38,6 +38,7 @@ def planned(mesh: dict[str, int]) -> Plan:
     return plan(text, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=mesh))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
 def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -> None:
     made = planned(mesh)

@@ -52,6 +52,7 @@ def known(root: Branch, step_s: float) -> tuple[MeshSearch, CandidatePlan]:
     return search, replace(search.evaluate(root.low.chain, root.low.solution, ()), cost=cost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 6, 11, 13, 16])
 def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_closing_a_gap_does_and_tells_of_every_better_bound(search: Search, monk
     assert bounds_s[-1] == pytest.approx(made.cost.lower_bound_s)
 
 
+@pytest.mark.slow
 def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Message passing goes on there, which hardly begins before."""
     monkeypatch.setattr(bound, "_ROUGH_STOP", (1, 1.0))
@@ -87,6 +88,7 @@ def test_what_a_plan_is_read_off_at_bounds_too(monkeypatch: pytest.MonkeyPatch) 
     assert made.cost.gap <= 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_priced", [False, True])
 def test_repeats_apart_bound_more(is_priced: bool) -> None:
     """And no more than the best plan whose repeats decide each for itself."""

@@ -45,6 +45,7 @@ def dual_and_optimum(seed: int) -> tuple[LagrangianDual, DualCut, float]:
     return dual, dual.to_cut(0.0, dual.chain, solve_tied(dual.chain)), best.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 11])
 @pytest.mark.parametrize("times", [0.03, 30.0])
 def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) -> None:
@@ -151,6 +152,7 @@ def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkey
     assert 0 < made.cost.lower_bound_s <= made.cost.step_s
 
 
+@pytest.mark.slow
 def test_what_is_solved_at_another_price_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """And tangents keep nothing of how they were solved but that."""
     begun: list[WarmStart[int]] = []

@@ -26,6 +26,7 @@ from workloads.collective_steps import gpt2
 OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}
 
 
+@pytest.mark.slow
 def test_where_parts_of_the_batch_take_less_than_the_whole_more_parts_are_still_searched():
     text = gpt2(heads=2, width=64, layers=1, batch=64, context=128, vocabulary=64)
     whole = sw.plan(text, 8, **OPTIONS)
@@ -45,6 +46,7 @@ class FindsLate(Search):
         return FindsLate.sparing is not None and super().fit_memory(outcome, at_once=at_once, below_s=below_s)
 
 
+@pytest.mark.slow
 def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def sparing(search: Search) -> SearchResult | None:
         monkeypatch.setattr(FindsLate, "sparing", find_fallback_plan(search))
@@ -62,6 +64,7 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too(monkeypatch: 
     assert 0 <= found.cost.gap < 0.05
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     """The plan of the fastest mesh needs more than there is, one of a mesh that is slower by 10 % fits."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
@@ -77,6 +80,7 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     assert made.step_s < slow.step_s * (1 - memory_tradeoffs.MIN_GAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excess", [(NEAR_FIT_RATIO + HOPELESS_RATIO) / 2, 2 * HOPELESS_RATIO])
 def test_memory_has_a_price_before_more_parts_are_searched(excess: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
@@ -164,6 +168,7 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(monkeypa
         assert len(searched) == times
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_saves_nothing() -> None:
     """Four meshes of one and two axes: of those, one that is slower than another needs less than that."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
@@ -183,6 +188,7 @@ def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_sav
         assert any(less_s < step_s and less <= memory_tradeoffs.SIMILAR_MEMORY_RATIO * needed for less_s, less in kept)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,6 +39,7 @@ def all_strategies(search: Search) -> Chain:
     return search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()
 
 
+@pytest.mark.slow
 def test_among_all_strategies_they_find_a_faster_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     search, found, best_s = at_one_price(112, monkeypatch)
     made = refine_over_all_strategies(search, found, all_strategies(search))
@@ -57,6 +58,7 @@ def test_where_plans_are_descended_to_they_find_faster_ones(monkeypatch: pytest.
     assert made.cost.lower_bound_s == found.cost.lower_bound_s
 
 
+@pytest.mark.slow
 def test_what_they_promise_bounds_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     search, found, best_s = at_one_price(11, monkeypatch)
     chain = all_strategies(search)

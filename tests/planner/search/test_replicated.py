@@ -127,6 +127,7 @@ def text_of(made: Made) -> str:
     return jax.jit(run).lower(*arguments).as_text("hlo", debug_info=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("just_late")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -177,6 +178,7 @@ def test_what_is_pinned_stays_so_where_the_whole_program_would_be_faster() -> No
         assert any(each.axes for each in lies)
 
 
+@pytest.mark.slow
 def test_where_all_is_computed_again_the_same_holds() -> None:
     text = text_of(training(pairs()))
     made, whole = (

@@ -220,6 +220,7 @@ def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> Non
     assert bound.chain.multipliers.total > price.total  # the first one promises less
 
 
+@pytest.mark.slow
 def test_a_gap_is_closed_where_memory_binds() -> None:
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
     options = PlanOptions(remat="none", micro_batches=1)

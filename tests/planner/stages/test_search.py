@@ -55,6 +55,7 @@ def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
 # ---- it runs --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
@@ -237,6 +238,7 @@ def replace_budget(limit: int) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_why_a_pipeline_does_not_pay() -> None:
     cluster = Cluster.local(4)
     found = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1e-9)
@@ -270,6 +272,7 @@ def test_everything_can_be_forced() -> None:
     assert found.imbalance <= 0.6
 
 
+@pytest.mark.slow
 def test_arrays_that_lie_already_are_kept_where_they_lie() -> None:
     made = dense(2)
     text, weight, batch = lower(made), 0, 26

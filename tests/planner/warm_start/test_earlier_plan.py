@@ -29,6 +29,8 @@ from shardwright.plans.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 
+pytestmark = pytest.mark.slow
+
 EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 2, "model": 4})
 FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})

@@ -83,6 +83,7 @@ SITUATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, searched: list[Mesh]) -> None:
     text, cluster = SITUATIONS[situation]
@@ -103,6 +104,7 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, s
         assert decided(again) == decided(nothing)
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (32, 28))
     unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
@@ -144,6 +146,7 @@ def bound() -> tuple[PlanOptions, MemoryStore]:
 STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (28, 56, 12))
 
 
+@pytest.mark.slow
 def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(
     bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_another_batch_begins_nearly_where_it_will_end() -> None:
     assert warm.solve(20.0).value == pytest.approx(cold.solve(20.0).value, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_damaged_messages_cost_time_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     plan(TEXT, CLUSTER, OPTIONS, history=SearchHistory(store))
