@@ -46,7 +46,8 @@ def test_partial_results_are_gathered_not_what_is_searched(width: int, words: in
     assert split.dims == ((), tuple(mesh))
     assert reduction(made).partial == tuple(mesh)
     number_and_index = [each for each in made.collectives if each.kind == "all-gather"]
-    assert {each.cause for each in number_and_index} == {"partial results of reduction (test_gathered.py:23)"}
+    line = step.__code__.co_firstlineno + 2
+    assert {each.cause for each in number_and_index} == {f"partial results of reduction (test_gathered.py:{line})"}
     assert [(each.payload_bytes, each.wire_bytes) for each in number_and_index] == [
         (32, wire_bytes("all-gather", 32, 8))
     ] * 2
