@@ -118,8 +118,8 @@ bench-planner-unseen: gpu-packages ## The same for models that the planner was n
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.run --gpu-packages $(GPU_PACKAGES) --unseen --budgets 1 --json build/bench-planner-unseen.json
 
 .PHONY: bench-ablation
-bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (half an hour); JSON in build/.
-	@mkdir -p build && $(BIN)/python -m benchmarks.planner.ablation --json build/ablation.json
+bench-ablation: $(VENV)/.stamp-dev ## What each part of the search buys in time and quality, switched off by itself (two hours); JSON in build/.
+	@mkdir -p build && $(BIN)/python -m benchmarks.planner.ablation --json build/ablation.json && $(BIN)/python -m benchmarks.planner.ablation_parts --json build/ablation-parts.json
 
 .PHONY: plan-published
 plan-published: $(VENV)/.stamp-dev ## Plan the published sizes of the examples for 64 nodes of 8 A100 (an hour); JSON in build/.

@@ -1,17 +1,14 @@
-"""What each part of the search buys: time and quality with one of them switched off.
+"""What each mechanism of memory and gap closing buys: the whole search with one of them switched off.
 
-    python -m benchmarks.planner.ablation [--case gpt2-12] [--json FILE]
+    python -m benchmarks.planner.ablation [--case lstm-1024-16] [--deadline 60] [--json FILE] [--markdown FILE]
 
-The planner has no switches: a search is put together here from the planner's own pieces, one of them replaced.
-Each runs in a child of its own, so that nothing is answered from what another has computed. Times are CPU seconds
-from the read program to the solved one on one mesh. What is switched off:
+The memory of a case is a part of what data parallelism takes. Each search is a child of its own, so that nothing is
+answered from what another has computed, and its deadline is in CPU seconds. `mechanisms` says what is switched off.
+Where the whole search has not used a mechanism, it is not searched again without it. Every first search is without
+warm start; the column of that is the next search of the same program, from the record of the first.
 
-segments    the program is one segment; so nothing is equal, and nothing is rolled up
-reuse       every segment is reduced by itself, whatever others it is equal to
-runs        equal segments in a row are solved as they stand, not rolled up
-reductions  variables with one or two neighbours are not folded away
-ILP         the best assignment that message passing and local search know is taken
-hubs        a value's readers move it each for itself, unless they are in another segment
+With `--json` every outcome is written as soon as it is there, and a run that finds the file takes over what the same
+commit left in it. `ablation_parts` switches off parts of one mesh's chain.
 """
 
 from __future__ import annotations
@@ -20,175 +17,77 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.planner import frozen
+from benchmarks.planner.mechanisms import MECHANISMS, AblatedSearch
 from benchmarks.planner.planned import lower
-from benchmarks.planner.suite import Entry, cluster_json
+from benchmarks.planner.results import Results, budget_text, commit
+from benchmarks.planner.run import limit_of
+from benchmarks.planner.suite import Entry, cluster_json, entries
 from shardwright.clusters.cluster import Cluster
+from shardwright.errors import ShardwrightError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner.search.search import Search
-from shardwright.planner.segments.bound import lower_bound
-from shardwright.planner.segments.dominator_cut import Segments, build_instances, find_runs
-from shardwright.planner.segments.segment_chain import Chain, ChainSolution, SegmentKind
-from shardwright.planner.segments.variables import build_variables, variables_of
-from shardwright.planner.solver import dual, ilp, pbqp
-from shardwright.planner.solver.ilp import Solution
-from shardwright.planner.solver.pbqp import Problem, Reduction
-from shardwright.planner.solver.solve import EXACT_STATES, GAP_TOLERANCE
-from shardwright.planner.strategies.tie_break import MAX_SHARE
-from shardwright.plans.shardings import Mesh
+from shardwright.planner.cache.store import FileStore
+from shardwright.planner.gc_pause import gc_paused
+from shardwright.planner.warm_start.search_records import SearchHistory
 
 _ROOT = Path(__file__).resolve().parents[2]
-_LIMIT_S = 600.0
-_INTEGER_PROGRAM_S = 60.0
 
-PARTS = ("segments", "reuse", "runs", "reductions", "ILP", "hubs")
+#: CPU seconds of a search; and its wall-clock seconds at most, as a multiple of them.
+DEADLINE_S = 60.0
+_MAX_WALL_RATIO = 20.0
 
-#: Case → what is planned; all on one node of eight A100 as data=2 × model=4.
-CASES = {
-    "gpt2-2": Entry(model="gpt2", size="124M", devices=8, changes={"layers": 2}),
-    "gpt2-12": Entry(model="gpt2", size="124M", devices=8),
-    "gpt2-48": Entry(model="gpt2", size="124M", devices=8, changes={"layers": 48}),
-    "moe-4": Entry(model="moe", size="8e", devices=8, changes={"layers": 4}),
-    "unet": Entry(model="unet", size="128", devices=8, changes={"blocks": 1}),
-    "dlrm": Entry(model="dlrm", size="1M", devices=8),
-}
-_MESH = Mesh.of({"data": 2, "model": 4})
+#: CPU seconds of a mechanism up to which it counts as not used.
+_MIN_CPU_S = 0.01
 
+WARM_START = "warm start"
+COLUMNS = (*MECHANISMS, WARM_START)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One case with one part switched off ("" for none).
-
-    cpu_s: of the search. step_s: price of its plan, and bound_s what it proves of any other by its own problem.
-    variables / states: of the largest problem that was left to message passing and the integer program.
-    """
-
-    case: str
-    off: str
-    cpu_s: float
-    step_s: float
-    bound_s: float
-    variables: int
-    states: int
-
+#: Cases and the parts of data parallelism's memory that they get, in the order of searching.
+CASES = (
+    *((name, 1.0) for name in ("lstm-1024-16", "gpt2-124M-8", "unet-128-8")),
+    *((name, 0.25) for name in ("gpt2-124M-8-b8", "unet-128-8")),
+    *((name, 1.0) for name in ("gpt2-124M-8-b8", "lstm-1024-8", "gpt2-124M-16")),
+    *((name, 0.25) for name in ("gpt2-124M-8", "lstm-1024-16", "lstm-1024-8", "gpt2-124M-16")),
+)
 
 # ---- one search --------------------------------------------------------------------
 
 
-class _Chain(Chain):
-    """A chain whose kinds are reduced, and which is solved, without the part that is off."""
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The outcome of one search."""
+    import jaxlib  # noqa: F401 - beside it nothing is forked: all CPU seconds are this process's
 
-    __slots__ = ("core_size", "off")
-
-    def without(self, off: str) -> _Chain:
-        self.off = off
-        self.core_size = (0, 0)
-        return self
-
-    def kind(self, segment: int) -> SegmentKind:
-        if self.off == "reductions" and self.instances[segment].kind not in self._kinds:
-            problem = self.problem(segment)
-            everything = tuple(range(len(problem.costs)))
-            self._kinds[self.instances[segment].kind] = SegmentKind(
-                boundary=everything, reduction=pbqp.reduce(problem, everything)
-            )
-        return super().kind(segment)
-
-    def solve(self, time_limit_s: float, close: float = 0.0) -> ChainSolution:
-        problem, variables, states = self.build_tied_problem()
-        reduction = self._reduced(problem)
-        solution = self._solved(reduction.core, time_limit_s)
-        self.core_size = len(reduction.core.costs), sum(map(len, reduction.core.costs))
-        found = reduction.complete(solution.states)
-        chosen = {key: int(states[key][found[i]]) for key, i in variables.items()}
-        constant = self.constant + reduction.constant
-        return ChainSolution(
-            states=self.expand_tied(chosen),
-            value=solution.value + constant,
-            tied_bound=solution.lower_bound + constant,
-        )
-
-    def _reduced(self, problem: Problem) -> Reduction:
-        """Without reductions only states that cannot be are dropped, as message passing needs it."""
-        return pbqp.reduce(problem, range(len(problem.costs)) if self.off == "reductions" else ())
-
-    def _solved(self, core: Problem, time_limit_s: float) -> Solution:
-        """As `planner.solver.solve` does it, the integer program left out where it is off."""
-        if not core.costs:
-            return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
-        close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
-        bounded = dual.tighten(core, close)
-        known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-        if self.off == "ILP" or known.value - known.lower_bound <= close * abs(known.value):
-            return known
-        kept = bounded.surviving_states(bounded.value)
-        rest = self._reduced(core.restrict(kept))
-        solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
-        value = rest.constant + solved.value
-        bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
-        if value >= known.value:
-            return replace(known, lower_bound=bound)
-        chosen = rest.complete(solved.states)
-        states = np.array([left[i] for left, i in zip(kept, chosen, strict=True)], np.int64)
-        return Solution(states=states, value=value, lower_bound=min(bound, value))
-
-
-def measure(case: str, off: str) -> Measured:
-    """Search one case without the part `off`."""
-    entry = CASES[case]
-    cluster = Cluster.from_json(cluster_json(entry.devices, entry.machine))
-    search = Search(lower(entry).hlo_text, cluster, PlanOptions(mesh=_MESH.sizes))
-    started_s = time.process_time()
-    chain = _chain_without(search, off)
-    solved = chain.solve(_INTEGER_PROGRAM_S)
-    cpu_s = time.process_time() - started_s
-    graph = chain.graph
-    bound_s = lower_bound(chain, _INTEGER_PROGRAM_S) if chain.runs else solved.tied_bound
-    variables, states = chain.core_size
-    return Measured(
-        case=case,
-        off=off,
-        cpu_s=cpu_s,
-        step_s=search.evaluate(chain, solved, ()).cost.step_s,
-        bound_s=bound_s + graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s(),
-        variables=variables,
-        states=states,
-    )
-
-
-def _chain_without(search: Search, off: str) -> _Chain:
-    program, flow = search.program, search.flow
-    made = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
-    graph, instances, runs = made.graph, made.instances, made.runs
-    layout = graph.variables
-    if off == "segments":
-        free = layout.is_cheap_to_recompute
-        segments = Segments(of=tuple(-1 if each else 0 for each in free), count=1, cuts=())
-        keys = dict.fromkeys(program.fed_arguments, ("arriving",))
-        layout = build_variables(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
-    if off == "hubs":
-        needed = {
-            hub: weight
-            for hub, weight in layout.shared_layouts.items()
-            if hub in layout.cross_segment or hub in layout.always_reduced
-        }
-        layout = replace(layout, shared_layouts=needed)
-    if layout is not graph.variables:
-        graph = replace(graph, variables=layout, _sets={})
-        instances = build_instances(flow, layout.segments, lambda nodes: variables_of(layout, nodes), layout.describe)
-        runs = find_runs(instances)
-    if off == "reuse":
-        instances = tuple(replace(instance, kind=number) for number, instance in enumerate(instances))
-    return _Chain(graph=graph, instances=instances, runs=() if off == "runs" else runs).without(off)
+    is_next = job["off"] == WARM_START
+    text, cluster = Path(job["hlo"]).read_text(), Cluster.from_json(job["cluster"])
+    options = PlanOptions(stages=1, memory_budget=job["budget_bytes"], deadline_s=job["deadline_s"])
+    records = SearchHistory(FileStore(Path(job["records"])))
+    begun_s = time.process_time()
+    with gc_paused():
+        search = AblatedSearch("" if is_next else job["off"], text, cluster, options, history=records)
+        outcome: dict[str, Any]
+        try:
+            plan = search.run()
+        except ShardwrightError as error:
+            outcome = {"no_plan": f"{type(error).__name__}: {error.message}"}
+        else:
+            outcome = {
+                "step_s": plan.cost.step_s, "bound_s": plan.cost.lower_bound_s,
+                "mesh": str(plan.mesh), "micro_batches": plan.micro_batches,
+            }  # fmt: skip
+        cpu_s = time.process_time() - begun_s
+    if is_next and search.record is None:
+        return {"unused": "the first search left no record"}
+    is_late = search.clock.elapsed_s > job["deadline_s"]
+    return {**outcome, "cpu_s": cpu_s, "is_late": is_late, "spent_s": search.spent_s}
 
 
 # ---- all of them -------------------------------------------------------------------
@@ -196,57 +95,112 @@ def _chain_without(search: Search, off: str) -> _Chain:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=CASES, help="may repeat (default: all)")
-    parser.add_argument("--json", metavar="FILE", help="write the rows")
-    parser.add_argument("--child", nargs=2, metavar=("CASE", "OFF"), help=argparse.SUPPRESS)
+    parser.add_argument("--case", action="append", choices=sorted(dict(CASES)), help="may repeat (default: all)")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, metavar="S", help="CPU seconds of each search")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there, and go on from it")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(asdict(measure(*arguments.child))))
+        print(json.dumps(measure(json.load(sys.stdin))))
         return
-    rows: list[dict[str, Any]] = []
-    for case in arguments.case or CASES:
-        for off in ("", *PARTS):
-            rows.append(_in_child(case, off))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    Console(width=None if sys.stdout.isatty() else 120).print(_table(rows))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
+    results = Results(path=arguments.json, commit=commit(), how={"deadline_s": arguments.deadline})
+    known = {entry.name: entry for entry in entries()}
+    chosen = [(known[name], budget) for name, budget in CASES if name in (arguments.case or known)]
+    for entry, budget in chosen:
+        run_case(entry, budget, results)
+    rows = [results.of([entry], [budget], ("", *COLUMNS)) for entry, budget in chosen]
+    Console(width=None if sys.stdout.isatty() else 160).print(_to_table(rows))
+    if arguments.markdown:
+        arguments.markdown.write_text(to_markdown(rows))
 
 
-def _in_child(case: str, off: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.planner.ablation", "--child", case, off]
+def run_case(entry: Entry, budget: float, results: Results) -> None:
+    """Add the outcomes of a case that are not among the results."""
+    missing = [off for off in COLUMNS if not results.has(entry, budget, off)]
+    if results.has(entry, budget) and not missing:
+        return
+    with tempfile.TemporaryDirectory(prefix="ablation-") as folder:
+        source, records = Path(folder) / "step.hlo", Path(folder) / "records"
+        source.write_text(lower(entry).hlo_text)
+        job = {
+            "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine),
+            "budget_bytes": limit_of(frozen.read(entry), budget), "deadline_s": results.how["deadline_s"],
+        }  # fmt: skip
+
+        def add(off: str, outcome: Mapping[str, Any]) -> None:
+            results.add({"case": entry.name, "budget": budget, "off": off, **outcome})
+            print(entry.name, budget_text(budget), off or "nothing", json.dumps(outcome), file=sys.stderr, flush=True)
+
+        if not results.has(entry, budget) or WARM_START in missing:  # its record is needed
+            add("", _run_child({**job, "off": "", "records": str(records)}))
+        spent_s = results.of([entry], [budget])[0].get("spent_s", {})
+        for off in sorted(missing, key=lambda off: off != WARM_START):
+            if off != WARM_START and spent_s.get(off, 0.0) < _MIN_CPU_S:
+                add(off, {"unused": "the whole search does not use it"})
+            else:
+                add(
+                    off,
+                    _run_child({**job, "off": off, "records": str(records if off == WARM_START else records / off)}),
+                )
+
+
+def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.planner.ablation", "--child"]
+    limit_s = _MAX_WALL_RATIO * job["deadline_s"]
     try:
-        child = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        child = subprocess.run(
+            command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, timeout=limit_s, check=False
+        )
     except subprocess.TimeoutExpired:
-        return {"case": case, "off": off, "error": f"not done after {_LIMIT_S:.0f} s"}
+        return {"error": f"not done after {limit_s:.0f} s"}
     if child.returncode:
-        return {"case": case, "off": off, "error": (child.stderr.splitlines() or ["no message"])[-1]}
+        return {"error": (child.stderr.splitlines() or ["no message"])[-1]}
     answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return answer
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=None)
-    for heading in ("case", "without", "CPU", "times", "step", "slower by", "gap", "core"):
-        table.add_column(heading, justify="left" if heading in ("case", "without") else "right", no_wrap=True)
-    whole: Mapping[str, Any] = {}
+# ---- the table ---------------------------------------------------------------------
+
+
+def _to_table(rows: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
+    table = Table(title="CPU seconds and step, beside nothing off; gap")
+    for heading in ("case", "nothing off", *COLUMNS):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in rows:
-        whole = whole if row["off"] else row
-        if "error" in row:
-            table.add_row(row["case"], row["off"] or "nothing", row["error"])
-            continue
-        has_whole = "error" not in whole
-        table.add_row(
-            row["case"],
-            row["off"] or "nothing",
-            f"{row['cpu_s']:.2f} s",
-            f"{row['cpu_s'] / whole['cpu_s']:.1f}" if has_whole else "",
-            f"{1e3 * row['step_s']:.3f} ms",
-            f"{row['step_s'] / whole['step_s'] - 1:+.2%}" if has_whole else "",
-            f"{max(0.0, 1 - row['bound_s'] / row['step_s']):.3%}",
-            f"{row['variables']} variables, {row['states']} states",
-        )
+        if row:
+            table.add_row(*(cell.replace(", ", "\n") for cell in _list_cells(row)))
     return table
+
+
+def to_markdown(rows: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The table of the documents."""
+    headings = ("case", "nothing off", *COLUMNS)
+    lines = [headings, ["---"] * len(headings), *(_list_cells(row) for row in rows if row)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _list_cells(row: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cells of a case: its name, and for each column CPU seconds, step and gap."""
+    outcomes = {outcome["off"]: outcome for outcome in row}
+    whole = outcomes[""]
+    cells = [f"{whole['case']} at {budget_text(whole['budget'])}", _to_cell(whole, None)]
+    return cells + [_to_cell(outcomes[off], whole) if off in outcomes else "" for off in COLUMNS]
+
+
+def _to_cell(outcome: Mapping[str, Any], whole: Mapping[str, Any] | None) -> str:
+    """An outcome beside that of the whole search; by itself when that has none."""
+    if "unused" in outcome:
+        return "not used"
+    if "error" in outcome:
+        return "failed"
+    late = "*" if outcome.get("is_late") else ""
+    cpu = f"{outcome['cpu_s']:.1f} s" if whole is None else f"× {outcome['cpu_s'] / whole['cpu_s']:.2f}"
+    if "no_plan" in outcome:
+        return f"{cpu}{late}, no plan"
+    is_alone = whole is None or "step_s" not in whole
+    step = f"{1e3 * outcome['step_s']:.2f} ms" if is_alone else f"× {outcome['step_s'] / whole['step_s']:.4f}"
+    return f"{cpu}{late}, {step}, {max(0.0, 1 - outcome['bound_s'] / outcome['step_s']):.1%}"
 
 
 if __name__ == "__main__":

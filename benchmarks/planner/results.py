@@ -14,7 +14,8 @@ from benchmarks.planner.suite import Entry
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-Key = tuple[str, float]
+#: Case, budget, and the mechanism that is off, if any.
+Key = tuple[str, float, str]
 
 
 def commit() -> str | None:
@@ -50,17 +51,19 @@ class Results:
             if (outcome.get("commit"), outcome.get("how")) == (self.commit, self.how):
                 self._outcomes[_key(outcome)] = outcome
 
-    def has(self, entry: Entry, budget: float) -> bool:
-        return (entry.name, budget) in self._outcomes
+    def has(self, entry: Entry, budget: float, off: str = "") -> bool:
+        return (entry.name, budget, off) in self._outcomes
 
     def add(self, outcome: dict[str, Any]) -> None:
         """Keep an outcome, and write the file."""
         self._outcomes[_key(outcome)] = {**outcome, "commit": self.commit, "how": self.how}
         self.write()
 
-    def of(self, entries: Iterable[Entry], budgets: Sequence[float]) -> list[dict[str, Any]]:
+    def of(
+        self, entries: Iterable[Entry], budgets: Sequence[float], offs: Sequence[str] = ("",)
+    ) -> list[dict[str, Any]]:
         """Those of these cases, in their order."""
-        keys = [(entry.name, budget) for entry in entries for budget in budgets]
+        keys = [(entry.name, budget, off) for entry in entries for budget in budgets for off in offs]
         return [self._outcomes[key] for key in keys if key in self._outcomes]
 
     def write(self) -> None:
@@ -86,4 +89,4 @@ def budget_text(budget: float) -> str:
 
 
 def _key(outcome: dict[str, Any]) -> Key:
-    return outcome["case"], outcome["budget"]
+    return outcome["case"], outcome["budget"], outcome.get("off", "")

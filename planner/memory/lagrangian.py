@@ -82,7 +82,7 @@ def fit_plan(
     """
     if search.fits(found):
         return found
-    return LagrangianSearch(search, found, below_s, within, known).find_best()
+    return search.lagrangian_search(search, found, below_s, within, known).find_best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,7 @@ class LagrangianSearch:
         if self.incumbent is not None and self._has_all_strategies:
             self._add_constraint(self.incumbent)
         first = self._find_feasible()
-        is_fast = self.search.is_fast
-        exact = (
-            None if is_fast else _solve_exactly(self.search, self.start_plan, self.model, self.bounding_constraints())
-        )
+        exact = None if self.search.is_fast else self.solve_exactly()
         is_close = (
             exact is not None and exact.solution.value - exact.dual_bound_s <= GAP_TOLERANCE * exact.solution.value
         )
@@ -171,6 +168,22 @@ class LagrangianSearch:
             dual_bound_s=fastest.tied_bound,
             unconstrained_solution=fastest,
         )
+
+    def solve_exactly(self) -> CandidatePlan | None:
+        """The fastest feasible plan, or nearly, by an integer program over the whole program. None when the program is
+        too large or no feasible plan was found."""
+        search, start = self.search, self.start_plan
+
+        def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
+            solved = ChainSolution(states=dict(states), value=0.0, tied_bound=0.0)
+            plan = search.evaluate(start.chain, solved, start.notes)
+            return search.bytes_needed(plan), self.model.constraint_at_peak(plan.decisions)
+
+        peaks = self.bounding_constraints()
+        best = solve_with_memory_rows(start.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
+        if best is None:
+            return None
+        return replace(search.evaluate(start.chain, best, start.notes), dual_bound_s=best.tied_bound)
 
     def _bounding_multipliers(self, best: CandidatePlan) -> Multipliers:
         """The multipliers of the best dual bound, over the unpartitioned program's peak. A peak is left out when a
@@ -569,20 +582,3 @@ def _is_same_plan(found: CandidatePlan, chain: Chain, solved: ChainSolution) -> 
 
 def _choose_faster(best: CandidatePlan, tried: CandidatePlan) -> CandidatePlan:
     return tried if tried.cost.step_s < best.cost.step_s else best
-
-
-def _solve_exactly(
-    search: MeshSearch, found: CandidatePlan, model: MemoryModel, peaks: Sequence[MemoryConstraint]
-) -> CandidatePlan | None:
-    """The fastest feasible plan, or nearly, by an integer program over the whole program. None when the program is too
-    large or no feasible plan was found."""
-
-    def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
-        solved = ChainSolution(states=dict(states), value=0.0, tied_bound=0.0)
-        plan = search.evaluate(found.chain, solved, found.notes)
-        return search.bytes_needed(plan), model.constraint_at_peak(plan.decisions)
-
-    best = solve_with_memory_rows(found.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
-    if best is None:
-        return None
-    return replace(search.evaluate(found.chain, best, found.notes), dual_bound_s=best.tied_bound)

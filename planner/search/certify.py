@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shardwright.cost import bytes_with_margin, predict_memory
 from shardwright.errors import PlanCheckError
@@ -24,15 +25,18 @@ from shardwright.planner.rewrites import drop_idle_views
 from shardwright.planner.rewrites.undo_split_dims import undo_split_dims
 from shardwright.planner.rewrites.variable_views import with_views as plan_with_views
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, SCOPE_TIED, remove_force, tighten_dual_bound
-from shardwright.planner.search.gap_closing import TARGET_GAP, close_gap
+from shardwright.planner.search.gap_closing import TARGET_GAP
 from shardwright.planner.search.mesh_search import MeshSearch
-from shardwright.planner.search.multiplier_refinement import constant_cost_s, refine_multipliers
+from shardwright.planner.search.multiplier_refinement import constant_cost_s
 from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 from shardwright.plans.plan import Candidate, InstructionPlan, OptionValue, Plan
 from shardwright.plans.shardings import Mesh
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.search import Search
 
 
 class BackgroundBound:
@@ -81,7 +85,7 @@ def _compute_bound(chain: Chain, time_limit_s: float) -> float:
         clock.may_stop = interrupts
 
 
-def bound_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
+def bound_plan(search: Search, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
     """The plan with a lower bound over all plans on its mesh."""
     cost = found.cost
     if cost.bound_scope:  # an expert's plan
@@ -106,7 +110,7 @@ def bound_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBou
     if found.dual_bound_s:
         scope += SCOPE_FEASIBLE + SCOPE_TIED
     bounded_plan = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
-    return refine_multipliers(search, bounded_plan)
+    return search.refine_multipliers(bounded_plan)
 
 
 def _bound_by_own_search(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
@@ -128,7 +132,7 @@ def _bound_expert_plan(search: MeshSearch, found: CandidatePlan, bounding: Backg
     return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
-def _bound_on_mesh(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
+def _bound_on_mesh(search: Search, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
     """A refined plan with a bound over all plans on its mesh and on coarser meshes."""
     cost, time_limit_s = found.cost, search.time_limit_s()
     chain = bounding.chain_on(found.mesh, search.flow)
@@ -147,7 +151,7 @@ def _bound_on_mesh(search: MeshSearch, found: CandidatePlan, bounding: Backgroun
     first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
     found = replace(found, cost=first)
     search.report_plan(found)  # gap closing may take long
-    refined_plan = refine_multipliers(search, close_gap(search, found, chain))
+    refined_plan = search.refine_multipliers(search.close_gap(found, chain))
     return replace(refined_plan, missed_target_gap=is_followed or first.gap > TARGET_GAP)
 
 

@@ -23,13 +23,14 @@ converge closer then, and the descent corrects the underpriced moves.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.lagrangian import MIN_MULTIPLIER
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.search.branching import Branch, branch_and_bound
+from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import (
     DualCut,
     LagrangianDual,
@@ -37,9 +38,7 @@ from shardwright.planner.search.dual_bound import (
     bound_feasible_plans,
     subtract_budget,
 )
-from shardwright.planner.search.local_search import block_coordinate_descent
 from shardwright.planner.search.mesh_search import MeshSearch
-from shardwright.planner.search.multiplier_refinement import refine_over_all_strategies
 from shardwright.planner.search.primal_recovery import (
     descend_to_plan,
     fit_if_faster,
@@ -50,6 +49,9 @@ from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.solver.warm_start import WarmStart
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.search import Search
 
 #: Target gap; and the finer target once a gap had to be closed and message passing takes seconds: few entries of edges
 #: between decisions (17 million: 9 s).
@@ -67,7 +69,7 @@ WIDE_GAP = 0.03
 _MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
 
 
-def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
+def close_gap(search: Search, found: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
     """A three-axis plan that fits, or a faster one, with a better bound. A deadline returns the best so far.
 
     bounding: the chain of its bound, if any.
@@ -80,7 +82,7 @@ def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None =
     try:
         search.report("search", str(found.mesh))
         if search.is_large and found.multipliers is None and found.cost.gap <= WIDE_GAP:
-            found = block_coordinate_descent(search, found, TARGET_GAP, together=1)
+            found = search.block_coordinate_descent(found, TARGET_GAP, together=1)
             if found.cost.gap <= TARGET_GAP:
                 return found
         is_followed = bounding is not None and search.with_exact_moves(bounding, most) is bounding
@@ -97,7 +99,7 @@ def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None =
             search.report_plan(found)
         better = FINE_TARGET_GAP if _has_few_entries(priced) else TARGET_GAP
         if found.multipliers is None:
-            found = block_coordinate_descent(search, found, better, together=2)
+            found = search.block_coordinate_descent(found, better, together=2)
             better = TARGET_GAP if search.is_large else better
         ranks = [(EXACT_RANK, better), (most, TARGET_GAP)]
         if found.cost.gap > TARGET_GAP and found.multipliers is None:
@@ -110,7 +112,7 @@ def close_gap(search: MeshSearch, found: CandidatePlan, bounding: Chain | None =
             search.report("search", str(found.mesh))
             found = _recover_at(search, found, search.with_exact_moves(chain, rank).with_multipliers(found.multipliers))
         if found.cost.gap > TARGET_GAP and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
-            found = refine_over_all_strategies(search, found, chain.untie())
+            found = search.refine_over_all_strategies(found, chain.untie())
     except OutOfTimeError:
         found = search.reported_plan or found  # including the last plan of an interrupted pass
     finally:
@@ -129,7 +131,7 @@ def _count_edge_entries(chain: Chain) -> int:
     return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values())
 
 
-def _close_gap_untied(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> CandidatePlan:
     """The plan with the best Lagrangian bound, or a faster one rounded at some multiplier.
 
     chain: with untied repeats.
@@ -161,7 +163,7 @@ def _close_gap_untied(search: MeshSearch, found: CandidatePlan, chain: Chain) ->
     if high is None:
         return found
     root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
-    return branch_and_bound(search, found, root, TARGET_GAP)
+    return search.branch_and_bound(found, root, TARGET_GAP)
 
 
 def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) -> CandidatePlan:

@@ -21,6 +21,7 @@ from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
 from shardwright.planner.memory.constraint import MemoryModel
+from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
 from shardwright.planner.plans.collectives import communication, compute_time_s
@@ -55,7 +56,12 @@ Listener = Callable[[PlanProgress], None]
 
 
 class MeshSearch:
-    """The program and its pins, read once; solves any single mesh."""
+    """The program and its pins, read once; solves any single mesh.
+
+    lagrangian_search: fits a plan to the memory; subclasses may fit it otherwise.
+    """
+
+    lagrangian_search: type[LagrangianSearch] = LagrangianSearch
 
     def __init__(
         self,

@@ -34,9 +34,9 @@ def refine_multipliers(search: MeshSearch, found: CandidatePlan) -> CandidatePla
     try:
         search.report("search", str(found.mesh))
         if found.is_refined or found.unconstrained_solution is None:
-            return _improve_plan(search, found, LagrangianSearch(search, found, found.cost.step_s))
+            return _improve_plan(search, found, search.lagrangian_search(search, found, found.cost.step_s))
         start = search.evaluate(found.chain.with_multipliers(None), found.unconstrained_solution, found.notes)
-        fitting = LagrangianSearch(search, start, found.cost.step_s)
+        fitting = search.lagrangian_search(search, start, found.cost.step_s)
         if found.dual_bound_s:
             found = _improve_bound(search, found, fitting, found, constant_cost_s(found.chain.graph))
         return _improve_plan(search, found, fitting)
@@ -55,7 +55,7 @@ def refine_over_all_strategies(search: MeshSearch, found: CandidatePlan, chain: 
     incumbent, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), found.notes)
     if incumbent is None or search.fits(start):
         return found
-    fitting = LagrangianSearch(search, start, found.cost.step_s, (), incumbent)
+    fitting = search.lagrangian_search(search, start, found.cost.step_s, (), incumbent)
     found = _improve_bound(search, found, fitting, incumbent)
     if found.cost.gap <= TARGET_GAP:
         return found

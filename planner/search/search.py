@@ -17,12 +17,13 @@ from shardwright.planner.constraints.forced import origin
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
-from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO, LagrangianSearch
+from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO
 from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.parallel import ForkedFuture
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.alternative_meshes import alternative_mesh_groups, suggest_other_mesh
+from shardwright.planner.search.branching import Branch, branch_and_bound
 from shardwright.planner.search.certify import BackgroundBound, assemble_plan, bound_plan, remove_idle_views
 from shardwright.planner.search.dual_bound import tighten_dual_bound
 from shardwright.planner.search.experts import (
@@ -35,10 +36,13 @@ from shardwright.planner.search.experts import (
     price_experts,
 )
 from shardwright.planner.search.feasibility import check_state_fits
+from shardwright.planner.search.gap_closing import close_gap
+from shardwright.planner.search.local_search import block_coordinate_descent
 from shardwright.planner.search.memory_tradeoffs import fit_with_remat
 from shardwright.planner.search.mesh_search import Listener, MeshSearch
 from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.min_memory_plan import find_fallback_plan
+from shardwright.planner.search.multiplier_refinement import refine_multipliers, refine_over_all_strategies
 from shardwright.planner.search.overlap_cap import enforce_overlap_cap
 from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
 from shardwright.planner.search.simplest import choose_simplest
@@ -347,6 +351,28 @@ class Search(MeshSearch):
         )
         return replace(checked_plan, planning_s=self.clock.elapsed_s)
 
+    # ---- steps that improve the plan while it is bounded; each returns the plan it was given or a better one
+
+    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
+        """See `gap_closing`. bounding: the chain of the plan's bound."""
+        return close_gap(self, found, bounding)
+
+    def block_coordinate_descent(self, found: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
+        """See `local_search`."""
+        return block_coordinate_descent(self, found, most_open, together=together)
+
+    def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+        """See `branching`."""
+        return branch_and_bound(self, found, root, most_open)
+
+    def refine_multipliers(self, found: CandidatePlan) -> CandidatePlan:
+        """See `multiplier_refinement`."""
+        return refine_multipliers(self, found)
+
+    def refine_over_all_strategies(self, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+        """See `multiplier_refinement`."""
+        return refine_over_all_strategies(self, found, chain)
+
     def _deadline_error(self) -> PlanError:
         """The error of a search ended by the deadline, with the smallest memory need found."""
         if self.incumbent.smallest_infeasible is None:
@@ -449,7 +475,7 @@ class Search(MeshSearch):
             if not self.fits(candidate):
                 if at_once or self.bytes_needed(candidate) >= hopeless_bytes:
                     continue
-                fitting = LagrangianSearch(self, candidate, limit_s)
+                fitting = self.lagrangian_search(self, candidate, limit_s)
                 try:
                     candidate = replace(fitting.find_best(), coarse_solution=solution.coarse_solution)
                 except MemoryBudgetError as error:

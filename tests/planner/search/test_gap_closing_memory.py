@@ -130,9 +130,9 @@ def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, m
         return [high._replace(slope=-1.0, bound_s=0.0)] * 3
 
     monkeypatch.setattr(gap_closing, "fit_over_all_strategies", fitted)
-    monkeypatch.setattr(gap_closing, "branch_and_bound", lambda search, found, root, most_open: found)
+    monkeypatch.setattr(Search, "branch_and_bound", lambda search, found, root, most_open: found)
     monkeypatch.setattr(gap_closing, "_recover_at", lambda search, found, chain: found)
-    monkeypatch.setattr(gap_closing, "refine_over_all_strategies", lambda search, found, chain: found)
+    monkeypatch.setattr(Search, "refine_over_all_strategies", lambda search, found, chain: found)
     monkeypatch.setattr(LagrangianDual, "maximize", climb)
     search, found = thrifty(0, part=0.0)
     assert close_gap(search, found).cost.gap > gap_closing.TARGET_GAP
