@@ -10,7 +10,7 @@ XLA's buffer assignment, in the parts that decide the peak:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardwright.cost.opcodes import COPYING, ELEMENTWISE, IN_PLACE
@@ -85,6 +85,8 @@ def assign_buffers(
     buffers = allocate(program, kernels, order, in_place)
     if compiler.schedule == "breadth-first":
         _copy_early(program, buffers)
+    if compiler.merges_loops:
+        _fill_together(program, buffers)
     if donated and compiler.fills_donated:
         _free_donated(program, kernels, buffers, donated)
     if donated and compiler.copies_turned:
@@ -105,6 +107,33 @@ def _copy_early(program: DeviceProgram, buffers: Buffers) -> None:
         sources = [source_buffer for operand in program.operands[node] for source_buffer in buffers.where[operand]]
         if leaf < len(sources):
             buffers.starts[buffer] = min(buffers.starts[buffer], buffers.starts[sources[leaf]] + 1)
+
+
+def _fill_together(program: DeviceProgram, buffers: Buffers) -> None:
+    """Start arrays of equal shape together that are filled with one scalar and then updated in place.
+
+    After MultiOutputFusion of XLA:GPU (xla/service/gpu/transforms/multi_output_fusion.cc): fills are siblings with a
+    common operand, written by one kernel. All gradients of embeddings of equal shape begin as zeros at once.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for buffer, (node, _) in enumerate(buffers.owners):
+        if program.opcodes[node] in COPYING and program.operands[node] and buffers.size_bytes[buffer]:
+            scalar = _scalar_of(program, program.operands[node][0])
+            if scalar is not None:
+                key = (scalar, program.elements[node], program.sizes_bytes[node])
+                groups.setdefault(key, []).append(buffers.follows.get(buffer, buffer))
+    for group in groups.values():
+        begin = min(buffers.starts[buffer] for buffer in group)
+        for buffer in group:
+            buffers.starts[buffer] = begin
+
+
+def _scalar_of(program: DeviceProgram, node: int) -> str | None:
+    """The literal that an array is filled with, or None."""
+    if program.opcodes[node] != "broadcast":
+        return None
+    (scalar,) = program.operands[node]
+    return program.instructions[scalar].payload if program.opcodes[scalar] == "constant" else None
 
 
 def _free_donated(program: DeviceProgram, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:
