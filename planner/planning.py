@@ -11,6 +11,7 @@ from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.graph.source import Source
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.min_devices import suggest_device_count
 from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
 from shardwright.planner.search.feasibility import StateTooLargeError
@@ -19,14 +20,6 @@ from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
-
-#: Steps shorter than this are planned as one program: a pipeline search takes seconds, and savings on so short a step
-#: repay them only after thousands of steps.
-MIN_PIPELINE_STEP_S = 0.02
-
-#: Number of devices, on several nodes, from which one program is planned on one mesh only (nodes × devices of a node,
-#: unmodified program) before a pipeline search: the whole search takes minutes for a program worth a pipeline.
-HUGE_DEVICE_COUNT = 256
 
 Listener = Callable[[PlanProgress], None]
 
@@ -39,6 +32,7 @@ def plan_step(
     progress: Listener | None = None,
     history: SearchHistory | None = None,
     clock: Clock | None = None,
+    limits: SearchLimits = SearchLimits(),
 ) -> Plan | PipelinePlan:
     """The plan of a step, given as HLO text.
 
@@ -47,13 +41,15 @@ def plan_step(
 
     history: earlier searches for one program on all devices, as a warm start.
     clock: of the deadline; None starts one now.
+    limits: of the search for one program on all devices, and of when a pipeline is searched for; searches for stages
+        have the default ones.
 
     Raises the errors of `search.plan` and `choose_pipeline`.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
-    step_plan = _plan(source, cluster, options, progress, history, clock)
+    step_plan = _plan(source, cluster, options, progress, history, clock, limits)
     return replace(step_plan, planning_s=clock.elapsed_s) if isinstance(step_plan, PipelinePlan) else step_plan
 
 
@@ -64,22 +60,25 @@ def _plan(
     progress: Listener | None,
     history: SearchHistory | None,
     clock: Clock,
+    limits: SearchLimits,
 ) -> Plan | PipelinePlan:
     if options.stages is not None and options.stages > 1:
         searched = choose_pipeline(source, cluster, options, progress=progress, clock=clock)
         return build_pipeline(source.text, cluster, options, searched, progress=progress)
-    narrowed = single_program_options(cluster, options)
+    narrowed = single_program_options(cluster, options, limits)
     try:
-        whole = plan_whole(source, cluster, narrowed, progress=progress, history=history, clock=clock.renew())
+        whole = plan_whole(
+            source, cluster, narrowed, progress=progress, history=history, clock=clock.renew(), limits=limits
+        )
     except MemoryBudgetError as error:
         if isinstance(error, StateTooLargeError) or clock.is_expired or not _may_pipeline(cluster, options):
             raise suggest_device_count(error, source, cluster, options, clock) from None
         return _plan_fitting_pipeline(source, cluster, options, error, progress, clock)
-    if not (_may_pipeline(cluster, options) and _is_pipeline_worthwhile(cluster, options, whole)):
+    if not (_may_pipeline(cluster, options) and _is_pipeline_worthwhile(cluster, options, whole, limits)):
         return (
             whole
             if narrowed is options
-            else _search_all_meshes(source, cluster, options, whole, progress, history, clock)
+            else _search_all_meshes(source, cluster, options, whole, progress, history, clock, limits)
         )
     if narrowed is not options:
         whole = _add_note(
@@ -88,11 +87,13 @@ def _plan(
     return _choose_pipeline(source, cluster, options, whole, progress, clock)
 
 
-def single_program_options(cluster: Cluster, options: PlanOptions) -> PlanOptions:
+def single_program_options(
+    cluster: Cluster, options: PlanOptions, limits: SearchLimits = SearchLimits()
+) -> PlanOptions:
     """The options of the single-program plan made before pipelines."""
     device_counts = {node.device_count for node in cluster.workers}
-    is_vast = cluster.device_count >= HUGE_DEVICE_COUNT and len(cluster.workers) > 1 and len(device_counts) == 1
-    is_vast = is_vast and options.effort == "default"
+    is_vast = cluster.device_count >= limits.huge_device_count and options.effort == "default"
+    is_vast = is_vast and len(cluster.workers) > 1 and len(device_counts) == 1
     if not (is_vast and _may_pipeline(cluster, options)):
         return options
     size = device_counts.pop()
@@ -108,13 +109,16 @@ def _search_all_meshes(
     progress: Listener | None,
     history: SearchHistory | None,
     clock: Clock,
+    limits: SearchLimits,
 ) -> Plan:
     """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
     if clock.is_expired:
         return narrow
     try:
         interruptible = clock.renew(interrupts=True)
-        whole = plan_whole(source, cluster, options, progress=progress, history=history, clock=interruptible)
+        whole = plan_whole(
+            source, cluster, options, progress=progress, history=history, clock=interruptible, limits=limits
+        )
     except OutOfTimeError:
         return narrow
     return min(narrow, whole, key=lambda plan: plan.cost.step_s)
@@ -126,8 +130,8 @@ def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
 
 
-def _is_pipeline_worthwhile(cluster: Cluster, options: PlanOptions, whole: Plan) -> bool:
-    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= MIN_PIPELINE_STEP_S
+def _is_pipeline_worthwhile(cluster: Cluster, options: PlanOptions, whole: Plan, limits: SearchLimits) -> bool:
+    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= limits.min_pipeline_step_s
 
 
 def _plan_fitting_pipeline(

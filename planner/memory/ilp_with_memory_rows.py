@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.errors import PlanError
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.memory.constraint_rows import constraint_terms
 from shardwright.planner.segments.cost_graph import CostGraph
@@ -22,16 +23,6 @@ from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable, variables_of
 from shardwright.planner.solver import ilp
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
-
-#: States of all variables in the largest program to be solved.
-MAX_STATES = 3000
-
-#: Plans to be judged, at most: each row makes the next search longer.
-MAX_PLANS = 40
-
-#: Plans × states squared, at most: an integer program takes about the square of its states (0.4 s of CPU for 350 of
-#: them, 5 s for 1,400), and the plan after a forbidden one is mostly similar, of equal size.
-MAX_WORK = 1_000_000
 
 #: Refused plans before a feasible one within `GAP_TOLERANCE` of the bound is accepted.
 PATIENCE = 4
@@ -42,15 +33,23 @@ Judge = Callable[[Mapping[Variable, int]], tuple[int, MemoryConstraint]]
 
 
 def solve_with_memory_rows(
-    chain: Chain, limit_bytes: int, peaks: Sequence[MemoryConstraint], judge: Judge, time_limit_s: float
+    chain: Chain,
+    limit_bytes: int,
+    peaks: Sequence[MemoryConstraint],
+    judge: Judge,
+    time_limit_s: float,
+    limits: SearchLimits = SearchLimits(),
 ) -> ChainSolution | None:
     """The fastest feasible plan by `judge`, or one slower by at most its gap to its bound; None when the program is too
-    large, or no feasible plan was found."""
+    large, or no feasible plan was found.
+
+    limits: `max_exact_states`, `max_exact_plans`, `max_exact_work`.
+    """
     graph = chain.graph
     nodes = [node for instance in chain.instances for node in instance.nodes]
     variables, _ = variables_of(graph.variables, nodes)
     states_of_all = sum(len(graph.set_of(variable)) for variable in variables)
-    if states_of_all > MAX_STATES:
+    if states_of_all > limits.max_exact_states:
         return None
     room = _MemoryRows(graph=graph, variables=variables, limit_bytes=limit_bytes)
     for peak in peaks:
@@ -72,7 +71,8 @@ def solve_with_memory_rows(
         states = dict(zip(variables, solution.states.tolist(), strict=True))
         return ChainSolution(states=states, value=solution.value, tied_bound=min(bound_s, solution.value))
 
-    for refused in range(min(MAX_PLANS, 1 + MAX_WORK // max(states_of_all, 1) ** 2)):
+    max_judged = min(limits.max_exact_plans, 1 + limits.max_exact_work // max(states_of_all, 1) ** 2)
+    for refused in range(max_judged):
         fastest = _solve_ilp(problem, room.rows(), forbidden, time_limit_s)
         if fastest is None:
             break

@@ -180,7 +180,9 @@ class LagrangianSearch:
             return search.bytes_needed(plan), self.model.constraint_at_peak(plan.decisions)
 
         peaks = self.bounding_constraints()
-        best = solve_with_memory_rows(start.chain, search.limit_bytes, peaks, judge, search.time_limit_s())
+        best = solve_with_memory_rows(
+            start.chain, search.limit_bytes, peaks, judge, search.time_limit_s(), search.limits
+        )
         if best is None:
             return None
         return replace(search.evaluate(start.chain, best, start.notes), dual_bound_s=best.tied_bound)

@@ -23,9 +23,6 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.solutions import CandidatePlan
 
-#: Maximum number of branches split.
-MAX_BRANCHED = 4
-
 #: Growth of the higher multiplier when the two plans at the best multiplier differ in no value's size.
 _MULTIPLIER_GROWTH = 2.0
 
@@ -61,7 +58,7 @@ def branch_and_bound(search: MeshSearch, found: CandidatePlan, root: Branch, mos
     branches = [tighten_branch(root, found.cost.step_s * (1 - most_open))]
     found = _raise_bound(search, found, branches)
     in_vain = 0
-    for _ in range(MAX_BRANCHED):
+    for _ in range(search.limits.max_branched):
         widest = min(branches, key=lambda branch: branch.bound_s)
         if _is_pruned(found, widest.bound_s, most_open) or search.must_stop():
             break

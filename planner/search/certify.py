@@ -25,7 +25,6 @@ from shardwright.planner.rewrites import drop_idle_views
 from shardwright.planner.rewrites.undo_split_dims import undo_split_dims
 from shardwright.planner.rewrites.variable_views import with_views as plan_with_views
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, SCOPE_TIED, remove_force, tighten_dual_bound
-from shardwright.planner.search.gap_closing import TARGET_GAP
 from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.multiplier_refinement import constant_cost_s
 from shardwright.planner.search.solutions import CandidatePlan
@@ -152,7 +151,7 @@ def _bound_on_mesh(search: Search, found: CandidatePlan, bounding: BackgroundBou
     found = replace(found, cost=first)
     search.report_plan(found)  # gap closing may take long
     refined_plan = search.refine_multipliers(search.close_gap(found, chain))
-    return replace(refined_plan, missed_target_gap=is_followed or first.gap > TARGET_GAP)
+    return replace(refined_plan, missed_target_gap=is_followed or first.gap > search.limits.target_gap)
 
 
 def _bound_by_coarse_solution(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:

@@ -39,9 +39,8 @@ SIMPLER = "what the search found is faster by less than 1 %, and less simple"
 
 _DATA_PARALLEL, _FULLY_SHARDED, REPLICATED = "data parallel", "fully sharded (ZeRO-3)", "replicated"
 
-#: Experts compared with large programs: one axis, hence fast to plan. None from `HUGE_PROGRAM_NODES` on.
+#: Experts compared with large programs: one axis, hence fast to plan. None from `limits.huge_program_nodes` on.
 EXPERTS_IF_LARGE = (_DATA_PARALLEL, "optimizer sharded (ZeRO-1)")
-HUGE_PROGRAM_NODES = 20_000
 
 #: Fraction of the memory limit up to which data parallelism is tried as first plan. On six models training on 8 devices
 #: `_estimate_bytes` gives 0.91 to 1.06 times the plans' needs.
@@ -109,7 +108,7 @@ def experts_for(search: Search) -> tuple[str, ...]:
         return ()
     if not search.is_large or search.options.effort == "best":
         return tuple(EXPERTS)
-    return EXPERTS_IF_LARGE if len(search.flow.nodes) < HUGE_PROGRAM_NODES else ()
+    return EXPERTS_IF_LARGE if len(search.flow.nodes) < search.limits.huge_program_nodes else ()
 
 
 def price_experts(search: Search, names: Sequence[str]) -> dict[tuple[str, Mesh], Candidate]:

@@ -1,9 +1,9 @@
 """Gap closing on three-axis meshes: a tighter bound and a better plan, with costlier prices.
 
 The first bound counts uneven and high-rank moves by the bytes a device must receive (`relaxed_prices`), possibly far
-below XLA's moves. When the gap exceeds `TARGET_GAP`, moves of every rank are followed through XLA's partitioner (heads
-not divisible by the axes are a fourth dimension). A remaining gap may stem from tied repeats in short runs: these are
-untied.
+below XLA's moves. When the gap exceeds `limits.target_gap`, moves of every rank are followed through XLA's partitioner
+(heads not divisible by the axes are a fourth dimension). A remaining gap may stem from tied repeats in short runs:
+these are untied.
 
 1. Large programs try one axis at a time first (`local_search`).
 2. The bound is tightened before further plans: it is cheaper. Then pairs of axes are tried.
@@ -53,11 +53,6 @@ from shardwright.planner.solver.warm_start import WarmStart
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search
 
-#: Target gap; and the finer target once a gap had to be closed and message passing takes seconds: few entries of edges
-#: between decisions (17 million: 9 s).
-TARGET_GAP, FINE_TARGET_GAP = 0.01, 0.005
-MAX_CHEAP_ENTRIES = 25_000_000
-
 #: Maximum number of entries with per-peak multipliers (some twenty iterations at 0.12 s a million).
 MAX_REFINED_ENTRIES = 50_000_000
 
@@ -74,16 +69,16 @@ def close_gap(search: Search, found: CandidatePlan, bounding: Chain | None = Non
 
     bounding: the chain of its bound, if any.
     """
-    clock = search.clock
-    if found.cost.gap <= TARGET_GAP or clock.is_expired:
+    clock, target_gap = search.clock, search.limits.target_gap
+    if found.cost.gap <= target_gap or clock.is_expired:
         return found
     most = search.max_rank
     interrupts, clock.may_stop = clock.may_stop, True
     try:
         search.report("search", str(found.mesh))
         if search.is_large and found.multipliers is None and found.cost.gap <= WIDE_GAP:
-            found = search.block_coordinate_descent(found, TARGET_GAP, together=1)
-            if found.cost.gap <= TARGET_GAP:
+            found = search.block_coordinate_descent(found, target_gap, together=1)
+            if found.cost.gap <= target_gap:
                 return found
         is_followed = bounding is not None and search.with_exact_moves(bounding, most) is bounding
         if bounding is not None and is_followed:
@@ -97,21 +92,21 @@ def close_gap(search: Search, found: CandidatePlan, bounding: Chain | None = Non
                 bound.chain,
             )
             search.report_plan(found)
-        better = FINE_TARGET_GAP if _has_few_entries(priced) else TARGET_GAP
+        better = search.limits.fine_target_gap if _has_few_entries(search, priced) else target_gap
         if found.multipliers is None:
             found = search.block_coordinate_descent(found, better, together=2)
-            better = TARGET_GAP if search.is_large else better
-        ranks = [(EXACT_RANK, better), (most, TARGET_GAP)]
-        if found.cost.gap > TARGET_GAP and found.multipliers is None:
+            better = target_gap if search.is_large else better
+        ranks = [(EXACT_RANK, better), (most, target_gap)]
+        if found.cost.gap > target_gap and found.multipliers is None:
             found = _raise_bound(search, found, LowerBound(solve_tied(chain.untie()).tied_bound, chain))
-        if found.cost.gap > TARGET_GAP and _has_few_entries(chain.untie()):
-            found, ranks = _close_gap_untied(search, found, chain.untie()), [(EXACT_RANK, TARGET_GAP)]
+        if found.cost.gap > target_gap and _has_few_entries(search, chain.untie()):
+            found, ranks = _close_gap_untied(search, found, chain.untie()), [(EXACT_RANK, target_gap)]
         for rank, most_open in ranks:
             if found.cost.gap <= most_open or clock.is_expired:
                 break
             search.report("search", str(found.mesh))
             found = _recover_at(search, found, search.with_exact_moves(chain, rank).with_multipliers(found.multipliers))
-        if found.cost.gap > TARGET_GAP and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
+        if found.cost.gap > target_gap and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
             found = search.refine_over_all_strategies(found, chain.untie())
     except OutOfTimeError:
         found = search.reported_plan or found  # including the last plan of an interrupted pass
@@ -120,9 +115,9 @@ def close_gap(search: Search, found: CandidatePlan, bounding: Chain | None = Non
     return found
 
 
-def _has_few_entries(chain: Chain) -> bool:
+def _has_few_entries(search: MeshSearch, chain: Chain) -> bool:
     """Whether message passing takes seconds."""
-    return _count_edge_entries(chain) <= MAX_CHEAP_ENTRIES
+    return _count_edge_entries(chain) <= search.limits.max_cheap_entries
 
 
 def _count_edge_entries(chain: Chain) -> int:
@@ -136,10 +131,11 @@ def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> Can
 
     chain: with untied repeats.
     """
+    target_gap = search.limits.target_gap
     chain.warm_start = WarmStart()
     solution, model = solve_tied(chain), search.memory_model(chain.graph.variables.shared_layouts)
     found = _raise_bound(search, found, LowerBound(solution.tied_bound, chain))
-    if found.cost.gap <= FINE_TARGET_GAP:
+    if found.cost.gap <= search.limits.fine_target_gap:
         return found
     peaks = [peak for peak, _ in found.multipliers.constraints] if found.multipliers is not None else []
     peaks = peaks or [model.constraint_at_peak(decide(chain.graph, solution.states))]
@@ -148,22 +144,22 @@ def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> Can
     low = dual.to_cut(0.0, chain, solution) if peaks else None  # else no peak bounds feasible plans
     if low is None or low.slope <= 0:
         return _recover_feasible(search, found, chain, solution)
-    if found.cost.gap <= TARGET_GAP:
+    if found.cost.gap <= target_gap:
         return found
     high: DualCut | None = None
     is_in_vain = False
     for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
         found = _raise_bound(search, found, LowerBound(cut.bound_s, cut.chain))
-        if cut.slope <= 0 and found.cost.gap > TARGET_GAP and not is_in_vain:  # the next multipliers are close
+        if cut.slope <= 0 and found.cost.gap > target_gap and not is_in_vain:  # the next multipliers are close
             previous, found = found, fit_over_all_strategies(search, found, cut.chain, cut.solution)
             is_in_vain = found is previous
-        if found.cost.gap <= TARGET_GAP:
+        if found.cost.gap <= target_gap:
             return found
         low, high = (cut, high) if cut.slope > 0 else (low, cut)
     if high is None:
         return found
     root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
-    return search.branch_and_bound(found, root, TARGET_GAP)
+    return search.branch_and_bound(found, root, target_gap)
 
 
 def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) -> CandidatePlan:

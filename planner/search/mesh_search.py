@@ -20,6 +20,7 @@ from shardwright.planner.costs.prices import Prices
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.graph.source import Source
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
@@ -41,10 +42,6 @@ from shardwright.planner.strategies.tie_break import TieBreak
 from shardwright.plans.plan import CostSummary
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
-
-#: Maximum number of nodes of a program whose experts' plans are priced beside the search by default. Larger programs
-#: also skip coarse meshes, unless the plan needs no finer one.
-LARGE_PROGRAM_NODES = 2500
 
 #: Relative gap of the single mesh solved with `effort="fast"`.
 FAST_GAP_TOLERANCE = 5e-3
@@ -70,7 +67,10 @@ class MeshSearch:
         options: PlanOptions,
         progress: Listener | None = None,
         clock: Clock | None = None,
+        *,
+        limits: SearchLimits = SearchLimits(),
     ) -> None:
+        self.limits = limits
         self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
         self._reported_plan: CandidatePlan | None = None
@@ -93,7 +93,7 @@ class MeshSearch:
 
     @property
     def is_large(self) -> bool:
-        return len(self.flow.nodes) > LARGE_PROGRAM_NODES
+        return len(self.flow.nodes) > self.limits.large_program_nodes
 
     @property
     def is_fast(self) -> bool:

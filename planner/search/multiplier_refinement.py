@@ -21,14 +21,11 @@ from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 
-#: Target optimality gap.
-TARGET_GAP = 0.01
-
 
 def refine_multipliers(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
     """The feasible plan, or a faster one nearby, with a better bound. A deadline returns the best so far."""
     clock = search.clock
-    if found.cost.gap <= TARGET_GAP or found.multipliers is None or clock.is_expired:
+    if found.cost.gap <= search.limits.target_gap or found.multipliers is None or clock.is_expired:
         return found
     interrupts, clock.may_stop = clock.may_stop, True
     try:
@@ -49,7 +46,7 @@ def refine_over_all_strategies(search: MeshSearch, found: CandidatePlan, chain: 
 
     chain: a bounding chain without runs, with all moves followed.
     """
-    if found.cost.gap <= TARGET_GAP or search.must_stop():
+    if found.cost.gap <= search.limits.target_gap or search.must_stop():
         return found
     chain = chain.with_multipliers(None)
     incumbent, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), found.notes)
@@ -57,9 +54,9 @@ def refine_over_all_strategies(search: MeshSearch, found: CandidatePlan, chain: 
         return found
     fitting = search.lagrangian_search(search, start, found.cost.step_s, (), incumbent)
     found = _improve_bound(search, found, fitting, incumbent)
-    if found.cost.gap <= TARGET_GAP:
+    if found.cost.gap <= search.limits.target_gap:
         return found
-    candidate = refined_by_prices(fitting, incumbent, _target_step_s(found))
+    candidate = refined_by_prices(fitting, incumbent, _target_step_s(search, found))
     return from_bounding_chain(search, found, candidate) if candidate is not incumbent else found
 
 
@@ -76,7 +73,7 @@ def _improve_bound(
     known: the same plan in the fitted chain.
     besides_s: cost outside that chain, seconds.
     """
-    bound_s, price = improve_bound(fitting, known, found.cost.step_s * (1 - TARGET_GAP) - besides_s)
+    bound_s, price = improve_bound(fitting, known, found.cost.step_s * (1 - search.limits.target_gap) - besides_s)
     if bound_s + besides_s <= found.cost.lower_bound_s:
         return found
     bound = LowerBound(bound_s + besides_s, fitting.start_plan.chain.with_multipliers(price))
@@ -87,11 +84,11 @@ def _improve_bound(
 
 def _improve_plan(search: MeshSearch, found: CandidatePlan, fitting: LagrangianSearch) -> CandidatePlan:
     """The plan, or a faster one from per-peak multipliers when the gap exceeds the target."""
-    if found.cost.gap <= TARGET_GAP:
+    if found.cost.gap <= search.limits.target_gap:
         return found
-    return choose_faster(search, found, refined_by_prices(fitting, found, _target_step_s(found)))
+    return choose_faster(search, found, refined_by_prices(fitting, found, _target_step_s(search, found)))
 
 
-def _target_step_s(found: CandidatePlan) -> float:
+def _target_step_s(search: MeshSearch, found: CandidatePlan) -> float:
     """Step time at the target gap above the known bound, seconds."""
-    return found.cost.lower_bound_s / (1 - TARGET_GAP)
+    return found.cost.lower_bound_s / (1 - search.limits.target_gap)

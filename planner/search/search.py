@@ -17,6 +17,7 @@ from shardwright.planner.constraints.forced import origin
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO
 from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
@@ -72,6 +73,7 @@ def plan(
     progress: Listener | None = None,
     history: SearchHistory | None = None,
     clock: Clock | None = None,
+    limits: SearchLimits = SearchLimits(),
 ) -> Plan:
     """Plan one HLO module on a cluster.
 
@@ -81,6 +83,7 @@ def plan(
     progress: called during planning.
     history: records of earlier searches; this search may follow one and adds its own.
     clock: measures the deadline; None starts one now.
+    limits: how far the search goes.
 
     Raises HloSyntaxError on text other than HLO, OptionError on options unfit to the program or cluster,
     AnnotationError on impossible pins, PlanError on contradicting pins, MemoryBudgetError when no plan fits the devices
@@ -90,7 +93,7 @@ def plan(
         options = options or PlanOptions()
         clock = clock or Clock(options.deadline_s)
         try:
-            search = Search(hlo, cluster, options, progress, history, clock)
+            search = Search(hlo, cluster, options, progress, history, clock, limits=limits)
         except OutOfTimeError:
             raise too_short_error(clock) from None
         try:
@@ -113,8 +116,10 @@ class Search(MeshSearch):
         progress: Listener | None = None,
         history: SearchHistory | None = None,
         clock: Clock | None = None,
+        *,
+        limits: SearchLimits = SearchLimits(),
     ) -> None:
-        super().__init__(hlo, cluster, options, progress, clock)
+        super().__init__(hlo, cluster, options, progress, clock, limits=limits)
         self.history = history
         self.query = SearchQuery.of(self.program.original, cluster, options) if history is not None else None
         self.record: SearchRecord | None = None

@@ -18,9 +18,6 @@ from shardwright.plans.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.planner.search.solutions import CandidatePlan, SearchResult
 
-#: Maximum relative excess of a simpler plan's step over the fastest one's.
-SIMPLICITY_TOLERANCE = 0.01
-
 
 def choose_simplest(outcome: SearchResult) -> CandidatePlan:
     """The simplest plan that fits the memory within 1 % of the result's."""
@@ -30,7 +27,8 @@ def choose_simplest(outcome: SearchResult) -> CandidatePlan:
         return fastest
     plans = [fastest]
     try:
-        plans.extend(_comparable_plans(outcome, fastest, fastest.cost.step_s * (1 + SIMPLICITY_TOLERANCE)))
+        limit_s = fastest.cost.step_s * (1 + search.limits.simplicity_tolerance)
+        plans.extend(_comparable_plans(outcome, fastest, limit_s))
     except OutOfTimeError:
         return fastest
     return min(plans, key=_complexity) if len(plans) > 1 else fastest

@@ -22,7 +22,7 @@ from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
 from shardwright.planner.constraints.forced import _suggest_names
-from shardwright.planner.search import experts, mesh_search
+from shardwright.planner.limits import SearchLimits
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import TensorSharding
 from shardwright.reserved_names import ANNOTATION_TARGET
@@ -296,17 +296,14 @@ def test_candidates_progress_and_names() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("vast_nodes", "count"), [(20_000, 2), (1_000, 0)])
-def test_a_large_program_is_held_against_experts_of_one_axis(
-    monkeypatch: pytest.MonkeyPatch, vast_nodes: int, count: int
-) -> None:
-    monkeypatch.setattr(mesh_search, "LARGE_PROGRAM_NODES", 1_000)
-    monkeypatch.setattr(experts, "HUGE_PROGRAM_NODES", vast_nodes)
+def test_a_large_program_is_held_against_experts_of_one_axis(vast_nodes: int, count: int) -> None:
+    limits = SearchLimits(large_program_nodes=1_000, huge_program_nodes=vast_nodes)
     text = lower(gpt2(layers=4, batch=16, length=16))
-    planned = plan(text, EIGHT)
+    planned = plan(text, EIGHT, limits=limits)
     found = {c.name: c for c in planned.candidates if c.name != "search"}
     assert list(found) == ["data parallel", "optimizer sharded (ZeRO-1)"][:count]
     for name, forced in zip(found, ("data", "zero1"), strict=False):
-        alone = plan(text, EIGHT, PlanOptions(force=forced))
+        alone = plan(text, EIGHT, PlanOptions(force=forced), limits=limits)
         assert found[name].step_s == pytest.approx(alone.cost.step_s, rel=1e-3)
         assert found[name].mesh == alone.mesh
 

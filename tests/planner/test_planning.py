@@ -10,7 +10,10 @@ import pytest
 import shardwright as sw
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError
+from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import planning
+from shardwright.planner.limits import SearchLimits
+from shardwright.planner.planning import plan_step
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from tests.planner.pipeline import cases
@@ -33,27 +36,25 @@ def test_stages_are_made_where_they_are_asked_for():
     assert (plan.micro_batches, plan.schedule) == (4, "gpipe")
 
 
-def test_one_stage_is_no_pipeline(monkeypatch):
-    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
-    assert isinstance(sw.plan(MLP, TWO_NODES, stages=1, cache=False), Plan)
+def test_one_stage_is_no_pipeline():
+    limits = SearchLimits(min_pipeline_step_s=0.0)
+    assert isinstance(plan_step(MLP, TWO_NODES, PlanOptions(stages=1), limits=limits), Plan)
 
 
-def test_nodes_far_apart_become_stages_where_that_is_faster(monkeypatch):
+def test_nodes_far_apart_become_stages_where_that_is_faster():
     """Short steps are not even tried; without the tasks' price, a pipeline beats gradients over a slow network."""
     assert isinstance(sw.plan(MLP, TWO_NODES, cache=False), Plan)
-    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
-    with_price = sw.plan(MLP, TWO_NODES, cache=False)
+    with_price = plan_step(MLP, TWO_NODES, limits=SearchLimits(min_pipeline_step_s=0.0))
     assert isinstance(with_price, Plan)
     assert any("pipeline" in note for note in with_price.notes)
 
 
 def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_say_that_they_are_not(monkeypatch):
-    monkeypatch.setattr(planning, "HUGE_DEVICE_COUNT", 4)
-    short = sw.plan(MLP, TWO_NODES, cache=False)
+    short = plan_step(MLP, TWO_NODES, limits=SearchLimits(huge_device_count=4))
+    assert isinstance(short, Plan)
     assert len({str(candidate.mesh) for candidate in short.candidates if candidate.name == "search"}) > 1
-    monkeypatch.setattr(planning, "MIN_PIPELINE_STEP_S", 0.0)
     monkeypatch.setattr(planning, "_choose_pipeline", lambda text, cluster, options, whole, *_: whole)  # no pipeline is
-    long = sw.plan(MLP, TWO_NODES, cache=False)
+    long = plan_step(MLP, TWO_NODES, limits=SearchLimits(huge_device_count=4, min_pipeline_step_s=0.0))
     assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
 
 

@@ -17,8 +17,9 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.graph.dataflow import Use
-from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
+from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import (
     LOCAL_BOUND_SLACK,
     MAX_MULTIPLIER,
@@ -43,8 +44,18 @@ SCAN = lower(scan(layers=4, batch=256, width=16))
 ONE_WAY = {"mesh": {"data": 4}, "remat": "none", "micro_batches": 1}
 
 
-def searched(text: str, **options: object) -> Search:
-    return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}))  # type: ignore[arg-type]
+#: No small program is solved exactly.
+BY_PRICES = SearchLimits(max_exact_states=0)
+
+
+def searched(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> Search:
+    return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}), limits=limits)  # type: ignore[arg-type]
+
+
+def searched_on_gpus(limits: SearchLimits) -> Search:
+    """The step on four A100."""
+    cluster = replace(CLUSTER, hardware=PLAIN_A100)
+    return Search(STEP, cluster, PlanOptions(**ONE_WAY), limits=limits)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -198,9 +209,7 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
     least = math.ceil(search.flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
 
     def taken(limit: int) -> float | None:
-        best = ilp_with_memory_rows.solve_with_memory_rows(
-            found.chain, limit, [peak], lambda states: (True, peak), 10.0
-        )
+        best = solve_with_memory_rows(found.chain, limit, [peak], lambda states: (True, peak), 10.0)
         model = search.memory_model(found.chain.graph.variables.shared_layouts)
         return model.bytes_at(peak, search.evaluate(found.chain, best, ()).decisions) if best is not None else None
 
@@ -317,9 +326,8 @@ def merges_noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[CandidatePl
 
 def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     plans = merges_noted(monkeypatch)
-    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = searched_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
@@ -342,8 +350,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture of 8 experts on 16 devices at half of the memory: 30.73 instead of 30.81 ms."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
-    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = searched_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
@@ -367,9 +374,8 @@ def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known
     is_enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The LSTM on 64 devices at half of the memory: 45.11 instead of 45.17 ms."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     monkeypatch.setattr(LagrangianSearch, "_has_all_strategies", True)
-    search = Search(STEP, replace(CLUSTER, hardware=PLAIN_A100), PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search = searched_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
@@ -400,11 +406,7 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("most_work", "count"), [(0, 2), (2 * 10**6, 5)])
-def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(
-    monkeypatch: pytest.MonkeyPatch, most_work: int, count: int
-) -> None:
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_PLANS", 3)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_WORK", most_work)
+def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(most_work: int, count: int) -> None:
     search = searched(lower(mlp()))
     outcome = search.search_meshes()
     found = outcome.evaluate(outcome.fastest)
@@ -415,14 +417,14 @@ def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(
         judged.append(states)
         return (1 << 40) + 1, peak
 
-    assert ilp_with_memory_rows.solve_with_memory_rows(found.chain, 1 << 40, (), refuse, 10.0) is None
+    limits = SearchLimits(max_exact_plans=3, max_exact_work=most_work)
+    assert solve_with_memory_rows(found.chain, 1 << 40, (), refuse, 10.0, limits) is None
     assert len(judged) == count
 
 
 def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that take less memory take longer than one that is known."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
-    search = searched(STEP)
+    search = searched(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = round(search.bytes_needed(fastest) / 1.1)
@@ -473,8 +475,7 @@ def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
 
 
 def test_where_a_plan_is_known_to_fit_prices_begin_low(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
-    search = searched(STEP)
+    search = searched(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) // 2
@@ -520,8 +521,7 @@ def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(
 
 def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
-    search = searched(lower(gpt2(layers=3, batch=32, length=32)))
+    search = searched(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)
     outcome = search.search_meshes()
     fast = outcome.evaluate(outcome.fastest)
     peak = search.memory_model(fast.chain.graph.variables.shared_layouts).constraint_of_buffers(
@@ -549,8 +549,7 @@ def test_prices_rise_no_further_where_each_saves_too_little(
 ) -> None:
     """Plans need a fifth more than there is, and at each price so much less: two more that save twice that are enough,
     or not."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
-    search = searched(STEP)
+    search = searched(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     asked: list[CandidatePlan] = []

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shardwright.planner.constraints.forced import ForcedStrategy
-from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.lagrangian import RISING_MULTIPLIERS, LagrangianSearch, fit_plan
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.search import Search
@@ -24,11 +24,10 @@ def all_strategies(search: Search) -> tuple[Chain, ChainSolution]:
     return chain, solve_tied(chain)
 
 
-def test_they_find_the_best_plan_that_fits_where_descents_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_find_the_best_plan_that_fits_where_descents_do_not() -> None:
     """By integer programs over all strategies; none is solved for the plan that is compared with that."""
-    search, fastest = with_less_memory(16, 2048)
+    search, fastest = with_less_memory(16, 2048, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     descended = fit_plan(search, fastest)
     made = fit_over_all_strategies(search, descended, *all_strategies(search))
     assert descended.cost.step_s > 1.5 * best_s
@@ -38,9 +37,8 @@ def test_they_find_the_best_plan_that_fits_where_descents_do_not(monkeypatch: py
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_where_a_plan_is_known_to_fit_no_dear_price_is_tried(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    search, fastest = with_less_memory(16, 2048)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+def test_where_a_plan_is_known_to_fit_no_dear_price_is_tried(knows: bool) -> None:
+    search, fastest = with_less_memory(16, 2048, SearchLimits(max_exact_states=0))
     chain, read = all_strategies(search)
     start = search.evaluate(chain, read, ())
     states = chain.states_of((known := fit_plan(search, fastest)).chain.strategies(known.solution.states))

@@ -12,7 +12,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.graph.dataflow import Leaf
-from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import BranchingBound, MemoryConstraint
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
@@ -35,9 +35,9 @@ from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_progr
 MOST_OPEN = 0.01
 
 
-def root_and_optimum(seed: int) -> tuple[Branch, float]:
+def root_and_optimum(seed: int, limits: SearchLimits = SearchLimits()) -> tuple[Branch, float]:
     """All plans of a random program, bounded by prices, and the fastest one that fits."""
-    dual, low, best_s = dual_and_optimum(seed)
+    dual, low, best_s = dual_and_optimum(seed, limits)
     bound_s, high = low.bound_s, None
     for made in dual.maximize(low, dual.evaluate(low.multiplier_for(best_s))):
         bound_s = max(bound_s, made.bound_s)
@@ -111,10 +111,9 @@ def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
         assert root.high is not None
         return root.high
 
-    root, best_s = root_and_optimum(13)
+    root, best_s = root_and_optimum(13, SearchLimits(max_branched=1))
     monkeypatch.setattr(LagrangianDual, "evaluate", noted)
     monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    monkeypatch.setattr(branching, "MAX_BRANCHED", 1)
     monkeypatch.setattr(branching, "bound_branch", lambda parent, within, enough_s: replace(parent, bound_s=best_s))
     low = root.low._replace(multiplier=1.0)
     alike = replace(root, low=low, high=low)
@@ -134,8 +133,7 @@ def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(monke
 
     monkeypatch.setattr(branching, "bound_branch", noted)
     monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    monkeypatch.setattr(branching, "MAX_BRANCHED", 2)
-    root, best_s = root_and_optimum(13)
+    root, best_s = root_and_optimum(13, SearchLimits(max_branched=2))
     branch_and_bound(*known(root, 100 * best_s), root, 0.0)
     assert len(asked) == 4
     assert asked[0] is asked[1] is root
@@ -183,9 +181,10 @@ def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
     assert tighten_branch(rough, rough.bound_s) is rough
 
 
-def with_less_memory(seed: int, eight: int) -> tuple[Search, CandidatePlan]:
+def with_less_memory(seed: int, eight: int, limits: SearchLimits = SearchLimits()) -> tuple[Search, CandidatePlan]:
     """A random program's plan descended to on three axes, on devices with three quarters of what it needs."""
-    search = Search(large_program(seed, eight), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    options = PlanOptions(remat="none", micro_batches=1)
+    search = Search(large_program(seed, eight), EIGHT, options, limits=limits)
     coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
     at, axes = lift_plan(coarse, start.solution.states, FINE)
@@ -231,11 +230,10 @@ def test_prices_are_tried_in_a_branch_alone() -> None:
 
 
 @pytest.mark.parametrize("eight", [2048, 2047])
-def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int) -> None:
     """Nearly the best one that fits, by integer programs over all strategies on three axes."""
-    search, fastest = with_less_memory(29, eight)
+    search, fastest = with_less_memory(29, eight, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     priced = fit_plan(search, fastest)
     made = bound_plan(search, priced, BackgroundBound())
     assert priced.cost.step_s > 1.5 * best_s
@@ -266,8 +264,7 @@ def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits(monkeypatch
     def late(fitting: LagrangianSearch, over: CandidatePlan, fits: CandidatePlan) -> CandidatePlan:
         raise OutOfTimeError("in the middle")
 
-    search, found = with_less_memory(29, 2048)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
+    search, found = with_less_memory(29, 2048, SearchLimits(max_exact_states=0))
     monkeypatch.setattr(LagrangianSearch, "merge_plans", late)
     fitting = LagrangianSearch(search, found, math.inf)
     made = fitting.find_best()

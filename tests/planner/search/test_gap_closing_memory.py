@@ -11,10 +11,12 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import BranchingBound, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search import gap_closing, primal_recovery
+from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, DualCut, LagrangianDual
 from shardwright.planner.search.gap_closing import close_gap
 from shardwright.planner.search.mesh_search import MeshSearch
@@ -23,6 +25,7 @@ from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan
 from shardwright.planner.segments import bound
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend, lift_plan
+from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.solver.dual import DualBound
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.solver.warm_start import WarmStart
@@ -30,10 +33,10 @@ from tests.planner.programs import gpt2, lower
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
 
-def dual_and_optimum(seed: int) -> tuple[LagrangianDual, DualCut, float]:
+def dual_and_optimum(seed: int, limits: SearchLimits = SearchLimits()) -> tuple[LagrangianDual, DualCut, float]:
     """The bound that prices give of a random program, its tangent at none, and the fastest plan that fits: one integer
     program over all strategies on three axes, bytes at the peak being a row of it."""
-    search = Search(large_program(seed), EIGHT, PlanOptions())
+    search = Search(large_program(seed), EIGHT, PlanOptions(), limits=limits)
     fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
     found = search.evaluate(fine, fine.solve(20.0), ())
     memory = search.memory_model(fine.graph.variables.shared_layouts)
@@ -73,10 +76,10 @@ def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1
 
 
-def thrifty(seed: int, part: float) -> tuple[Search, CandidatePlan]:
+def thrifty(seed: int, part: float, kind: type[Search] = Search) -> tuple[Search, CandidatePlan]:
     """A plan of a random program that takes less memory than the fastest one on three axes, and no word of a price:
     there is enough for it, and for so much of what the fastest one takes more."""
-    search = Search(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    search = kind(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1))
     chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = search.to_mesh_solution(chain, chain.solve(20.0), ())
     at, axes = lift_plan(chain, start.solution.states, FINE)
@@ -118,6 +121,16 @@ def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.Monkey
     assert search.bytes_needed(made) <= search.limit_bytes
 
 
+class _OnlyClimbs(Search):
+    """What follows a climb leaves the plan as it is."""
+
+    def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+        return found
+
+    def refine_over_all_strategies(self, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+        return found
+
+
 @pytest.mark.parametrize(("gains", "count"), [(0, 1), (1, 2), (3, 3)])
 def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[CandidatePlan] = []
@@ -130,12 +143,10 @@ def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, m
         return [high._replace(slope=-1.0, bound_s=0.0)] * 3
 
     monkeypatch.setattr(gap_closing, "fit_over_all_strategies", fitted)
-    monkeypatch.setattr(Search, "branch_and_bound", lambda search, found, root, most_open: found)
     monkeypatch.setattr(gap_closing, "_recover_at", lambda search, found, chain: found)
-    monkeypatch.setattr(Search, "refine_over_all_strategies", lambda search, found, chain: found)
     monkeypatch.setattr(LagrangianDual, "maximize", climb)
-    search, found = thrifty(0, part=0.0)
-    assert close_gap(search, found).cost.gap > gap_closing.TARGET_GAP
+    search, found = thrifty(0, part=0.0, kind=_OnlyClimbs)
+    assert close_gap(search, found).cost.gap > search.limits.target_gap
     assert len(read) == count
 
 

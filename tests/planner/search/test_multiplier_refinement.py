@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.planner.memory import cutting_planes, ilp_with_memory_rows
+from shardwright.planner.limits import SearchLimits
+from shardwright.planner.memory import cutting_planes
 from shardwright.planner.memory.cutting_planes import improve_bound
 from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE
-from shardwright.planner.search.multiplier_refinement import TARGET_GAP, refine_multipliers, refine_over_all_strategies
+from shardwright.planner.search.multiplier_refinement import refine_multipliers, refine_over_all_strategies
 from shardwright.planner.search.primal_recovery import to_bounding_chain
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
@@ -20,13 +21,15 @@ from shardwright.plans.plan import CostSummary
 from tests.planner.search.test_branching import best_that_fits_s, with_less_memory
 from tests.planner.segments.test_descent import FINE
 
+#: Gap down to which they refine.
+TARGET_GAP = SearchLimits().target_gap
 
-def at_one_price(seed: int, monkeypatch: pytest.MonkeyPatch, gap: float = 1.0) -> tuple[Search, CandidatePlan, float]:
+
+def at_one_price(seed: int, gap: float = 1.0) -> tuple[Search, CandidatePlan, float]:
     """A random program, the plan that fits where all peaks have one price, so far over its bound, and what the best one
     takes."""
-    search, fastest = with_less_memory(seed, 2048)
+    search, fastest = with_less_memory(seed, 2048, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     found = fit_plan(search, fastest)
     return search, replace(found, cost=with_gap(found.cost, gap)), best_s
 
@@ -40,8 +43,8 @@ def all_strategies(search: Search) -> Chain:
 
 
 @pytest.mark.slow
-def test_among_all_strategies_they_find_a_faster_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found, best_s = at_one_price(112, monkeypatch)
+def test_among_all_strategies_they_find_a_faster_plan_that_fits() -> None:
+    search, found, best_s = at_one_price(112)
     made = refine_over_all_strategies(search, found, all_strategies(search))
     assert found.cost.step_s > 1.05 * best_s
     assert made.cost.step_s <= 1.001 * best_s
@@ -49,8 +52,8 @@ def test_among_all_strategies_they_find_a_faster_plan_that_fits(monkeypatch: pyt
     assert made.chain.graph.prices is found.chain.graph.prices, "it can be mixed with plans of the mesh"
 
 
-def test_where_plans_are_descended_to_they_find_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found, best_s = at_one_price(29, monkeypatch)
+def test_where_plans_are_descended_to_they_find_faster_ones() -> None:
+    search, found, best_s = at_one_price(29)
     made = refine_multipliers(search, found)
     assert found.cost.step_s > 1.5 * best_s
     assert made.cost.step_s <= 1.01 * best_s
@@ -59,8 +62,8 @@ def test_where_plans_are_descended_to_they_find_faster_ones(monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_what_they_promise_bounds_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found, best_s = at_one_price(11, monkeypatch)
+def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
+    search, found, best_s = at_one_price(11)
     chain = all_strategies(search)
     known, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), ())
     assert known is not None
@@ -75,7 +78,7 @@ def test_what_they_promise_bounds_the_best_plan_that_fits(monkeypatch: pytest.Mo
 
 
 def test_nothing_is_tried_where_little_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found, _ = at_one_price(16, monkeypatch, gap=TARGET_GAP / 2)
+    search, found, _ = at_one_price(16, gap=TARGET_GAP / 2)
     monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", None)
     assert refine_multipliers(search, found) is found
     assert refine_over_all_strategies(search, found, all_strategies(search)) is found
@@ -83,7 +86,7 @@ def test_nothing_is_tried_where_little_is_open(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_plan_that_leaves_little_open_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found is under the bound that is known, and no further price is tried."""
-    search, found, best_s = at_one_price(29, monkeypatch)
+    search, found, best_s = at_one_price(29)
     bounded = replace(found, cost=replace(found.cost, lower_bound_s=best_s * (1 - TARGET_GAP / 2)))
     tried = list[float]()
     cheapest = LagrangianSearch.evaluate_multipliers

@@ -16,12 +16,12 @@ from shardwright.planner import plan
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
-from shardwright.planner.memory import ilp_with_memory_rows
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import fit_plan
 from shardwright.planner.memory.restricted_master import to_one_chain
-from shardwright.planner.search import certify, gap_closing, simplest
+from shardwright.planner.search import certify, gap_closing
 from shardwright.planner.search.certify import BackgroundBound, bound_plan
 from shardwright.planner.search.dual_bound import bound_feasible_plans
 from shardwright.planner.search.search import Search
@@ -134,11 +134,10 @@ def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> N
 
 
 @pytest.mark.parametrize(("seed", "eight"), [(97, 2048), (98, 2048), (14, 2047), (39, 2047), (97, 2047), (100, 2047)])
-def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_gap_makes_no_plan_worse(seed: int, eight: int) -> None:
     text = large_program(seed, eight)
     before = plan(text, EIGHT, PlanOptions())
-    monkeypatch.setattr(gap_closing, "TARGET_GAP", -1.0)
-    after = plan(text, EIGHT, PlanOptions())
+    after = plan(text, EIGHT, PlanOptions(), limits=SearchLimits(target_gap=-1.0))
     assert after.mesh == before.mesh
     assert after.cost.step_s <= before.cost.step_s
     assert before.cost.lower_bound_s * (1 - SLACK) <= after.cost.lower_bound_s <= after.cost.step_s
@@ -158,12 +157,13 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
         raise AssertionError("a plan is dearer than a bound")
 
     text = large_program(seed, 2047)
-    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)  # plans on two axes are nearly as fast
-    monkeypatch.setattr(gap_closing, "TARGET_GAP", 1.0)
-    rough = plan(text, EIGHT, PlanOptions())
-    monkeypatch.setattr(gap_closing, "TARGET_GAP", rough.cost.gap / 2)
+    limits = SearchLimits(
+        simplicity_tolerance=0.0,  # plans on two axes are nearly as fast
+        target_gap=1.0,
+    )
+    rough = plan(text, EIGHT, PlanOptions(), limits=limits)
     monkeypatch.setattr(gap_closing, "solve_tied", never)
-    made = plan(text, EIGHT, PlanOptions())
+    made = plan(text, EIGHT, PlanOptions(), limits=replace(limits, target_gap=rough.cost.gap / 2))
     assert len(made.mesh.axes) == 3
     assert made.cost.step_s == rough.cost.step_s
     assert made.cost.gap <= rough.cost.gap / 2
@@ -171,21 +171,17 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypat
 
 def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     text = large_program(97, 2047)
-    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)
     monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
-    monkeypatch.setattr(gap_closing, "MAX_CHEAP_ENTRIES", -1)  # all edges of so small a program are folded away
-    monkeypatch.setattr(
-        gap_closing, "TARGET_GAP", 0.02513
-    )  # what is open before is more, what the bound leaves is less
-    bounded = plan(text, EIGHT, PlanOptions())
-    monkeypatch.undo()
-    monkeypatch.setattr(simplest, "SIMPLICITY_TOLERANCE", 0.0)
-    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)
-    monkeypatch.setattr(gap_closing, "TARGET_GAP", 0.02513)
-    better = plan(text, EIGHT, PlanOptions())
-    assert gap_closing.FINE_TARGET_GAP < bounded.cost.gap < gap_closing.TARGET_GAP
+    limits = SearchLimits(
+        simplicity_tolerance=0.0,
+        target_gap=0.02513,  # what is open before is more, what the bound leaves is less
+    )
+    none_cheap = replace(limits, max_cheap_entries=-1)  # all edges of so small a program are folded away
+    bounded = plan(text, EIGHT, PlanOptions(), limits=none_cheap)
+    better = plan(text, EIGHT, PlanOptions(), limits=limits)
+    assert limits.fine_target_gap < bounded.cost.gap < limits.target_gap
     assert better.cost.step_s < bounded.cost.step_s
-    assert better.cost.gap <= gap_closing.FINE_TARGET_GAP
+    assert better.cost.gap <= limits.fine_target_gap
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -254,11 +250,11 @@ def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.Mon
     assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
 
 
-def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price() -> None:
     """No plan fits that does as the fastest one along two of the axes; some do that take as long."""
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
-    search = Search(lower((step, arguments, ())), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    options = PlanOptions(remat="none", micro_batches=1)
+    search = Search(lower((step, arguments, ())), EIGHT, options, limits=SearchLimits(max_exact_states=0))
     outcome = search.search_meshes()
     fastest = outcome.evaluate(next(each for each in outcome.solutions if each.mesh == FINE))
     assert fastest.coarse_solution is not None
@@ -293,9 +289,10 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
     assert bound_plan(search, made, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
-def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
     """That is found by integer programs over all strategies on three axes; nothing near the fastest plan fits."""
-    search = Search(large_program(20), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    options = PlanOptions(remat="none", micro_batches=1)
+    search = Search(large_program(20), EIGHT, options, limits=SearchLimits(max_exact_states=0))
     coarse, fine = (
         search.build_chain(COARSE, ForcedStrategy(), frozenset()),
         search.build_chain(FINE, ForcedStrategy(), frozenset()),
@@ -313,7 +310,6 @@ def test_descents_under_prices_end_near_the_best_plan_that_fits(monkeypatch: pyt
     best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
     assert best is not None
     best_s = search.evaluate(fine, best, ()).cost.step_s
-    monkeypatch.setattr(ilp_with_memory_rows, "MAX_STATES", 0)
     made = fit_plan(search, fastest)
     assert search.bytes_needed(made) <= search.limit_bytes
     assert made.cost.step_s <= 1.02 * best_s

@@ -15,8 +15,8 @@ from shardwright.planner import plan
 from shardwright.planner.cache.store import MemoryStore
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.simplest import SIMPLICITY_TOLERANCE
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain
@@ -148,7 +148,7 @@ def test_twice_the_batch_begins_at_the_plan(left: MemoryStore, monkeypatch: pyte
     again = plan(step_of(32), EIGHT, history=SearchHistory(left))
     assert "what that decides was the start" in " ".join(again.notes)
     assert again.mesh == nothing.mesh
-    assert again.cost.step_s <= nothing.cost.step_s * (1 + SIMPLICITY_TOLERANCE)
+    assert again.cost.step_s <= nothing.cost.step_s * (1 + SearchLimits().simplicity_tolerance)
     assert again.cost.is_bounded
     assert again.cost.lower_bound_s == pytest.approx(nothing.cost.lower_bound_s, rel=0.01)
 
@@ -181,10 +181,9 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
     assert ("counted by what a device must receive" in made.cost.bound_scope) != was_open
 
 
-def test_what_left_too_much_open_is_remembered(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.planner.search.certify.TARGET_GAP", -1.0)
+def test_what_left_too_much_open_is_remembered(left: MemoryStore) -> None:
     store = MemoryStore()
-    plan(step_of(), EIGHT, history=SearchHistory(store))
+    plan(step_of(), EIGHT, history=SearchHistory(store), limits=SearchLimits(target_gap=-1.0))
     question = Search(step_of(32), EIGHT, PlanOptions(), None, SearchHistory(store)).query
     assert question is not None
     history = [SearchHistory(each).find_best(question) for each in (left, store)]
