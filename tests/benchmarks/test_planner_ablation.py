@@ -12,7 +12,7 @@ from benchmarks.planner.mechanisms import AblatedSearch
 from benchmarks.planner.results import Results
 from benchmarks.planner.suite import Entry
 from shardwright.clusters.cluster import Cluster
-from shardwright.cost import bytes_with_margin, hardware_profile
+from shardwright.cost import bytes_with_margin
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.plans.verify import check_plan
@@ -21,7 +21,6 @@ from tests.planner.programs import lower, mlp
 LSTM = Entry(model="lstm", size="1024", devices=16)
 
 
-@pytest.mark.slow
 def test_hubs_make_plans_faster() -> None:
     whole, without = measure("gpt2-2", ""), measure("gpt2-2", "hubs")
     assert whole.bound_s <= whole.step_s < without.step_s
@@ -29,11 +28,12 @@ def test_hubs_make_plans_faster() -> None:
 
 
 def test_a_search_without_exact_fits_still_fits() -> None:
-    text, cluster = lower(mlp(batch=1024, width=32, hidden=64)), Cluster.local(4)
-    fixed = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
-    free = AblatedSearch("", text, cluster, fixed).run()
-    options = replace(fixed, memory_budget=bytes_with_margin(free.memory, hardware_profile("cpu")) - 1)
-    whole, search = (AblatedSearch(off, text, cluster, options) for off in ("", "exact fit"))
+    step, arguments, _ = mlp(batch=1024, width=32, hidden=64)
+    text, cluster = lower((step, arguments, ())), Cluster.local(4)
+    options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
+    free = AblatedSearch("", text, cluster, options)
+    limited = replace(options, memory_budget=bytes_with_margin(free.run().memory, free.profile) - 1)
+    whole, search = (AblatedSearch(off, text, cluster, limited) for off in ("", "exact fit"))
     exact, plan = whole.run(), search.run()
     assert "exact fit" in whole.spent_s
     assert "exact fit" not in search.spent_s
@@ -48,10 +48,10 @@ def test_the_table_says_what_was_not_used_or_found(step_s: float | None) -> None
     results = Results(path=None, commit=None)
     case = {"case": LSTM.name, "budget": 1.0, "cpu_s": 10.0}
     results.add({**case, "off": "", "step_s": 1.0, "bound_s": 0.99, "is_late": True})
-    found = {"no_plan": "nothing fits"} if step_s is None else {"step_s": step_s, "bound_s": 0.5}
+    found = {"no_plan": "nothing fits"} if step_s is None else {"step_s": step_s, "bound_s": None}
     results.add({**case, "off": "merging", **found, "cpu_s": 5.0})
     results.add({**case, "off": "branching", "unused": "not needed"})
     said = to_markdown([results.of([LSTM], [1.0], ("", "merging", "branching"))])
     assert "| lstm-1024-16 at 100% | 10.0 s*, 1000.00 ms, 1.0% |" in said
-    assert ("× 0.50, no plan" if step_s is None else "× 0.50, × 2.0000, 75.0%") in said
+    assert ("× 0.50, no plan" if step_s is None else "× 0.50, × 2.0000, no bound") in said
     assert "not used" in said
