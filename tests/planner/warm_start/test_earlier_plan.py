@@ -17,6 +17,7 @@ from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.descent import descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain
@@ -181,9 +182,16 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(
     assert ("counted by what a device must receive" in made.cost.bound_scope) != was_open
 
 
+class _ClosesNoGap(Search):
+    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
+        return found
+
+
 def test_what_left_too_much_open_is_remembered(left: MemoryStore) -> None:
     store = MemoryStore()
-    plan(step_of(), EIGHT, history=SearchHistory(store), limits=SearchLimits(target_gap=-1.0))
+    _ClosesNoGap(
+        step_of(), EIGHT, PlanOptions(), None, SearchHistory(store), limits=SearchLimits(target_gap=-1.0)
+    ).run()
     question = Search(step_of(32), EIGHT, PlanOptions(), None, SearchHistory(store)).query
     assert question is not None
     history = [SearchHistory(each).find_best(question) for each in (left, store)]
