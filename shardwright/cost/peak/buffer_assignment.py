@@ -118,22 +118,15 @@ def _fill_together(program: DeviceProgram, buffers: Buffers) -> None:
     groups: dict[Hashable, list[int]] = {}
     for buffer, (node, _) in enumerate(buffers.owners):
         if program.opcodes[node] in COPYING and program.operands[node] and buffers.size_bytes[buffer]:
-            scalar = _scalar_of(program, program.operands[node][0])
-            if scalar is not None:
-                key = (scalar, program.elements[node], program.sizes_bytes[node])
+            fill = program.operands[node][0]
+            constant = program.constant_of(fill)
+            if constant is not None and program.opcodes[fill] == "broadcast":
+                key = (program.instructions[constant].payload, program.elements[node], program.sizes_bytes[node])
                 groups.setdefault(key, []).append(buffers.follows.get(buffer, buffer))
     for group in groups.values():
         begin = min(buffers.starts[buffer] for buffer in group)
         for buffer in group:
             buffers.starts[buffer] = begin
-
-
-def _scalar_of(program: DeviceProgram, node: int) -> str | None:
-    """The literal that an array is filled with, or None."""
-    if program.opcodes[node] != "broadcast":
-        return None
-    (scalar,) = program.operands[node]
-    return program.instructions[scalar].payload if program.opcodes[scalar] == "constant" else None
 
 
 def _free_donated(program: DeviceProgram, kernels: Kernels, buffers: Buffers, donated: Mapping[int, int]) -> None:

@@ -103,6 +103,12 @@ class DeviceProgram:
         """Number of dimensions larger than one of a node's instruction; the maximum over its leaves."""
         return _rank(self.instructions[node].shape)
 
+    def constant_of(self, node: int) -> int | None:
+        """The constant behind a node, through broadcasts and conversions; None without one."""
+        while self.opcodes[node] in ("broadcast", "convert"):
+            (node,) = self.operands[node]
+        return node if self.opcodes[node] == "constant" else None
+
     def users(self) -> list[list[int]]:
         """Nodes that read each node, in program order, each once."""
         users: list[list[int]] = [[] for _ in self.opcodes]

@@ -248,7 +248,7 @@ class _Fusion:
         if self.compiler.repeats_quotients and opcode in _QUOTIENTS:
             return False
         if opcode in ("divide", "remainder"):
-            return not self._is_constant(self.program.operands[node][1])
+            return self.program.constant_of(self.program.operands[node][1]) is None
         if opcode == "convert":
             return self._is_rounding_to_bf16(node)
         return opcode in EXPENSIVE
@@ -260,11 +260,6 @@ class _Fusion:
         program = self.program
         (size,), (before,) = program.sizes_bytes[node], program.sizes_bytes[program.operands[node][0]]
         return size == 2 * program.elements[node] and before == 2 * size
-
-    def _is_constant(self, node: int) -> bool:
-        while self.program.opcodes[node] in ("broadcast", "convert"):
-            (node,) = self.program.operands[node]
-        return self.program.opcodes[node] == "constant"
 
     def _is_cheap_to_repeat(self, node: int) -> bool:
         """Whether recomputing a node reads no more data than its result."""

@@ -66,9 +66,8 @@ def _adds_to_zeros(program: DeviceProgram, instruction: Instruction, operands: t
 
 
 def _is_zero(program: DeviceProgram, node: int) -> bool:
-    while program.opcodes[node] in ("broadcast", "convert"):
-        (node,) = program.operands[node]
-    return program.opcodes[node] == "constant" and program.instructions[node].payload in ("0", "-0")
+    constant = program.constant_of(node)
+    return constant is not None and program.instructions[constant].payload in ("0", "-0")
 
 
 def select_by_indices(program: DeviceProgram, instruction: Instruction, operands: tuple[int, ...]) -> int:
