@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shardwright.plans import pipeline_json, pipeline_plan, plan, plan_json
+from shardwright.plans import pipeline_json, plan_json
+from shardwright.plans.pipeline_plan import PipelinePlan as PlannedPipeline
+from shardwright.plans.plan import Plan as PlannedProgram
 from shardwright.plans.plan_text import encode_plan, plan_to_json
 
 if TYPE_CHECKING:
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def compile_and_prove(
-    made: plan.Plan,
+    plan: PlannedProgram,
     *,
     tolerance: float = 0.02,
     inspect: Literal["compiled", "partition-pass"] = "partition-pass",
     deadline_s: float | None = None,
 ) -> Proof:
-    """Whether XLA's program has the collectives of `made.collectives`: matched one by one, with source lines.
+    """Whether XLA's program has the collectives of `plan.collectives`: matched one by one, with source lines.
 
     tolerance: fraction of the bytes that may differ. inspect: read the output of XLA's partitioner (seconds), or
     the program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
@@ -36,14 +38,14 @@ def compile_and_prove(
     from shardwright.report.proof import prove
     from shardwright.xla import CompileService
 
-    with CompileService(made.mesh.device_count) as service:
+    with CompileService(plan.mesh.device_count) as service:
         program = service.compile(
-            made.require_hlo(), made, want_executable=False, inspect=inspect, deadline_s=deadline_s
+            plan.require_hlo(), plan, want_executable=False, inspect=inspect, deadline_s=deadline_s
         )
-    return prove(made, program.collectives, tolerance=tolerance)
+    return prove(plan, program.collectives, tolerance=tolerance)
 
 
-class Plan(plan.Plan):
+class Plan(PlannedProgram):
     """A checked parallelization of one HLO module over one mesh, made by `shardwright.plan` or a server.
 
     `shardwright.plans.plan.Plan` describes its fields.
@@ -95,7 +97,7 @@ class Plan(plan.Plan):
         return to_named_shardings(self, devices)
 
 
-class PipelinePlan(pipeline_plan.PipelinePlan):
+class PipelinePlan(PlannedPipeline):
     """A checked parallelization of one HLO module over several stages, made by `shardwright.plan` or a server.
 
     `shardwright.plans.pipeline_plan.PipelinePlan` describes its fields. The plans of its programs are `Plan`s of this
@@ -131,13 +133,13 @@ class PipelinePlan(pipeline_plan.PipelinePlan):
 
 
 @overload
-def to_user_plan(made: plan.Plan) -> Plan: ...
+def to_user_plan(plan: PlannedProgram) -> Plan: ...
 @overload
-def to_user_plan(made: pipeline_plan.PipelinePlan) -> PipelinePlan: ...
-def to_user_plan(made: plan.Plan | pipeline_plan.PipelinePlan) -> Plan | PipelinePlan:
+def to_user_plan(plan: PlannedPipeline) -> PipelinePlan: ...
+def to_user_plan(plan: PlannedProgram | PlannedPipeline) -> Plan | PipelinePlan:
     """A planner's plan, as users hold it."""
-    values = {each.name: getattr(made, each.name) for each in fields(made)}
-    if isinstance(made, plan.Plan):
+    values = {each.name: getattr(plan, each.name) for each in fields(plan)}
+    if isinstance(plan, PlannedProgram):
         return Plan(**values)
-    programs = tuple(replace(program, plan=to_user_plan(program.plan)) for program in made.programs)
+    programs = tuple(replace(program, plan=to_user_plan(program.plan)) for program in plan.programs)
     return PipelinePlan(**values | {"programs": programs})
