@@ -18,12 +18,23 @@ from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_shard
 MAX_REMEMBERED_DROPS = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class StoredArray:
-    """An array and how it lies; `value` is global, its addressable shards are this node's."""
+    """An array and how it lies; `value` is global, its addressable shards are this node's.
+
+    is_donated: a step has taken its buffers over, or is about to.
+    """
 
     value: jax.Array
     layout: Layout
+    is_donated: bool = False
+
+    def explains(self, error: Exception) -> bool:
+        """Whether reading the array failed since a step takes its buffers over meanwhile.
+
+        JAX has no type for that: its texts say so, or it stumbles over the missing buffers with a TypeError.
+        """
+        return self.is_donated and (isinstance(error, TypeError) or "deleted" in str(error) or "donated" in str(error))
 
 
 class _SessionArrays:
@@ -185,6 +196,16 @@ def shard_to_host(stored: StoredArray, position: int) -> np.ndarray:
         raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
     value = stored.value
     return np.ascontiguousarray(value.addressable_data(_shard_numbers(value.sharding, value.shape)[device]))
+
+
+def wait_until_computed(stored: StoredArray) -> None:
+    """Returns once it is computed, or a later step takes it over; raises what made it fail."""
+    try:
+        if not stored.is_donated:
+            stored.value.block_until_ready()
+    except Exception as caught:
+        if not stored.explains(caught):
+            raise
 
 
 def whole_to_host(stored: StoredArray) -> np.ndarray | None:

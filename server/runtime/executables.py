@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import jax
-
 from shardwright.plans.layouts import Layout
 from shardwright.server.runtime.arrays import StoredArray
 from shardwright.server.runtime.tasks import StageRecord
@@ -38,7 +36,7 @@ class Executable(Protocol):
         """Empty records of a traced step, per stage of this node."""
         ...
 
-    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def markers(self, results: Sequence[StoredArray]) -> tuple[StoredArray, ...]:
         """The results to wait for: once they are ready, the step has run on this node."""
         ...
 
@@ -66,9 +64,9 @@ class SpmdExecutable:
     def new_records(self) -> list[StageRecord]:
         return []
 
-    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def markers(self, results: Sequence[StoredArray]) -> tuple[StoredArray, ...]:
         """One: results of one program are ready together."""
-        return tuple(sorted(results, key=lambda value: value.size)[:1])
+        return tuple(sorted(results, key=lambda stored: stored.value.size)[:1])
 
     def close(self) -> None:
         """It has nothing but its program."""

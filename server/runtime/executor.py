@@ -25,6 +25,7 @@ from shardwright.server.runtime.arrays import (
     from_host,
     is_here,
     local_positions,
+    wait_until_computed,
     whole_to_host,
 )
 from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
@@ -43,10 +44,6 @@ if TYPE_CHECKING:
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
 
-#: How jax and XLA say that a later step took an array over between two looks at it.
-_DONATED_PHRASES = ("Array has been deleted", "deleted or donated buffer")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DispatchedStep:
     """A step on its way. markers: results to wait for. read_back, checks: contents of the reply."""
@@ -56,7 +53,7 @@ class _DispatchedStep:
     session_id: str
     started_s: float
     outputs: tuple[int, ...] = ()
-    markers: tuple[jax.Array, ...] = ()
+    markers: tuple[StoredArray, ...] = ()
     read_back: tuple[tuple[int, StoredArray], ...] = ()
     records: tuple[StageRecord, ...] = ()
     checks: tuple[FiniteCheck, ...] = ()
@@ -214,7 +211,7 @@ class Executor:
             number=step.number,
             session_id=session_id,
             outputs=tuple(array_id for array_id, _ in made_arrays),
-            markers=executable.markers([stored.value for stored in results if stored]),
+            markers=executable.markers([stored for stored in results if stored]),
             read_back=tuple(item for item in made_arrays if item[0] in wanted),
             records=tuple(records),
             checks=dispatch_checks(made_arrays, step),
@@ -230,6 +227,10 @@ class Executor:
         argument_arrays = iter(self._store.get_all(session_id, itertools.compress(ids, here)))
         arrays = [next(argument_arrays) if is_here else None for is_here in here]
         records = executable.new_records() if step.trace else []
+        for number in executable.donated:
+            donated = arrays[number]
+            if donated is not None:
+                donated.is_donated = True
         try:
             return executable.run(sequence, self._stops.of(sequence), arrays, records), records
         finally:
@@ -262,7 +263,7 @@ class Executor:
             number=step.number,
             session_id=step.session_id,
             outputs=tuple(array_id for array_id, _ in received),
-            markers=tuple(stored.value for _, stored in received),
+            markers=tuple(stored for _, stored in received),
             started_s=started_s,
         )
 
@@ -317,14 +318,8 @@ class Executor:
             not_finite += [finding for check in step.checks if (finding := check.finding()) is not None]
             contents = [self._read(array_id, stored) for array_id, stored in step.read_back]
             for marker in step.markers:
-                if not marker.is_deleted():
-                    marker.block_until_ready()
+                wait_until_computed(marker)
         except Exception as caught:
-            if any(phrase in str(caught) for phrase in _DONATED_PHRASES):
-                self._report_done(
-                    step.sequence, None, not_finite=not_finite
-                )  # a later step took it over: then it has run
-                return
             error = _execution_error(caught, step.number)
             self._store.drop(step.session_id, step.outputs, error)
             self._report_done(step.sequence, error)
@@ -335,9 +330,14 @@ class Executor:
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
         """A small output of the reply, or None if it is large, elsewhere, or donated meanwhile."""
         layout = stored.layout
-        if layout.size_bytes > self._read_back_bytes or stored.value.is_deleted():
+        if layout.size_bytes > self._read_back_bytes or stored.is_donated:
             return None
-        host = whole_to_host(stored)
+        try:
+            host = whole_to_host(stored)
+        except Exception as caught:
+            if stored.explains(caught):
+                return None
+            raise
         if host is None:
             return None
         kind = wire.array_type_to_proto(layout.element_type, layout.user_shape)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from shardwright.plans.layouts import Layout
@@ -73,7 +72,7 @@ class PipelineExecutable:
     def new_records(self) -> list[StageRecord]:
         return [StageRecord(stage=stage.stage) for stage in self.runner.stages]
 
-    def markers(self, results: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    def markers(self, results: Sequence[StoredArray]) -> tuple[StoredArray, ...]:
         """All of them: they come from many programs."""
         return tuple(results)
 

@@ -150,12 +150,13 @@ class TransferService:
 
     def _shards(self, session_id: str, wanted: master_pb2.NodeShards, wait_s: float) -> Iterator[memoryview]:
         """Contents of an array at the devices that are named, once it is computed; every error is one of ours."""
+        stored = None
         try:
             stored = self._store.wait(session_id, wanted.array_id, wait_s)
             for position in wanted.devices:
                 yield _bytes_of(shard_to_host(stored, position))
         except Exception as caught:
-            if isinstance(caught, RuntimeError) and "deleted" in str(caught):
+            if stored is not None and stored.explains(caught):
                 caught = ArrayError(f"array {wanted.array_id} was donated while it was read")
             raise wire.to_shardwright_error(caught) from None
 
