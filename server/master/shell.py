@@ -104,7 +104,7 @@ class Master:
             cluster_hash=cluster.content_hash, shardwright_version=shardwright_version(), jax_version=jax_version()
         )
         self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
-        self._compiler = CompileService(cluster.device_count, cluster.platform)
+        self._compiler = CompileService(cluster.device_count, cluster.platform, gpu_ids=cluster.master.gpu_ids)
         self._compiled: dict[str, ev.ProgramInfo] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, add_place
+from shardwright.processes import REPORT_MARK
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.runtime.arrays import (
@@ -382,6 +384,9 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
 
 
 def _execution_error(caught: Exception, number: int) -> ShardwrightError:
+    """As the client gets it, in one line; the whole message goes to the server's log, by standard error."""
     if isinstance(caught, ShardwrightError):
         return caught
+    for line in str(caught).splitlines() or [repr(caught)]:
+        print(f"{REPORT_MARK}step {number}: {line}", file=sys.stderr, flush=True)
     return execution_error(caught, f"step {number}, on the devices", "the server's log holds the whole message")

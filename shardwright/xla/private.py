@@ -3,7 +3,7 @@
 Each function wraps one use of a private name. `tests/xla/test_private.py` pins every one of them; `check_platform`
 looks all of them up: a jaxlib that moved one gives one clear error before anything runs.
 
-Written against jax/jaxlib 0.10.2.
+Written against jax/jaxlib 0.10.2; 0.11.2 and 0.12.0 have them all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import gcd
 from typing import Any
 
 from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, UnsupportedProgramError
@@ -256,6 +257,29 @@ def local_devices() -> list[Any]:
     import jax
 
     return sorted(jax.local_devices(), key=lambda device: device.id)
+
+
+def devices_to_compile_for(count: int) -> list[Any]:
+    """`count` devices in mesh order: this process' own, or, of a job of more GPUs, descriptions of equal ones.
+
+    Fewer where this process has fewer and can describe no others.
+    """
+    from jax.experimental import topologies
+
+    devices = local_devices()
+    if count <= len(devices) or devices[0].platform != "gpu":
+        return devices[:count]
+    per_node = gcd(count, len(devices))
+    shape = f"1x{count // per_node}x{per_node}"
+    return list(topologies.get_topology_desc("described", "cuda", topology=shape).devices)
+
+
+def compile_for(stablehlo: str, devices: Sequence[Any], options: Any) -> Any:
+    """XLA's executable of a StableHLO module for `devices_to_compile_for`; not loaded where they are descriptions."""
+    if devices[0] in local_devices():
+        return compile_and_load(stablehlo, devices, options)
+    with mlir_context():
+        return devices[0].client.compile(parse_module(stablehlo), device_list(devices), options)
 
 
 def local_client() -> Any:

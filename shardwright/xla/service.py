@@ -61,13 +61,22 @@ def _compilation_key(job: CompileJob) -> Hashable:
 class CompileService:
     """Owns compile children. Thread-safe; a request waits for a free child.
 
-    device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). children: maximum of
-    parallel compilations; default: one per core.
+    device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). gpu_ids:
+    those that children may open; default: all of the machine. children: maximum of parallel compilations; default: one
+    per core.
     """
 
-    def __init__(self, device_count: int, platform: str = "cpu", *, children: int | None = None) -> None:
+    def __init__(
+        self,
+        device_count: int,
+        platform: str = "cpu",
+        *,
+        gpu_ids: tuple[int, ...] | None = None,
+        children: int | None = None,
+    ) -> None:
         self.device_count = device_count
         self.platform = platform
+        self._gpu_ids = gpu_ids
         self._count = children or max(len(os.sched_getaffinity(0)), 1)
         self._slots = threading.Semaphore(self._count)
         self._lock = threading.Lock()
@@ -239,7 +248,7 @@ class CompileService:
         if child is not None and (not child.is_alive or child.device_count < devices):
             child.end()
             child = None
-        child = child or CompileChild(devices, self.platform)
+        child = child or CompileChild(devices, self.platform, self._gpu_ids)
         with self._lock:
             self._busy.append(child)
         return child

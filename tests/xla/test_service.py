@@ -161,7 +161,10 @@ def test_the_childs_environment(monkeypatch):
         "--xla_cpu_enable_fast_math=false",
         "--xla_force_host_platform_device_count=16",
     ]
-    assert "device_count" not in child_environment(16, "cuda")["XLA_FLAGS"]
+    on_gpus = child_environment(16, "cuda", gpu_ids=(2, 3))
+    assert "device_count" not in on_gpus["XLA_FLAGS"]
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert on_gpus["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"  # it reserves nothing of what an executor needs
 
 
 def test_a_program_for_one_device_is_read_though_nothing_partitions_it():
