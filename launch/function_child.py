@@ -1,4 +1,4 @@
-"""`python -m shardwright.launch.function_child FOLDER`: one rank of `functions.run`."""
+"""One rank of `functions.run`, in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,3 @@ def main(folder: str) -> int:
     partial.write_text(text)
     partial.rename(Path(folder, RESULT_FILE.format(rank=rank)))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

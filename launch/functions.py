@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import shardwright
 from shardwright.errors import LaunchError, OptionError
 from shardwright.launch import values
 from shardwright.launch.hosts import Host, place_ranks
@@ -21,6 +22,9 @@ from shardwright.launch.service import LOOPBACK, CoordinationService
 #: Files of one call, in a folder of its own.
 CALL_FILE = "call.json"
 RESULT_FILE = "result.{rank}.json"
+
+#: The folder that holds this package.
+_PACKAGES = str(Path(shardwright.__file__).parent.parent)
 
 _REMEDY = "give a function that a module defines at its top level"
 
@@ -60,12 +64,10 @@ def run(
 
 def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str], grace_s: float) -> None:
     placements = place_ranks((Host(name="localhost", slots=size),), size)
-    command = (sys.executable, "-m", "shardwright.launch.function_child", folder)
-    path = os.pathsep.join(entry for entry in sys.path if entry)
+    program = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from shardwright.launch import function_child as child"
+    command = (sys.executable, "-c", f"{program}; sys.exit(child.main({folder!r}))")
     with CoordinationService(LOOPBACK, size) as service:
-        job = rank_job(
-            placements, command, coordinator=service.address, environment={"PYTHONPATH": path, **environment}
-        )
+        job = rank_job(placements, command, coordinator=service.address, environment=environment)
         outcome = run_job(
             job,
             RunOptions(

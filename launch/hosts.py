@@ -118,7 +118,7 @@ def place_ranks(hosts: Sequence[Host], size: int, where: str = "-np") -> tuple[P
             where=where,
             remedy=f"ask for {slots} at most, or give the hosts more slots (host:slots)",
         )
-    counts = []
+    counts: list[int] = []
     for host in hosts:
         counts.append(min(host.slots, size - sum(counts)))
     placements: list[Placement] = []

@@ -91,7 +91,7 @@ def rank_job(
             )
             for place in placements
         ),
-        directory=os.getcwd(),
+        directory=_working_directory(),
         environment=environment,
     )
 
@@ -119,7 +119,7 @@ def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
             ProcessSpec(number=index, label=host.name, description="doctor", host=host, command=command)
             for index, host in enumerate(hosts)
         ),
-        directory=os.getcwd(),
+        directory=_working_directory(),
         environment=environment,
         fail_fast=False,
     )
@@ -143,9 +143,17 @@ def server_job(path: Path, environment: Mapping[str, str]) -> Job:
             )
             for node in cluster.nodes
         ),
-        directory=os.getcwd(),
+        directory=_working_directory(),
         environment=environment,
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        remedy = "change to a folder that is there"
+        raise OptionError("the working directory is gone", where="shardwright run", remedy=remedy) from None
 
 
 def resolve_command(words: Sequence[str]) -> tuple[str, ...]:

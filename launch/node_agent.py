@@ -57,7 +57,8 @@ class Process:
     """A started process: its group has its number, `code` is None while it runs."""
 
     def __init__(self, number: int, popen: subprocess.Popen[bytes]) -> None:
-        assert popen.stdout is not None and popen.stderr is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
         self.number = number
         self.pid = popen.pid
         self.popen = popen

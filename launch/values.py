@@ -40,7 +40,7 @@ def _to_json(value: Any, where: str) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
         return {"array": base64.b64encode(_npy(value, where)).decode(), "type": str(value.dtype)}
-    raise OptionError(f"a {type(value).__name__} cannot be sent", where=where, remedy=_REMEDY)
+    raise OptionError(f"a value of type {type(value).__name__} cannot be sent", where=where, remedy=_REMEDY)
 
 
 def _npy(value: Any, where: str) -> bytes:
