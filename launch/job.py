@@ -33,16 +33,21 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class ProcessSpec:
     """One process of a job.
 
-    number: its place in the job, a rank's number. label: what stands before its lines. description: what messages
-    call it. environment: what it gets on top of what the job's processes share.
+    number: its place in the job, a rank's number. kind: `rank`, `task` or `doctor`. label: what stands before its
+    lines. environment: what it gets on top of what the job's processes share.
     """
 
     number: int
+    kind: str
     label: str
-    description: str
     host: Host
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """What messages call it: `rank 3`."""
+        return f"{self.kind} {self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +88,8 @@ def rank_job(
         processes=tuple(
             ProcessSpec(
                 number=place.rank,
+                kind="rank",
                 label=str(place.rank),
-                description=f"rank {place.rank}",
                 host=place.host,
                 command=tuple(command),
                 environment=rank_variables(place, len(placements), coordinator, generation),
@@ -116,7 +121,7 @@ def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
     command = (sys.executable, "-m", "shardwright", "doctor")
     return Job(
         processes=tuple(
-            ProcessSpec(number=index, label=host.name, description="doctor", host=host, command=command)
+            ProcessSpec(number=index, kind="doctor", label=host.name, host=host, command=command)
             for index, host in enumerate(hosts)
         ),
         directory=_working_directory(),
@@ -136,8 +141,8 @@ def server_job(path: Path, environment: Mapping[str, str]) -> Job:
         processes=tuple(
             ProcessSpec(
                 number=node.index,
+                kind="task",
                 label=f"{node.index} {node.address}",
-                description=f"the server of task {node.index}",
                 host=hosts[node.ip],
                 command=(sys.executable, "-m", "shardwright.server", str(path.resolve()), str(node.index)),
             )

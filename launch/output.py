@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,12 +65,12 @@ class JobOutput:
 
     sinks: where `stdout` and `stderr` go. directory: of the files `rank.N.stdout` and `rank.N.stderr`, with the bytes
     as they came. timestamps: the time of day ahead of each line. on_broken_pipe: called when nobody reads on; what
-    comes after that is dropped, but for the files.
+    comes after that goes to the files alone.
     """
 
     def __init__(
         self,
-        processes: Iterable[ProcessSpec],
+        processes: Sequence[ProcessSpec],
         sinks: Mapping[str, Sink],
         *,
         directory: Path | None = None,
@@ -82,7 +82,7 @@ class JobOutput:
         self._on_broken_pipe = on_broken_pipe
         self._timestamps = timestamps
         self._splitters = {(number, stream): LineSplitter() for number in self._labels for stream in STREAMS}
-        self._files = _open_logs(directory, self._labels) if directory else {}
+        self._files = _open_logs(directory, processes) if directory else {}
         self._lock = threading.Lock()
 
     def write(self, number: int, stream: str, data: bytes) -> None:
@@ -125,13 +125,13 @@ def _time_of_day() -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(now_s))}.{int(now_s * 1000) % 1000:03d}"
 
 
-def _open_logs(directory: Path, numbers: Collection[int]) -> dict[tuple[int, str], BinaryIO]:
-    width = len(str(max(numbers)))
+def _open_logs(directory: Path, processes: Sequence[ProcessSpec]) -> dict[tuple[int, str], BinaryIO]:
+    width = len(str(max(process.number for process in processes)))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return {
-            (number, stream): (directory / f"rank.{number:0{width}d}.{stream}").open("wb")
-            for number in numbers
+            (process.number, stream): (directory / f"{process.kind}.{process.number:0{width}d}.{stream}").open("wb")
+            for process in processes
             for stream in STREAMS
         }
     except OSError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,37 +14,27 @@ from shardwright.launch.hosts import Host
 from shardwright.launch.ssh import SshOptions, address_reached_from
 from shardwright.xla import private
 
-#: Ports that are tried: between its choice and its use a port may be taken.
-_ATTEMPTS = 8
-
 LOOPBACK = "127.0.0.1"
 
 
 class CoordinationService:
     """The service for the ranks of one generation.
 
-    address: `host:port` that the ranks connect to. Ranks of one machine need loopback; ranks of several an address of
-    this machine that their hosts reach. size: how many ranks there are.
+    host: an address of this machine that the ranks' hosts reach; loopback for ranks of this machine. size: how many
+    ranks there are. address: `host:port` that they connect to. Raises LaunchError.
     """
 
     def __init__(self, host: str, size: int) -> None:
-        problems = []
-        for _ in range(_ATTEMPTS):
-            try:
-                address = join_address(host, free_port(host))
-                self._service: Any = private.start_coordination_service(address, size)
-            except OSError as error:
-                problems.append(error.strerror or str(error))
-            except RuntimeError as error:
-                problems.append(str(error))
-            else:
-                self.address = address
-                return
-        raise LaunchError(
-            f"the coordination service cannot listen ({problems[-1]})",
-            where=host,
-            remedy="name an address of this machine that the hosts reach: --coordinator-address",
-        )
+        try:
+            with reserve_port(host) as port:
+                self.address = join_address(host, port)
+                self._service: Any = private.start_coordination_service(self.address, size)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(
+                f"the coordination service cannot listen ({getattr(error, 'strerror', None) or error})",
+                where=host,
+                remedy="name an address of this machine that the hosts reach: --coordinator-address",
+            ) from None
 
     def close(self) -> None:
         """Ends the service; ranks that are still connected lose it."""
@@ -70,9 +61,15 @@ def coordinator_host(remote_hosts: Sequence[Host], ssh: SshOptions, named: str |
     return address_reached_from(remote_hosts[0], ssh) if remote_hosts else LOOPBACK
 
 
-def free_port(host: str) -> int:
-    """A port of an address that nobody listens on just now. Raises OSError for an address of another machine."""
+@contextlib.contextmanager
+def reserve_port(host: str) -> Iterator[int]:
+    """A free port of an address that nobody else can take while the block runs, and that gRPC can listen on in it.
+
+    Both sockets share the port (SO_REUSEPORT, which gRPC sets, too); this one never listens. jaxlib may end its process
+    where a port is taken between its choice and its use. Raises OSError for an address of another machine.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.bind(address)
-        return int(probe.getsockname()[1])
+    with socket.socket(family, kind, protocol) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(address)
+        yield int(holder.getsockname()[1])

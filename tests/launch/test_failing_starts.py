@@ -15,7 +15,7 @@ from shardwright.launch.supervision import Finish, ProcessEnded
 def run(command: tuple[str, ...], directory: Path) -> tuple[Finish, str, list[bytes]]:
     """The outcome of one process here, the words about its failure, and what it wrote."""
     taken: list[bytes] = []
-    process = ProcessSpec(number=0, label="0", description="rank 0", host=Host(name="localhost"), command=command)
+    process = ProcessSpec(number=0, kind="rank", label="0", host=Host(name="localhost"), command=command)
     job = Job(processes=(process,), directory=str(directory))
     outcome = run_job(job, RunOptions(sinks={"stdout": taken.append, "stderr": taken.append}))
     return outcome, str(failure_of(job, outcome) or ""), taken

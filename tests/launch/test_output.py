@@ -17,7 +17,7 @@ from shardwright.launch.output import JobOutput, LineSplitter
 def specs(count: int) -> list[ProcessSpec]:
     host = Host(name="localhost", slots=count)
     return [
-        ProcessSpec(number=number, label=str(number), description=f"rank {number}", host=host, command=("true",))
+        ProcessSpec(number=number, kind="rank", label=str(number), host=host, command=("true",))
         for number in range(count)
     ]
 
