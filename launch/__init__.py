@@ -5,3 +5,7 @@ supervision (a pure state machine) → launcher (the shell around it) → node (
 node_agent (what runs there) → output (what the user reads) → service (the coordination service of jax.distributed) →
 functions (a Python function instead of a command).
 """
+
+from shardwright.launch.functions import run
+
+__all__ = ["run"]

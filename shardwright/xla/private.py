@@ -9,6 +9,7 @@ Written against jax/jaxlib 0.10.2.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -359,12 +360,10 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 
 # ---- jax.distributed ----------------------------------------------------------
 def start_coordination_service(address: str, size: int) -> Any:
-    """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`; `shutdown()` ends it.
+    """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`.
 
-    Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
+    `shutdown()` ends it. Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
     """
-    import os
-
     level = "TF_CPP_MIN_LOG_LEVEL"
     before = os.environ.get(level)
     os.environ[level] = before or "3"

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import LaunchError, OptionError
-from shardwright.launch import values
-from shardwright.launch.functions import run
+from shardwright.launch import run, values
 from tests.launch import rank_functions
 
 
@@ -123,7 +122,7 @@ def test_arrays_of_objects_are_refused() -> None:
 
 SCRIPT = """\
 import os
-from shardwright.launch.functions import run
+from shardwright.launch import run
 
 def train(factor):
     return factor * int(os.environ["SHARDWRIGHT_RANK"])
