@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 from collections.abc import Sequence
@@ -138,6 +139,7 @@ def place_ranks(hosts: Sequence[Host], size: int, where: str = "-np") -> tuple[P
     return tuple(placements)
 
 
+@functools.cache
 def is_this_machine(name: str) -> bool:
     """Whether a host's name or address is this machine's: such an address can be bound here."""
     if is_loopback(name) or name == socket.gethostname():

@@ -144,7 +144,7 @@ def server_job(path: Path, environment: Mapping[str, str]) -> Job:
                 kind="task",
                 label=f"{node.index} {node.address}",
                 host=hosts[node.ip],
-                command=(sys.executable, "-m", "shardwright.server", str(path.resolve()), str(node.index)),
+                command=(sys.executable, "-m", "shardwright.server", os.path.abspath(path), str(node.index)),
             )
             for node in cluster.nodes
         ),

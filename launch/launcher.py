@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -118,6 +119,8 @@ def _remedy(reason: str, host: str) -> str:
         return f"log in once by hand, and compare the key: ssh {host}"
     if "Permission denied" in reason:
         return "give a key that the host accepts (--ssh-identity), or load it with ssh-add: no password is asked for"
+    if "exit code 127" in reason:
+        return f"install the same environment there: {sys.executable} has to be on every host"
     return f"try: ssh -o BatchMode=yes {host} true"
 
 

@@ -205,12 +205,15 @@ class Agent:
                 process.signal_group(signal.SIGKILL)
 
     def _report_ended(self) -> None:
-        """Report processes whose output is complete; what holds their pipes open longer is not waited for."""
-        for process in list(self._processes.values()):
-            if process.code is None or len(self._output) >= _MOST_WAITING_BYTES:
-                continue
-            if process.streams and time.monotonic() < process.ended_at + _DRAIN_S:
-                continue
+        """Report processes in the order in which they ended, each once its output is complete.
+
+        What else holds a process's pipes open is not waited for.
+        """
+        ended = [process for process in self._processes.values() if process.code is not None]
+        for process in sorted(ended, key=lambda process: process.ended_at):
+            drained = not process.streams or time.monotonic() >= process.ended_at + _DRAIN_S
+            if not drained or len(self._output) >= _MOST_WAITING_BYTES:
+                return
             for descriptor in list(process.streams):
                 os.set_blocking(descriptor, False)
                 while descriptor in process.streams:

@@ -82,8 +82,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise OptionError("expected `option: value` lines", where=str(path), remedy="write for example `np: 4`")
-    lines = {key.value: key.start_mark.line + 1 for key, _ in root.value}
-    values = {}
+    lines: dict[str, int] = {}
+    for key, _ in root.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            where = f"{path}:{line}: {key.value}"
+            raise OptionError("the option is given twice", where=where, remedy="give it once")
+        lines[str(key.value)] = line
+    values: dict[str, Any] = {}
     for key, value in data.items():
         name = str(key).replace("-", "_")
         where = f"{path}:{lines.get(str(key), 1)}: {key}"

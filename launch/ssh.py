@@ -36,7 +36,8 @@ class SshOptions:
             "-oStrictHostKeyChecking=yes",
             f"-oConnectTimeout={max(1, int(connect_timeout_s))}",
         ]
-        words += [f"-oServerAliveInterval={_ALIVE_INTERVAL_S}", "-oServerAliveCountMax=3", "-T", "-x"]
+        words += [f"-oServerAliveInterval={_ALIVE_INTERVAL_S}", "-oServerAliveCountMax=3"]
+        words += ["-oControlMaster=no", "-oRemoteCommand=none", "-T", "-x"]  # a shared connection is used, not made
         words += ["-p", str(self.port)] if self.port is not None else []
         words += ["-i", str(self.identity)] if self.identity is not None else []
         return words

@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from shardwright.launch.hosts import Host
 from shardwright.launch.job import Job, ProcessSpec
 from shardwright.launch.launcher import RunOptions, failure_of, run_job
-from shardwright.launch.supervision import Finish, ProcessEnded
+from shardwright.launch.supervision import Finish, NodeLost, ProcessEnded
 
 
 def run(command: tuple[str, ...], directory: Path) -> tuple[Finish, str, list[bytes]]:
@@ -58,3 +60,33 @@ def test_a_negative_code_is_a_signal(tmp_path: Path) -> None:
     outcome, words, _ = run(("/bin/sh", "-c", "kill -SEGV $$"), tmp_path)
     assert (outcome.exit_code, outcome.failure) == (139, ProcessEnded(0, -11))
     assert "rank 0 ended with SIGSEGV after" in words
+
+
+def test_the_first_to_end_is_the_first_to_be_named(tmp_path: Path) -> None:
+    """Rank 0 fails first, but what it left behind holds its output open."""
+    host = Host(name="localhost")
+    scripts = ("setsid sleep 60 & exit 3", "sleep 0.15; exit 4")
+    processes = [
+        ProcessSpec(number=number, kind="rank", label=str(number), host=host, command=("/bin/bash", "-c", script))
+        for number, script in enumerate(scripts)
+    ]
+    sinks = {"stdout": lambda data: None, "stderr": lambda data: None}
+    outcome = run_job(Job(processes=tuple(processes), directory=str(tmp_path)), RunOptions(sinks=sinks))
+    assert outcome.failure == ProcessEnded(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("ssh ended with exit code 127: bash: /x/python: No such file", f"{sys.executable} has to be on every host"),
+        ("ssh ended with exit code 255: Host key verification failed.", "compare the key: ssh far"),
+        ("ssh ended with exit code 255: me@far: Permission denied (publickey).", "--ssh-identity"),
+        ("no answer within 30 s", "try: ssh -o BatchMode=yes far true"),
+    ],
+)
+def test_a_lost_host_gets_a_remedy(reason: str, remedy: str) -> None:
+    job = Job(processes=(), directory="/")
+    failure = failure_of(job, Finish(exit_code=1, failure=NodeLost("far", reason)))
+    assert failure is not None
+    assert (failure.where, failure.message) == ("far", reason)
+    assert remedy in failure.remedy

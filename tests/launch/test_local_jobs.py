@@ -110,6 +110,19 @@ def test_a_killed_launcher_leaves_nothing_behind() -> None:
         job.gone_after_s(3.0)
 
 
+def test_a_killed_agent_leaves_no_rank_behind() -> None:
+    with launched("-np", "2", "bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done") as job:
+        for _ in range(2):
+            job.wait_for_line("ready")
+        (agent,) = [process for process in job.processes() if "SHARDWRIGHT_RANK" not in process.environ()]
+        agent.kill()
+        code, _, err = job.result(10.0)
+        job.gone_after_s(3.0)
+    assert code == 1
+    assert "localhost: python" in err
+    assert "ended with SIGKILL" in err
+
+
 def test_what_ranks_leave_running_ends_with_the_job() -> None:
     start = time.monotonic()
     code, out, _ = run_job("-np", "2", "bash", "-c", "setsid sleep 300 & sleep 300 & echo done")
@@ -176,6 +189,7 @@ def test_a_dry_run_shows_commands_and_no_secrets() -> None:
         assert f"    {line}" in out.splitlines()
 
 
+@pytest.mark.slow
 def test_check_runs_the_doctor() -> None:
     code, out, _ = run_job("-H", "localhost", "--check")
     assert "[localhost]<stdout>:ok       python" in out

@@ -146,6 +146,7 @@ def test_a_chatty_login_shell_does_no_harm(server: SshServer, tmp_path: Path) ->
     assert (code, out) == (0, "[0]<stdout>:hello\n")
 
 
+@pytest.mark.slow
 def test_check_runs_the_doctor_on_every_host(server: SshServer) -> None:
     code, out, _ = run_job("-H", "far-a:2,far-b:2", *server.flags, "--check")
     assert code in (0, 3)
