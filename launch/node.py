@@ -18,7 +18,7 @@ from shardwright.launch.hosts import Host
 from shardwright.launch.job import Job
 from shardwright.launch.output import JobOutput
 from shardwright.launch.ssh import SshOptions, ssh_command
-from shardwright.launch.supervision import Event, NodeLost, NodeReady, ProcessEnded
+from shardwright.launch.supervision import PASSED_ON, Event, NodeLost, NodeReady, ProcessEnded
 from shardwright.processes import describe_exit
 
 #: Lines of a host's own that errors show.
@@ -82,7 +82,8 @@ class Node:
                 )
 
     def send_signal(self, signal: int, numbers: Sequence[int]) -> None:
-        self._request(do="signal", numbers=list(numbers), signal=int(signal))
+        """To the process groups; signals that end nothing only to the processes: their children may not know them."""
+        self._request(do="signal", numbers=list(numbers), signal=int(signal), group=signal not in PASSED_ON)
 
     def begin_close(self) -> None:
         """Let the agent end: it ends what still runs. An ssh that has not reached its host is not waited for."""

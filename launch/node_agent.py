@@ -4,7 +4,7 @@ The launcher sends this file's text to a Python interpreter on each host, so it 
 runs on Python 3.8. Standard input brings one JSON object a line:
 
     {"do": "start", "number": 3, "command": [...], "environment": {...}, "directory": "/home/me"}
-    {"do": "signal", "numbers": [3], "signal": 15}
+    {"do": "signal", "numbers": [3], "signal": 15, "group": true}
 
 Standard output carries one JSON object a line; `output` is followed by that many bytes:
 
@@ -143,9 +143,16 @@ class Agent:
             if request["do"] == "start":
                 self._start(request)
             else:
-                for number in request["numbers"]:
-                    if number in self._processes:
-                        self._processes[number].signal_group(request["signal"])
+                self._signal(request)
+
+    def _signal(self, request: dict[str, Any]) -> None:
+        for number in request["numbers"]:
+            process = self._processes.get(number)
+            if process is not None and process.code is None:
+                if request["group"]:
+                    process.signal_group(request["signal"])
+                else:
+                    os.kill(process.pid, request["signal"])
 
     def _write(self) -> None:
         try:

@@ -69,7 +69,7 @@ class StartProcesses:
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """To the process groups of these processes."""
+    """To these processes, and to what they started where the signal ends them."""
 
     signal: int
     numbers: tuple[int, ...]

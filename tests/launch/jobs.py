@@ -61,7 +61,7 @@ class LaunchedJob:
         start = time.monotonic()
         while left := self.processes():
             assert time.monotonic() < start + most_s, left
-            time.sleep(0.05)
+            time.sleep(0.1)
         return time.monotonic() - start
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cli import main
 from tests.launch.jobs import STUBBORN, launched, run_job
 
 VARIABLES = ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GENERATION")
@@ -139,11 +140,6 @@ def test_a_reader_that_stops_ends_the_job() -> None:
         job.gone_after_s(3.0)
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
-    code, _, err = run_job("-np", "2", "no-such-program")
-    assert (code, "there is no program 'no-such-program'" in err) == (1, True)
-
-
 def test_a_program_that_cannot_start_is_named(tmp_path: Path) -> None:
     program = tmp_path / "broken"
     program.write_text("#!/no/such/interpreter\n")
@@ -152,16 +148,19 @@ def test_a_program_that_cannot_start_is_named(tmp_path: Path) -> None:
     assert (code, "rank 0 cannot be started" in err or "rank 1 cannot be started" in err) == (127, True)
 
 
-def test_bad_values_name_their_flag() -> None:
-    for arguments, named in [
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
         (("-np", "0", "true"), "error: -np: '0' is not a whole number"),
         (("true",), "error: -np: how many ranks?"),
         (("-np", "4", "-H", "a:1,b:2", "true"), "error: -np: 4 processes do not fit the 3 slots of a:1, b:2"),
         (("-np", "2"), "error: COMMAND: what shall run?"),
-    ]:
-        code, _, err = run_job(*arguments)
-        assert code == 1
-        assert err.startswith(named), err
+        (("-np", "2", "no-such-program"), "error: shardwright run: there is no program 'no-such-program'"),
+    ],
+)
+def test_bad_values_name_their_flag(arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(named)
 
 
 def test_a_config_file_is_enough(tmp_path: Path) -> None:
@@ -172,13 +171,15 @@ def test_a_config_file_is_enough(tmp_path: Path) -> None:
     assert (code, out) == (0, "[0]<stdout>:bye\n")
 
 
-def test_a_dry_run_shows_commands_and_no_secrets() -> None:
-    code, out, err = run_job(
-        "-np", "3", "-H", "localhost:1,far.invalid:2", "--coordinator-address", "10.0.0.1", "--dry-run",
-        "--env", "API_TOKEN=hunter2", "--env", "STORE=https://me:hunter2@store/x", "python", "train.py",
-        environment={"WANDB_API_KEY": "hunter2", "XLA_FLAGS": "--xla_x"},
-    )  # fmt: skip
-    assert code == 0, err
+def test_a_dry_run_shows_commands_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_x")
+    arguments = ["-np", "3", "-H", "localhost:1,far.invalid:2", "--coordinator-address", "10.0.0.1", "--dry-run"]
+    variables = ["--env", "API_TOKEN=hunter2", "--env", "STORE=https://me:hunter2@store/x"]
+    assert main(["run", *arguments, *variables, "python", "train.py"]) == 0
+    out = capsys.readouterr().out
     assert "hunter2" not in out
     assert "host far.invalid: ssh " in out
     assert f"  rank 2: {sys.executable} train.py" in out.splitlines()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from shardwright.cli import main
 from shardwright.server.security import free_port
 from tests.launch.jobs import launched, run_job
 
@@ -59,22 +60,31 @@ def test_a_server_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
     assert "error: 127.0.0.1: task " in err
 
 
-def test_a_bad_cluster_file_is_named(tmp_path: Path) -> None:
-    code, _, err = run_job("--servers", str(tmp_path / "none.json"))
-    assert (code, "the file does not exist" in err) == (1, True)
+def test_a_bad_cluster_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--servers", str(tmp_path / "none.json")]) == 1
+    assert "none.json: the file does not exist" in capsys.readouterr().err
 
 
-def test_a_dry_run_shows_a_server_a_node(tmp_path: Path) -> None:
+def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, _ = cluster_file(tmp_path)
-    code, out, _ = run_job("--servers", str(path), "--dry-run")
-    assert code == 0
+    assert main(["run", "--servers", str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
     for task in (0, 1):
         assert f"-m shardwright.server {path} {task}\n" in out
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--servers", "c.json", "-np", "2"), ("--servers", "c.json", "true"), ("--check", "--servers", "c.json")],
+    ("arguments", "said"),
+    [
+        (("--servers", "c.json", "-np", "2"), "--servers takes its hosts from the cluster file"),
+        (("--servers", "c.json", "true"), "take no command"),
+        (("--check", "--servers", "c.json"), "two different things"),
+    ],
 )
-def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...]) -> None:
-    assert run_job(*arguments)[0] == 2
+def test_what_does_not_go_together_is_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["run", *arguments])
+    assert raised.value.code == 2
+    assert said in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_the_first_failure_ends_the_other_host(server: SshServer) -> None:
         job.wait_for_line("failing")
         failed_s = time.monotonic()
         code, _, err = job.result()
-        assert time.monotonic() - failed_s < 2.0
+        assert time.monotonic() - failed_s < 3.0
         job.gone_after_s(0.5)
     assert code == 255
     assert "error: far-b: rank 3 ended with exit code 255" in err
