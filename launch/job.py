@@ -113,7 +113,9 @@ def rank_variables(place: Placement, size: int, coordinator: str, generation: in
         "CROSS_SIZE": place.cross_size,
         "GENERATION": generation,
     }
-    return {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
+    variables = {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
+    # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
+    return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
 
 
 def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:

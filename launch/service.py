@@ -21,12 +21,12 @@ class CoordinationService:
     """The service for the ranks of one generation.
 
     host: an address of this machine that the ranks' hosts reach; loopback for ranks of this machine. size: how many
-    ranks there are. address: `host:port` that they connect to. Raises LaunchError.
+    ranks there are. port: 0 for a free one. address: `host:port` that they connect to. Raises LaunchError.
     """
 
-    def __init__(self, host: str, size: int) -> None:
+    def __init__(self, host: str, size: int, port: int = 0) -> None:
         try:
-            with reserve_port(host) as port:
+            with reserve_port(host, port) as port:
                 self.address = join_address(host, port)
                 self._service: Any = private.start_coordination_service(self.address, size)
         except (OSError, RuntimeError) as error:
@@ -51,24 +51,23 @@ class CoordinationService:
         self.close()
 
 
-def coordinator_host(remote_hosts: Sequence[Host], ssh: SshOptions, named: str | None = None) -> str:
+def coordinator_host(remote_hosts: Sequence[Host], ssh: SshOptions) -> str:
     """The address that the service listens on: loopback, or the one that the first other host reaches.
 
-    named: the user's choice, which comes first. Raises LaunchError.
+    Raises LaunchError.
     """
-    if named is not None:
-        return named
     return address_reached_from(remote_hosts[0], ssh) if remote_hosts else LOOPBACK
 
 
 @contextlib.contextmanager
-def reserve_port(host: str) -> Iterator[int]:
-    """A free port of an address that nobody else can take while the block runs, and that gRPC can listen on in it.
+def reserve_port(host: str, port: int = 0) -> Iterator[int]:
+    """A port that nobody else can take while the block runs, and that gRPC can listen on in it; of 0 a free one.
 
     Both sockets share the port (SO_REUSEPORT, which gRPC sets, too); this one never listens. jaxlib may end its process
-    where a port is taken between its choice and its use. Raises OSError for an address of another machine.
+    where a port is taken between its choice and its use. Raises OSError for an address of another machine, and for a
+    port that is taken.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(address)

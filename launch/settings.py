@@ -24,7 +24,11 @@ _LARGEST_SIZE = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What `shardwright run` was asked. size: None for all slots. hosts: empty for this machine alone."""
+    """What `shardwright run` was asked.
+
+    size: None for all slots. hosts: empty for this machine alone. coordinator_address: host and port, 0 for any; None
+    for the address that the other hosts reach.
+    """
 
     size: int | None = None
     hosts: tuple[Host, ...] = ()
@@ -34,7 +38,7 @@ class RunSettings:
     output_dir: Path | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     grace_s: float = DEFAULT_GRACE_S
-    coordinator_address: str | None = None
+    coordinator_address: tuple[str, int] | None = None
     timestamps: bool = False
     verbose: bool = False
 
@@ -139,6 +143,17 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
+def _address(value: Any, where: str) -> tuple[str, int]:
+    """`host`, `host:port` or `[host]:port`; the port is 0 where none is named."""
+    match = re.fullmatch(
+        r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?|([0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*)",
+        _text(value, where),
+    )
+    if match is None or int(match[3] or 0) > 65535:
+        raise _wrong(value, where, "an address, or an address and a port: 10.0.0.1:6000")
+    return match[1] or match[2] or match[4], int(match[3] or 0)
+
+
 def _path(value: Any, where: str) -> Path:
     return Path(_text(value, where)).expanduser()
 
@@ -224,7 +239,7 @@ _OPTIONS: dict[str, _Option] = {
     "output_dir": _Option(flag="--output-dir", read=_path),
     "start_timeout": _Option(flag="--start-timeout", read=_seconds, attribute="start_timeout_s"),
     "grace": _Option(flag="--grace", read=_seconds, attribute="grace_s"),
-    "coordinator_address": _Option(flag="--coordinator-address", read=_text),
+    "coordinator_address": _Option(flag="--coordinator-address", read=_address),
     "ssh_port": _Option(flag="--ssh-port", read=_whole_number(1, 65535)),
     "ssh_identity": _Option(flag="--ssh-identity", read=_path),
     "ssh_option": _Option(flag="--ssh-option", read=_ssh_options),

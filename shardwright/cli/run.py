@@ -64,7 +64,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     ssh.add_argument("--ssh-option", metavar="NAME=VALUE", action="append", help="as in ssh_config; may repeat")
     ssh.add_argument(
         "--coordinator-address",
-        metavar="ADDRESS",
+        metavar="ADDRESS[:PORT]",
         help="address of this machine that the hosts reach (found by itself)",
     )
     parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
@@ -101,6 +101,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
+    from shardwright.clusters.cluster import join_address
     from shardwright.launch.job import rank_job, resolve_command
     from shardwright.launch.launcher import ssh_of
     from shardwright.launch.service import CoordinationService, coordinator_host
@@ -112,14 +113,14 @@ def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
     command = resolve_command(settings.command)
     hosts = {place.host.name: place.host for place in placements}.values()
     other_hosts = [host for host in hosts if ssh_of(host, settings.ssh) is not None]
-    address = coordinator_host(other_hosts, settings.ssh, settings.coordinator_address)
+    address, port = settings.coordinator_address or (coordinator_host(other_hosts, settings.ssh), 0)
 
     def job_of(coordinator: str) -> Job:
         return rank_job(placements, command, coordinator=coordinator, environment=settings.environment)
 
     if dry_run:
-        return _show(job_of(f"{address}:PORT"), settings)
-    with CoordinationService(address, len(placements)) as service:
+        return _show(job_of(join_address(address, port or "PORT")), settings)
+    with CoordinationService(address, len(placements), port) as service:
         if settings.verbose:
             note(f"shardwright run: the coordination service listens on {service.address}")
         return _run(job_of(service.address), settings)

@@ -14,49 +14,12 @@ import pytest
 
 from shardwright.errors import LaunchError
 from shardwright.launch import service
+from shardwright.launch.hosts import Host, place_ranks
+from shardwright.launch.job import rank_variables
 from shardwright.launch.service import CoordinationService
 from shardwright.xla import private
 from tests.launch.jobs import launched, run_job
-
-#: Joins the job as rank: no rank starts a service, which is in the launcher.
-JOIN = """
-import os, signal, sys, time
-from unittest import mock
-import jax, jax.numpy as jnp, numpy as np
-from jax._src import distributed
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-
-rank, size = int(os.environ["SHARDWRIGHT_RANK"]), int(os.environ["SHARDWRIGHT_SIZE"])
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-with mock.patch.object(distributed._jax, "get_distributed_runtime_service"):
-    jax.distributed.initialize(os.environ["SHARDWRIGHT_COORDINATOR"], size, rank)
-mesh = Mesh(np.array(jax.devices()), "ranks")
-part = np.full((1,), rank + 1.0, np.float32)
-whole = jax.make_array_from_single_device_arrays(
-    (size,), NamedSharding(mesh, P("ranks")), [jax.device_put(part, jax.local_devices()[0])])
-total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, P()))(whole)
-print("sum", float(total.addressable_data(0)), flush=True)
-"""
-
-#: Rank 0 dies once the other has joined; the other still asks the service, then waits to be ended.
-LOSE_RANK_0 = (
-    JOIN
-    + """
-client = distributed.global_state.client
-if rank == 0:
-    client.wait_at_barrier("both", 20_000)
-    os.kill(os.getpid(), signal.SIGKILL)
-signal.signal(signal.SIGTERM, lambda *_: (print("asked to end", flush=True), os._exit(0)))
-client.wait_at_barrier("both", 20_000)
-time.sleep(0.2)
-client.key_value_set("alive", "yes")
-print("service says", client.blocking_key_value_get("alive", 5_000), flush=True)
-while True:
-    time.sleep(0.05)
-"""
-)
-
-ONE_DEVICE = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+from tests.launch.programs import JOIN, LOSE_RANK_0, ONE_DEVICE
 
 
 @pytest.mark.slow
@@ -90,10 +53,9 @@ def test_the_service_outlives_rank_0(tmp_path: Path) -> None:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "lose.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, **ONE_DEVICE, "SHARDWRIGHT_COORDINATOR": running.address,
-                     "SHARDWRIGHT_SIZE": "2", "SHARDWRIGHT_RANK": str(rank)},
+                env={**os.environ, **ONE_DEVICE, **rank_variables(place, 2, running.address, 0)},
             )
-            for rank in range(2)
+            for place in place_ranks((Host(name="localhost", slots=2),), 2)
         ]  # fmt: skip
         try:
             assert ranks[0].wait(60) == -9
@@ -120,6 +82,15 @@ def test_services_side_by_side_have_ports_of_their_own() -> None:
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(CoordinationService("127.0.0.1", 1)).address for _ in range(10)]
     assert len(set(addresses)) == 10
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match="Address already in use"):
+            CoordinationService("127.0.0.1", 1, port)
+    with CoordinationService("127.0.0.1", 1, port) as running:
+        assert running.address == f"127.0.0.1:{port}"
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

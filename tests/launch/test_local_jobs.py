@@ -140,6 +140,17 @@ def test_a_reader_that_stops_ends_the_job() -> None:
         job.gone_after_s(3.0)
 
 
+@pytest.mark.slow
+def test_a_reader_that_stalls_does_not_keep_the_job_alive() -> None:
+    """Standard output is full, as of a stopped terminal: exit codes come late, signals do not."""
+    with launched("-np", "2", "--grace", "0.5", "bash", "-c", "while echo line; do :; done") as job:
+        job.wait_for_line("line")
+        time.sleep(1.0)
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.wait(20) == 130
+        job.gone_after_s(1.0)
+
+
 def test_a_program_that_cannot_start_is_named(tmp_path: Path) -> None:
     program = tmp_path / "broken"
     program.write_text("#!/no/such/interpreter\n")

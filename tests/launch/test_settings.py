@@ -68,6 +68,8 @@ def test_the_command_line_wins(config: Path, tmp_path: Path) -> None:
         ({"hosts": "a:b"}, "-H", "'b' is no number of slots"),
         ({"env": ["NO_SUCH_VARIABLE_HERE"]}, "--env", "'NO_SUCH_VARIABLE_HERE' is not set here"),
         ({"env": ["1x=2"]}, "--env", "'1x' is no name"),
+        ({"coordinator_address": "10.0.0.1:70000"}, "--coordinator-address", "is not an address"),
+        ({"coordinator_address": "a:b"}, "--coordinator-address", "is not an address"),
         ({"output_dir": ""}, "--output-dir", "'' is not a text"),
         ({"hosts": "a", "hosts_file": "/dev/null"}, "--hosts-file", "names no host"),
     ],
@@ -102,6 +104,19 @@ def test_a_bad_config_names_line_and_key(text: str, where: str, message: str, tm
     with pytest.raises(OptionError, match=message) as raised:
         read_settings({}, path)
     assert raised.value.where == str(tmp_path / where)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("node", ("node", 0)),
+        ("10.0.0.1:6000", ("10.0.0.1", 6000)),
+        ("[fe80::1]:7", ("fe80::1", 7)),
+        ("::1", ("::1", 0)),
+    ],
+)
+def test_an_address_may_have_a_port(text: str, address: tuple[str, int]) -> None:
+    assert read_settings({"coordinator_address": text}).coordinator_address == address
 
 
 def test_an_unknown_key_gets_the_nearest(tmp_path: Path) -> None:

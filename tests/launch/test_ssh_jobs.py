@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.jobs import STUBBORN, launched, run_job
+from tests.launch.programs import JOIN, ONE_DEVICE
 from tests.launch.sshd import SshServer, needs_sshd, ssh_server
 
 pytestmark = needs_sshd
@@ -159,3 +160,12 @@ def test_ranks_here_and_there(server: SshServer) -> None:
         "-np", "2", "-H", "localhost:1,far:1", *server.flags, "python", "-c", "import sys; print(sys.executable)"
     )
     assert (code, sorted(out.splitlines())) == (0, [f"[{rank}]<stdout>:{sys.executable}" for rank in range(2)])
+
+
+@pytest.mark.slow
+def test_jax_on_two_hosts(server: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "join.py").write_text(JOIN)
+    code, out, err = run_job(
+        "-np", "2", "-H", "far-a,far-b", *server.flags, "python", "join.py", folder=tmp_path, environment=ONE_DEVICE
+    )
+    assert (code, out.count("sum 3.0")) == (0, 2), err
