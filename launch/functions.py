@@ -59,7 +59,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         Path(folder, CALL_FILE).write_text(text)
         _run_ranks(folder, name, np, env or {}, grace_s)
-        return [values.decode(Path(folder, RESULT_FILE.format(rank=rank)).read_text())["value"] for rank in range(np)]
+        return [_result(folder, name, rank) for rank in range(np)]
 
 
 def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str], grace_s: float) -> None:
@@ -87,6 +87,13 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
     raise LaunchError(failure.message, where=name, remedy=failure.remedy or "its last lines are above")
 
 
+def _result(folder: str, name: str, rank: int) -> Any:
+    record = Path(folder, RESULT_FILE.format(rank=rank))
+    if not record.exists():
+        raise LaunchError(f"rank {rank} ended without returning", where=name, remedy="leave out os._exit")
+    return values.decode(record.read_text())["value"]
+
+
 def _text_sink(stream: str) -> Sink:
     """Prints on `sys.stdout` or `sys.stderr`, wherever a notebook or a test has turned it."""
 
@@ -110,7 +117,7 @@ def find_function(function: Callable[..., Any]) -> dict[str, str]:
         kind = "a lambda" if "<lambda>" in name else "a function within a function"
         raise OptionError(f"{name} is {kind}: another process cannot import it", where="run", remedy=_REMEDY)
     module = sys.modules.get(module_name)
-    if _attribute(module, name) is not function:
+    if _attribute(module, name) != function:  # bound methods are equal, not the same
         raise OptionError(f"{module_name}:{name} is not this function", where="run", remedy=_REMEDY)
     if module_name != "__main__":
         return {"module": module_name, "file": "", "name": name}

@@ -20,15 +20,12 @@ STUBBORN = "trap '' TERM INT HUP; sleep 300 & while :; do sleep 0.1; done"
 
 
 class LaunchedJob:
-    """A running `shardwright run`; its processes carry a mark in their environment."""
+    """A running command that starts ranks; its processes carry a mark in their environment."""
 
-    def __init__(
-        self, arguments: Sequence[str], folder: Path | None = None, environment: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], folder: Path | None, environment: dict[str, str] | None) -> None:
         self.mark = uuid.uuid4().hex
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright", "run", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
             env={**os.environ, **(environment or {}), MARK: self.mark},
         )  # fmt: skip
 
@@ -73,14 +70,22 @@ class LaunchedJob:
 
 
 @contextlib.contextmanager
-def launched(
-    *arguments: str, folder: Path | None = None, environment: dict[str, str] | None = None
+def launched_program(
+    *command: str, folder: Path | None = None, environment: dict[str, str] | None = None
 ) -> Iterator[LaunchedJob]:
-    job = LaunchedJob(arguments, folder, environment)
+    job = LaunchedJob(command, folder, environment)
     try:
         yield job
     finally:
         job.close()
+
+
+def launched(
+    *arguments: str, folder: Path | None = None, environment: dict[str, str] | None = None
+) -> contextlib.AbstractContextManager[LaunchedJob]:
+    """`shardwright run` with these arguments."""
+    command = (sys.executable, "-m", "shardwright", "run", *arguments)
+    return launched_program(*command, folder=folder, environment=environment)
 
 
 def run_job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -35,7 +36,22 @@ def rows(count: int) -> np.ndarray:
     return np.full((count, 2), float(os.environ["SHARDWRIGHT_RANK"]), np.float32)
 
 
+def vanish() -> None:
+    os._exit(0)
+
+
+def stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(300)
+
+
 class Trainer:
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__
+
     @staticmethod
     def fit() -> str:
         return "fitted"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from shardwright.errors import LaunchError, OptionError
 from shardwright.launch import run, values
 from tests.launch import rank_functions
+from tests.launch.jobs import launched_program
 
 
 def test_results_come_in_the_order_of_ranks() -> None:
@@ -24,8 +26,25 @@ def test_results_come_in_the_order_of_ranks() -> None:
     assert results == [("hello", 0, 0.5), ("hello", 1, 0.5), ("hello", 2, 0.5)]
 
 
-def test_a_static_method_is_found() -> None:
+def test_methods_of_classes_are_found() -> None:
     assert run(rank_functions.Trainer.fit) == ["fitted"]
+    assert run(rank_functions.Trainer.name) == ["Trainer"]
+
+
+def test_a_rank_without_a_result_is_an_error() -> None:
+    with pytest.raises(LaunchError, match="rank 0 ended without returning"):
+        run(rank_functions.vanish)
+
+
+def test_ctrl_c_ends_the_ranks() -> None:
+    text = "from shardwright.launch import run\nfrom tests.launch.rank_functions import stubborn\nrun(stubborn, np=2)"
+    with launched_program(sys.executable, "-c", text) as job:
+        for _ in range(2):
+            job.wait_for_line("ready")
+        job.process.send_signal(signal.SIGINT)
+        code, _, err = job.result(10.0)
+        assert job.processes() == []
+    assert (code, err.rstrip().endswith("KeyboardInterrupt")) == (-signal.SIGINT, True)
 
 
 def test_arrays_come_back_whole() -> None:
