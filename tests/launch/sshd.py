@@ -55,6 +55,7 @@ def ssh_server(folder: Path) -> Iterator[SshServer]:
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\n"
         f"StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\nPermitRootLogin yes\nAcceptEnv {MARK}\n"
+        f"SetEnv HOME={folder}\n"  # no startup files of whoever runs the tests
     )
     with (folder / "sshd.log").open("wb") as log:
         server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -140,11 +141,28 @@ def test_a_host_that_does_not_answer_is_given_up(server: SshServer, tmp_path: Pa
     assert time.monotonic() - start < 15
 
 
-def test_a_chatty_login_shell_does_no_harm(server: SshServer, tmp_path: Path) -> None:
-    (tmp_path / "rc").write_text("echo welcome; echo motd >&2\n")
-    flags = [*server.flags, "--ssh-option", f"SetEnv=BASH_ENV={tmp_path / 'rc'}"]
-    code, out, _ = run_job("-np", "1", "-H", "far", *flags, "echo", "hello")
+def test_a_chatty_login_shell_does_no_harm(server: SshServer) -> None:
+    startup = server.folder / ".bashrc"
+    startup.write_text("echo welcome; echo '{}'; echo motd >&2; touch ~/sourced\n")
+    try:
+        code, out, _ = run_job("-np", "1", "-H", "far", *server.flags, "echo", "hello")
+    finally:
+        startup.unlink()
+    if not (server.folder / "sourced").exists():
+        pytest.skip("the login shell reads no .bashrc")
     assert (code, out) == (0, "[0]<stdout>:hello\n")
+
+
+@pytest.mark.slow
+def test_a_launcher_killed_at_any_moment_leaves_nothing(server: SshServer) -> None:
+    moments = random.Random(0)
+    for _ in range(10):
+        with launched(
+            "-np", "3", "-H", "localhost,far-a,far-b", *server.flags, "bash", "-c", f"setsid sleep 300 & {STUBBORN}"
+        ) as job:
+            time.sleep(moments.uniform(0.2, 2.0))
+            job.process.kill()
+            job.gone_after_s(5.0)
 
 
 @pytest.mark.slow
