@@ -180,6 +180,12 @@ class CheckpointError(ShardwrightError):
     code = "checkpoint"
 
 
+class LaunchError(ShardwrightError):
+    """Processes of a job cannot be started, or one of them failed; names the host or the rank."""
+
+    code = "launch"
+
+
 class InternalError(ShardwrightError):
     """A defect of Shardwright; the message holds the material of a bug report."""
 

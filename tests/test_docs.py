@@ -20,7 +20,7 @@ from tests.snippets.blocks import DOCUMENTS, ROOT
 
 #: Folders whose files documents name by path.
 FOLDERS = (
-    "shardwright", "client", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
+    "shardwright", "client", "launch", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
     "oracles", "workloads", "tests",
 )  # fmt: skip
 

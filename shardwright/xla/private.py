@@ -9,6 +9,7 @@ Written against jax/jaxlib 0.10.2; 0.11.2 and 0.12.0 have them all.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "LoadedExecutable.get_parameter_shardings",
         "LoadedExecutable.hlo_modules",
         "array_result_handler",
+        "get_distributed_runtime_service",
         "mlir",
     ),
     "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
@@ -378,6 +380,22 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
         return handler(aval, sharding, committed=True, _skip_checks=True)
     except TypeError:  # newer jaxlib has no checks to skip
         return handler(aval, sharding, committed=True)
+
+
+# ---- jax.distributed ----------------------------------------------------------
+def start_coordination_service(address: str, size: int) -> Any:
+    """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`.
+
+    `shutdown()` ends it. Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
+    """
+    level = "TF_CPP_MIN_LOG_LEVEL"
+    before = os.environ.get(level)
+    os.environ[level] = before or "3"
+    try:
+        return _module("jaxlib._jax").get_distributed_runtime_service(address, size)
+    finally:
+        if before is None:
+            del os.environ[level]
 
 
 # ---- arrays that are elsewhere, as jax's own ---------------------------------------

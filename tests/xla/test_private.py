@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -268,3 +270,13 @@ def test_the_trace_context_follows_settings():
         assert private.trace_context() != before
     assert private.trace_context() == before
     assert hash(private.trace_context()) == hash(before)
+
+
+def test_a_coordination_service_listens_until_it_is_shut_down() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as holder:
+        port = holder.getsockname()[1]
+    service = private.start_coordination_service(f"127.0.0.1:{port}", 2)
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    service.shutdown()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
