@@ -17,8 +17,8 @@ import jax
 
 from shardwright.checkpoints import trees
 from shardwright.checkpoints.directories import MAX_STEP, resolve_directory
+from shardwright.client.array_specs import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
 from shardwright.client.resharding import materialize
