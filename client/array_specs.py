@@ -64,6 +64,11 @@ class ArrayType:
     element_type: str
     shape: tuple[int, ...]
 
+    @property
+    def type_text(self) -> str:
+        """As HLO writes it: `f32[8,16]`."""
+        return f"{self.element_type}[{','.join(map(str, self.shape))}]"
+
 
 def spec_of(leaf: Any) -> ArraySpec:
     """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars, types.

@@ -7,7 +7,6 @@ from math import prod
 
 import numpy as np
 
-from shardwright.client.array_specs import ArrayType
 from shardwright.client.frontends.program import Program
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
@@ -85,7 +84,7 @@ def describe_difference(first: Program, other: Program) -> str:
     """The reason of a program unlike the function's first, in words."""
     before = {argument.name: argument for argument in first.arguments}
     changed = [
-        f"{leaf.name} is {_describe_type(leaf)}, was {_describe_type(before[leaf.name])}"
+        f"{leaf.name} is {leaf.type_text}, was {before[leaf.name].type_text}"
         for leaf in other.arguments
         if leaf.name in before and before[leaf.name] != leaf
     ]
@@ -96,10 +95,6 @@ def describe_difference(first: Program, other: Program) -> str:
     if first.argument_names != other.argument_names:
         return "its arguments have other leaves"
     return "a static argument, JAX's settings, weak types or how arrays lie differ"
-
-
-def _describe_type(argument: ArrayType) -> str:
-    return f"{argument.element_type}[{','.join(map(str, argument.shape))}]"
 
 
 def outputs_to_read_back(lowered: Program) -> tuple[int, ...]:

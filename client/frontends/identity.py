@@ -13,7 +13,7 @@ from shardwright.client.frontends.program import Program
 def identity_program(specs: Sequence[ArraySpec]) -> Program:
     """The program of `lambda *arrays: arrays` for arrays of these types."""
     types = tuple(array_type(f"arrays[{n}]", spec) for n, spec in enumerate(specs))
-    shapes = [f"{kind.element_type}[{','.join(map(str, kind.shape))}]" for kind in types]
+    shapes = [kind.type_text for kind in types]
     lines = [f"  p.{n} = {shape} parameter({n})" for n, shape in enumerate(shapes)]
     operands = ", ".join(f"p.{n}" for n in range(len(types)))
     root = f"  ROOT result = ({', '.join(shapes)}) tuple({operands})"
