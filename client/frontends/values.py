@@ -78,7 +78,7 @@ def _convert(value: np.ndarray, dtype: np.dtype, kind: ArrayType) -> np.ndarray:
     if here > there:
         raise _mismatch(_describe(value), kind, f"pass x.astype({str(dtype)!r}) if that is meant")
     if there == here == _INTEGER and value.size:
-        limits = jax.numpy.iinfo(dtype)
+        limits = jax.numpy.iinfo(dtype)  # type: ignore[no-untyped-call]
         low, high = int(value.min()), int(value.max())
         if low < limits.min or high > limits.max:
             values = f"its values go from {low} to {high}, those of the type from {limits.min} to {limits.max}"

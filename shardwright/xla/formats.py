@@ -149,7 +149,8 @@ def _proto_fields(data: bytes) -> dict[int, object] | None:
         message.ParseFromString(data)
     except DecodeError:
         return None
-    return {field.field_number: field.data for field in UnknownFieldSet(message)}
+    fields = UnknownFieldSet(message)
+    return {fields[n].field_number: fields[n].data for n in range(len(fields))}
 
 
 def _convert(kind: _Kind, data: bytes, path: str) -> str:
@@ -169,7 +170,8 @@ def _convert(kind: _Kind, data: bytes, path: str) -> str:
         ) from None
     if child.returncode == _REFUSED:
         objection = child.stdout.decode(errors="replace").strip()
-        raise HloSyntaxError(f"XLA cannot read {kind}: {objection[:_MAX_OBJECTION]}", remedy=_remedy_of(objection))
+        first = objection.partition("\n")[0].removeprefix("UNKNOWN: ")[:_MAX_OBJECTION]
+        raise HloSyntaxError(f"XLA cannot read {kind}: {first}", remedy=_remedy_of(objection))
     if child.returncode != 0:
         last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
         how = describe_exit(child.returncode)
