@@ -108,6 +108,8 @@ def check_extras(requirements: Sequence[str]) -> Iterator[Finding]:
     """Per framework, what is installed of its extra, and whether that was tested. None of it is missing to others."""
     for extra, framework in _FRAMEWORKS.items():
         marked = [item for item in requirements if re.search(rf"extra == ['\"]{extra}['\"]", item)]
+        if not marked:
+            continue  # an installation from before the extra
         install = f"pip install 'shardwright[{extra}]'"
         findings: list[str] = []
         is_tested = True
