@@ -13,7 +13,6 @@ import jax
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.frontends.program import FrontEnd, Program
-from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram, describe_difference, donated_leaves
 from shardwright.client.resharding import fits, pin_layouts, place
@@ -133,6 +132,8 @@ class Step:
         Returns handles at once; it runs when the step is first called with them, or when one of them is read. Raises
         UnsupportedProgramError on host callbacks in `init_fn`.
         """
+        from shardwright.client.initializer import PendingInit
+
         self._state.require_open()
         return PendingInit(self._state, init_fn, args).handles()
 

@@ -100,10 +100,25 @@ def test_checkpoints_hold_64_bits(session: sw.Session, exported: Path, tmp_path:
     step.save(dict(zip(STATE, state, strict=True)), tmp_path, step=1).wait()
     restored = step.restore(tmp_path)
     assert [str(restored[name].dtype) for name in STATE] == ["float64", "float32", "int64", "uint32"]
+    zeros = {name: np.zeros_like(value) for name, value in zip(STATE, start(), strict=True)}
+    assert session.restore(tmp_path, like=zeros)["count"].dtype == np.int64
+    with pytest.raises(sw.CheckpointError, match=r"count holds integers of int64 beyond int32(.|\n)*enable_x64"):
+        step.save({"count": start()[2]}, tmp_path)
     *expected, _ = step(*state, *batch(1))
     *again, _ = step(*(restored[name] for name in STATE), *batch(1))
     for one, other in zip(expected, again, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_state_of_64_bits_is_born_on_the_servers(session: sw.Session, exported: Path) -> None:
+    step = session.program(exported / "train.hlo", donated=STATE, force="data")
+    with jax.enable_x64(True):
+        state = step.init(lambda: tuple(jnp.asarray(value) for value in start()))
+    losses = []
+    for number in range(STEPS):
+        *state, loss = step(*state, *batch(number))
+        losses.append(loss)
+    check_state(state, losses, exported)
 
 
 def test_arrays_of_64_bits_change_their_layout(session: sw.Session, exported: Path) -> None:
