@@ -121,8 +121,8 @@ def _sharding(dims: tuple[str | None, ...]) -> Any:
 
 
 def _handles(session: Any, values: list[Any], layout: Any) -> list[Any]:
+    from shardwright.client.array_specs import spec_of
     from shardwright.client.arrays import RemoteArray
-    from shardwright.client.frontends.jax import spec_of
 
     made = session._state.upload([(value, layout) for value in values])
     return [

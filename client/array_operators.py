@@ -22,7 +22,7 @@ from shardwright.errors import LargeFetchWarning
 from shardwright.xla import private
 
 if TYPE_CHECKING:
-    from shardwright.client.frontends.jax import ArraySpec
+    from shardwright.client.array_specs import ArraySpec
     from shardwright.client.session_state import SessionState
 
 #: An operator or a function of JAX that reads more warns, once per kind in a session.

@@ -16,7 +16,7 @@ from shardwright.errors import ArrayError
 from shardwright.xla import private
 
 if TYPE_CHECKING:
-    from shardwright.client.frontends.jax import ArraySpec
+    from shardwright.client.array_specs import ArraySpec
     from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
 
@@ -167,7 +167,7 @@ class RemoteArray(ArrayOperators):
         return self._contents()
 
     def _contents(self) -> Any:
-        from shardwright.client.frontends.jax import result_value
+        from shardwright.client.array_specs import result_value
 
         return result_value(self._fetch(), self.spec)
 

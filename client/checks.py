@@ -12,11 +12,10 @@ import jax
 
 from shardwright.client.array_operators import frames_to_user
 from shardwright.errors import NonFiniteError, SettingWarning
-from shardwright.xla import private
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
-    from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.frontends.program import Program
     from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
     from shardwright.proto.v1 import master_pb2
@@ -37,9 +36,6 @@ _WITHOUT_EFFECT: dict[str, str] = {
     "jax_transfer_guard_device_to_host": _NOT_GUARDED,
     "jax_default_device": "steps run on the devices of the servers",
 }
-#: Settings that change what is traced, though `jax.jit` itself traces nothing anew when they change.
-_TRACED_SETTINGS = ("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key")
-
 #: Values of a setting that is not on.
 _OFF = (None, False, "", "allow")
 
@@ -66,7 +62,7 @@ def checks_from_settings() -> Checks:
     return Checks(nans, infs) if nans or infs else NO_CHECKS
 
 
-def raise_not_finite(lowered: LoweredProgram, results: Sequence[RemoteArray | None], result: Any) -> None:
+def raise_not_finite(lowered: Program, results: Sequence[RemoteArray | None], result: Any) -> None:
     """Waits for the step that makes `results`, the leaves of `result`; raises the step's error.
 
     Raises NonFiniteError with the path of the first result with NaNs or infinities.
@@ -100,11 +96,6 @@ def _describe_values(step: StepResult, bad: Sequence[tuple[str, RemoteArray]]) -
     more = len(bad) - 1 - len(others)
     tail = f"; so do {', '.join(others)}" if others else ""
     return f"{name}, {handle.dtype}{list(handle.shape)}, holds {what}{tail}{f' and {more} more' if more else ''}"
-
-
-def trace_settings() -> Any:
-    """Equal, with equal hashes, under equal settings of tracing and lowering."""
-    return private.trace_context(), *(getattr(jax.config, name) for name in _TRACED_SETTINGS)
 
 
 def warn_of_settings(state: SessionState) -> None:

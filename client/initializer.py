@@ -17,9 +17,10 @@ import numpy as np
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram
+from shardwright.client.frontends.jax import JaxFunction
+from shardwright.client.frontends.program import Program
 from shardwright.client.placement import Placement, RowParts
-from shardwright.client.resharding import pin_layouts, place, type_of_value
+from shardwright.client.resharding import pin_layouts, place
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
@@ -35,19 +36,18 @@ class PendingInit:
         self._state = state
         self._lock = threading.RLock()
         function = JaxFunction(init_fn)
-        signature, self._leaves, _ = function.describe(args, {}, type_of_value)
+        self._signature, self._leaves, _ = function.describe(args, {})
         self._function = init_fn
         self._is_x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-        self._lowered = function.lower(signature, platform=state.info.platform)
+        self._lowered = function.lower(self._signature, platform=state.info.platform)
         self._handles: list[weakref.ref[RemoteArray]] = []
         self._has_run = False
 
     def handles(self) -> Any:
         """The initializer's result pytree, in handles."""
-        tree = self._lowered.result_tree
-        handles = [RemoteArray(self._state, spec, pending=self) for spec in self._lowered.results[: tree.num_leaves]]
+        handles = [RemoteArray(self._state, spec, pending=self) for spec in self._lowered.results]
         self._handles = [weakref.ref(handle) for handle in handles]
-        return jax.tree.unflatten(tree, handles)
+        return self._lowered.build_result(handles)
 
     def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
         """Runs it, one program for each mesh. wanted: `id()` of a handle → placement."""
@@ -84,16 +84,15 @@ class PendingInit:
             raise_not_finite(lowered, results, results)
         return [result for result in results if result is not None]
 
-    def _lower_outputs(self, outputs: Sequence[_Output]) -> LoweredProgram:
+    def _lower_outputs(self, outputs: Sequence[_Output]) -> Program:
         """The initializer, cut down to some of its results, or rows of them: XLA computes nothing else."""
 
         def initialize(*args: Any) -> tuple[Any, ...]:
             leaves = jax.tree.leaves(self._function(*args))
             return tuple(_rows_of(leaves[output.number], output.rows) for output in outputs)
 
-        signature = self._lowered.signature
         with jax.enable_x64(self._is_x64):
-            return JaxFunction(initialize).lower(signature, platform=self._state.info.platform)
+            return JaxFunction(initialize).lower(self._signature, platform=self._state.info.platform)
 
 
 @dataclass(frozen=True, slots=True)

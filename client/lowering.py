@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, spec_of
+from shardwright.client.frontends.jax import JaxFunction
+from shardwright.client.frontends.program import Program
 
 
 def lower(
@@ -17,7 +18,7 @@ def lower(
     static_argnames: str | Iterable[str] | None = None,
     platform: str = "cpu",
     **kwargs: Any,
-) -> LoweredProgram:
+) -> Program:
     """The program of `fn(*args, **kwargs)`; its `hlo_text` is the input of `shardwright.plan`.
 
     Unlike the text of `jax.jit(fn).lower(...)` it keeps every argument and all annotations.
@@ -38,6 +39,6 @@ def lower(
         static_argnums=static_argnums,
         static_argnames=static_argnames,
     )
-    signature, _, dynamic = function.describe(args, kwargs, spec_of)
-    function.require_unshared(dynamic)
+    signature, _, dynamic = function.describe(args, kwargs, takes_types=True)
+    function.check_arguments(dynamic)
     return function.lower(signature, platform=platform)

@@ -20,7 +20,7 @@ from shardwright.client.programs import (
     ArgumentSource,
     LoadedPlan,
     StepProgram,
-    leaf_numbers,
+    donated_leaves,
     options_key,
     outputs_to_read_back,
 )
@@ -30,7 +30,7 @@ from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
-    from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.frontends.program import Program
     from shardwright.client.session_state import SessionState
 
 _log = logging.getLogger("shardwright")
@@ -47,7 +47,7 @@ class ProgramCache:
 
     def prepare(
         self,
-        lowered: LoweredProgram,
+        lowered: Program,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
@@ -69,7 +69,7 @@ class ProgramCache:
             arguments = [self._intern(place) for place in placements_of(inputs, len(lowered.arguments))]
             outputs = [self._intern(place) for place in placements_of(returns, len(lowered.outputs))]
             sources = self._sources(lowered, inputs)
-        numbers = leaf_numbers(lowered)
+        numbers = lowered.leaf_numbers
         return StepProgram(
             lowered=lowered,
             plan=loaded.plan,
@@ -79,20 +79,21 @@ class ProgramCache:
             outputs=tuple(place for place in outputs if place is not None),
             leaf_numbers=numbers,
             leaf_places=tuple(arguments[number] for number in numbers),
+            donated=donated_leaves(lowered),
             sources=sources,
             results=returns,
             read_back=outputs_to_read_back(lowered),
         )
 
     @staticmethod
-    def _sources(lowered: LoweredProgram, entries: Sequence[ExecutableEntry]) -> tuple[ArgumentSource, ...]:
+    def _sources(lowered: Program, entries: Sequence[ExecutableEntry]) -> tuple[ArgumentSource, ...]:
         """Sources of an executable's arguments."""
-        leaves = {number: leaf for leaf, number in enumerate(leaf_numbers(lowered))}
+        leaves = {number: leaf for leaf, number in enumerate(lowered.leaf_numbers)}
         sources = []
         for entry in entries:
             constant = None
             if entry.number not in leaves:
-                constant = part_of(lowered.constants[entry.number - lowered.constants_at], entry)
+                constant = part_of(lowered.constants[entry.number], entry)
             sources.append(
                 ArgumentSource(
                     entry=entry,
@@ -105,7 +106,7 @@ class ProgramCache:
 
     def _load_program(
         self,
-        lowered: LoweredProgram,
+        lowered: Program,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None,
         devices: range | None,

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from shardwright.client.frontends.jax import ArrayType, LoweredProgram
+from shardwright.client.frontends.program import Program
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
 from shardwright.options.plan_options import PlanOptions
@@ -51,12 +51,13 @@ class StepProgram:
     session.
     leaf_numbers: flat argument number of each leaf of the call.
     leaf_places: `arguments` in the order of the call's leaves.
+    donated: numbers of the leaves consumed by a call, ascending.
     sources / results: inputs and outputs of the executable, in its order.
     read_back: small outputs, returned with the reply.
     load: the servers' reply to loading it.
     """
 
-    lowered: LoweredProgram
+    lowered: Program
     plan: Plan | PipelinePlan
     executable_id: str
     load: master_pb2.LoadResult
@@ -64,6 +65,7 @@ class StepProgram:
     outputs: tuple[Placement, ...]
     leaf_numbers: tuple[int, ...]
     leaf_places: tuple[Placement | None, ...]
+    donated: tuple[int, ...]
     sources: tuple[ArgumentSource, ...]
     results: tuple[ExecutableEntry, ...]
     read_back: tuple[int, ...]
@@ -73,17 +75,16 @@ class StepProgram:
         return self.lowered.name
 
 
-def leaf_numbers(lowered: LoweredProgram) -> tuple[int, ...]:
-    """Flat argument number of each leaf of the call: all but the hoisted constants."""
-    constants = range(lowered.constants_at, lowered.constants_at + len(lowered.constants))
-    return tuple(number for number in range(len(lowered.arguments)) if number not in constants)
+def donated_leaves(lowered: Program) -> tuple[int, ...]:
+    """Numbers of the leaves of a call that it consumes, ascending."""
+    return tuple(leaf for leaf, number in enumerate(lowered.leaf_numbers) if number in lowered.donated)
 
 
-def describe_difference(first: LoweredProgram, other: LoweredProgram) -> str:
+def describe_difference(first: Program, other: Program) -> str:
     """The reason of a program unlike the function's first, in words."""
     before = {argument.name: argument for argument in first.arguments}
     changed = [
-        f"{leaf.name} is {_describe_type(leaf)}, was {_describe_type(before[leaf.name])}"
+        f"{leaf.name} is {leaf.type_text}, was {before[leaf.name].type_text}"
         for leaf in other.arguments
         if leaf.name in before and before[leaf.name] != leaf
     ]
@@ -96,11 +97,7 @@ def describe_difference(first: LoweredProgram, other: LoweredProgram) -> str:
     return "a static argument, JAX's settings, weak types or how arrays lie differ"
 
 
-def _describe_type(argument: ArrayType) -> str:
-    return f"{argument.element_type}[{','.join(map(str, argument.shape))}]"
-
-
-def outputs_to_read_back(lowered: LoweredProgram) -> tuple[int, ...]:
+def outputs_to_read_back(lowered: Program) -> tuple[int, ...]:
     """Small results, e.g. a loss; state updated in place is not read."""
     small = [
         number

@@ -9,7 +9,7 @@ from typing import Any
 from jax.tree_util import tree_flatten_with_path
 
 from shardwright.checkpoints import trees
-from shardwright.client.frontends.jax import ArraySpec, key_impl_name
+from shardwright.client.array_specs import ArraySpec, key_impl_name
 from shardwright.errors import ArrayError, CheckpointError, ShardwrightError
 
 

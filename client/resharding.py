@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
-from shardwright.client.frontends.jax import ArraySpec, JaxFunction, Signature, spec_of, spec_of_handle, spec_of_value
+from shardwright.client.frontends.identity import identity_program
 from shardwright.client.placement import Placement, can_be_moved
 from shardwright.errors import InternalError
 from shardwright.options.plan_options import PlanOptions
@@ -24,16 +23,6 @@ from shardwright.plans.shardings import Mesh
 if TYPE_CHECKING:
     from shardwright.client.programs import StepProgram
     from shardwright.client.session_state import SessionState
-
-
-def type_of(leaf: Any) -> ArraySpec:
-    """Type of a leaf of a call: a handle's, or `spec_of` of other leaves."""
-    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of(leaf)
-
-
-def type_of_value(leaf: Any) -> ArraySpec:
-    """`type_of` a leaf with contents."""
-    return spec_of_handle(leaf) if type(leaf) is RemoteArray else spec_of_value(leaf)
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
@@ -144,13 +133,7 @@ def _move_on_servers(
 ) -> list[RemoteArray]:
     """One program returning its arguments, planned with both sides pinned; all layouts share one mesh."""
 
-    def relayout(*arrays: Any) -> tuple[Any, ...]:
-        return arrays
-
-    tree = jax.tree.structure((tuple(handles), {}))
-    lowered = JaxFunction(relayout).lower(
-        Signature((), tree, tuple(handle.spec for handle in handles)), platform=state.info.platform
-    )
+    lowered = identity_program([handle.spec for handle in handles])
     program = state.prepare(
         lowered,
         pin_layouts(

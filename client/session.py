@@ -20,6 +20,8 @@ from shardwright.proto.v1 import master_pb2
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.step import Step
+    from shardwright.hlo.entry import Names
+    from shardwright.xla.formats import ProgramSource
 
 
 def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
@@ -105,6 +107,45 @@ class Session:
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
+        return Step(self._state, function, checked, progress)
+
+    @show_options
+    def program(
+        self,
+        hlo: ProgramSource,
+        *,
+        names: Names | None = None,
+        donated: Iterable[int | str] | int | str | None = None,
+        results: Any = None,
+        name: str | None = None,
+        progress: Callable[[PlanProgress], None] | None = None,
+        **options: Unpack[UserOptions],
+    ) -> Step:
+        """A program of any framework as a step, called with arrays by position or by name.
+
+        The types are the program's own, 64-bit ones included. Several programs may share one state: a handle returned
+        by one may be passed to another.
+
+        Args:
+          hlo: HLO text, StableHLO text, the bytes of a serialized HloModuleProto or of StableHLO bytecode, or the path
+            of a file with one of them.
+          names: of the arguments: all in order, or some by number or by the text's own name. Default: the text's.
+          donated: numbers or names of arguments updated in place; their handles are gone after a call. Each is paired
+            with an output of its type. Default: those that the program aliases with outputs; `()` for none.
+          results: structure of the result, a pytree of output numbers, e.g. `{"loss": 0, "w": 1}`. Outputs left out are
+            dropped. Default: the program's tuple, or its one array.
+          name: in messages; default: the module's.
+          progress: called in this thread with a `PlanProgress` during planning.
+
+        Raises HloSyntaxError: it cannot be read. UnsupportedProgramError: it cannot run, for want of constants or of
+        fixed shapes. OptionError: a wrong option. A call raises ArgumentError where its arguments do not fit.
+        """
+        from shardwright.client.frontends.hlo import HloFunction
+        from shardwright.client.step import Step
+        from shardwright.xla.formats import read_program
+
+        checked = plan_options(**options)
+        function = HloFunction(read_program(hlo), names=names, donated=donated, results=results, name=name)
         return Step(self._state, function, checked, progress)
 
     def save(

@@ -35,7 +35,7 @@ from shardwright.protocol import wire
 if TYPE_CHECKING:
     from shardwright.client.checkpoints import Save
     from shardwright.client.embedded import EmbeddedServer
-    from shardwright.client.frontends.jax import LoweredProgram
+    from shardwright.client.frontends.program import Program
     from shardwright.client.placement import ExecutableEntry
     from shardwright.client.program_cache import ProgramCache
     from shardwright.client.programs import ArgumentSource, StepProgram
@@ -114,7 +114,7 @@ class SessionState:
 
     def prepare(
         self,
-        lowered: LoweredProgram,
+        lowered: Program,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
@@ -177,7 +177,7 @@ class SessionState:
         temporary: list[int],
     ) -> list[int]:
         """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`."""
-        from shardwright.client.frontends.jax import host_value
+        from shardwright.client.array_specs import host_value
         from shardwright.client.placement import part_of
 
         ids: list[int] = []

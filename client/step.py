@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.checks import checks_from_settings, raise_not_finite, trace_settings, warn_of_settings
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
-from shardwright.client.frontends.nnx_modules import write_back
-from shardwright.client.initializer import PendingInit
+from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
+from shardwright.client.frontends.program import FrontEnd, Program
 from shardwright.client.placement import Placement
-from shardwright.client.programs import StepProgram, describe_difference, leaf_numbers
-from shardwright.client.resharding import fits, pin_layouts, place, type_of, type_of_value
+from shardwright.client.programs import StepProgram, describe_difference, donated_leaves
+from shardwright.client.resharding import fits, pin_layouts, place
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
@@ -51,7 +49,7 @@ class Step:
     def __init__(
         self,
         state: SessionState,
-        function: JaxFunction,
+        function: FrontEnd,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
     ) -> None:
@@ -59,9 +57,8 @@ class Step:
         self._function = function
         self._options = options
         self._progress = progress
-        self._lowered: dict[Signature, LoweredProgram] = {}
-        self._programs: dict[Signature, list[StepProgram]] = {}
-        self._donated: dict[Signature, tuple[int, ...]] = {}
+        self._lowered: dict[Hashable, Program] = {}
+        self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,22 +108,20 @@ class Step:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
     ) -> tuple[StepProgram, Any]:
         warn_of_settings(self._state)
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of_value, trace_settings())
+        signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves)
         if program is None:
             program = self._prepare_program(signature, leaves, dynamic)
-            leaves = place(self._state, leaves, program, self._donated[signature])
-        donated = self._donated[signature]
+            leaves = place(self._state, leaves, program, program.donated)
         if program.lowered.changed:
-            self._function.require_unshared(dynamic)
-        self._check_donated(program, leaves, donated)
+            self._function.check_arguments(dynamic)
+        self._check_donated(program, leaves)
         checks = checks_from_settings()
         results = self._state.run(program, leaves, is_traced=is_traced, checks=checks)
-        self._transfer_donated(program, leaves, donated, results)
-        result_tree = program.lowered.result_tree
-        result = jax.tree.unflatten(result_tree, results[: result_tree.num_leaves])
-        write_back(dynamic, program.lowered.changed, results[result_tree.num_leaves :])
+        self._transfer_donated(program, leaves, results)
+        result = program.lowered.build_result(results)
+        self._function.write_back(dynamic, program.lowered, results)
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
@@ -137,6 +132,8 @@ class Step:
         Returns handles at once; it runs when the step is first called with them, or when one of them is read. Raises
         UnsupportedProgramError on host callbacks in `init_fn`.
         """
+        from shardwright.client.initializer import PendingInit
+
         self._state.require_open()
         return PendingInit(self._state, init_fn, args).handles()
 
@@ -150,17 +147,17 @@ class Step:
         """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
         return self._state.restore(directory, step=step, like=like)
 
-    def lower(self, *args: Any, **kwargs: Any) -> LoweredProgram:
+    def lower(self, *args: Any, **kwargs: Any) -> Program:
         """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
 
         Arguments may be `jax.ShapeDtypeStruct`s.
         """
-        signature, _, _ = self._function.describe(args, kwargs, type_of, trace_settings())
+        signature, _, _ = self._function.describe(args, kwargs, takes_types=True)
         return self._lower(signature)
 
     def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it."""
-        signature, leaves, dynamic = self._function.describe(args, kwargs, type_of, trace_settings())
+        signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
         return program.plan
@@ -215,13 +212,13 @@ class Step:
 
     # ---- which program ---------------------------------------------------------------
 
-    def _find_program(self, signature: Signature, leaves: list[Any]) -> StepProgram | None:
+    def _find_program(self, signature: Hashable, leaves: list[Any]) -> StepProgram | None:
         for program in self._programs.get(signature, ()):
             if fits(leaves, program.leaf_places):
                 return program
         return None
 
-    def _prepare_program(self, signature: Signature, leaves: list[Any], dynamic: Any) -> StepProgram:
+    def _prepare_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
         """A program for the call; handles may have to be resharded."""
         programs = self._programs.setdefault(signature, [])
         has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
@@ -230,20 +227,18 @@ class Step:
         for leaf in leaves:
             if isinstance(leaf, RemoteArray) and leaf._pending is None:
                 self._state.usable_ids(leaf)
-        self._function.require_unshared(dynamic)
-        donated = self._function.find_donated_leaves(dynamic)
+        self._function.check_arguments(dynamic)
         lowered = self._lower(signature)
         if self._main is not None:
             _log.info("%s: another program: %s", self._function.name, describe_difference(self._main.lowered, lowered))
-        program = self._plan_program(lowered, leaves, donated)
-        self._donated[signature] = tuple(sorted(donated))
+        program = self._plan_program(lowered, leaves)
         programs.append(program)
         self._main = self._main or program
         return program
 
-    def _plan_program(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> StepProgram:
+    def _plan_program(self, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
         """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
-        options = self._plan_options(lowered, leaves, donated)
+        options = self._plan_options(lowered, leaves)
         try:
             return self._state.prepare(lowered, options, self._progress)
         except (AnnotationError, PlanError):
@@ -252,7 +247,7 @@ class Step:
             free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
             return self._state.prepare(lowered, free, self._progress)
 
-    def _lower(self, signature: Signature) -> LoweredProgram:
+    def _lower(self, signature: Hashable) -> Program:
         try:
             lowered = self._lowered.get(signature)
         except ValueError as error:  # of comparing static fields, such as arrays
@@ -265,32 +260,31 @@ class Step:
             self._lowered[signature] = lowered
         return lowered
 
-    def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
+    def _plan_options(self, lowered: Program, leaves: Sequence[Any]) -> PlanOptions:
         """The user's options, plus pinned layouts of the arrays that stay in place."""
         options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
-        pinned = self._layouts_to_pin(lowered, leaves, donated)
+        pinned = self._layouts_to_pin(lowered, leaves)
         mesh = self._common_mesh(list(pinned.values()))
         if mesh is None:
             return options
-        numbers = leaf_numbers(lowered)
+        numbers = lowered.leaf_numbers
         arguments = {numbers[n]: layout for n, layout in pinned.items() if layout.mesh == mesh}
         outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
         return pin_layouts(
             replace(options, mesh=mesh.sizes), arguments, self._main_output_layouts(lowered, mesh) | outputs
         )
 
-    def _layouts_to_pin(
-        self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
-    ) -> dict[int, Layout]:
+    def _layouts_to_pin(self, lowered: Program, leaves: Sequence[Any]) -> dict[int, Layout]:
         """Leaf number → pinned layout.
 
         A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless another such step
         has chosen before. Steps that only read arrays accept their layouts.
         """
         is_choosing = self._main is None
+        donated = set(donated_leaves(lowered))
         has_wishes = self._options.mesh is not None or self._options.force is not None
         pinned: dict[int, Layout] = {}
-        for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
+        for number, (leaf, argument) in enumerate(zip(leaves, lowered.leaf_numbers, strict=True)):
             if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
                 continue
             is_mine = number in donated
@@ -324,11 +318,11 @@ class Step:
         is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
         return mesh if is_wanted else None
 
-    def _main_argument_layouts(self, lowered: LoweredProgram) -> dict[int, Layout]:
+    def _main_argument_layouts(self, lowered: Program) -> dict[int, Layout]:
         """Leaf number → layout of the argument of the same name and type in this step's first program."""
         main = self._require_program()
         layout_by_argument = dict(zip(main.lowered.arguments, main.arguments, strict=True))
-        numbers = enumerate(leaf_numbers(lowered))
+        numbers = enumerate(lowered.leaf_numbers)
         places = {
             n: layout_by_argument[lowered.arguments[a]]
             for n, a in numbers
@@ -336,7 +330,7 @@ class Step:
         }
         return {n: place for n, place in places.items() if self._may_stay(place)}
 
-    def _main_output_layouts(self, lowered: LoweredProgram, mesh: Mesh) -> dict[int, Layout]:
+    def _main_output_layouts(self, lowered: Program, mesh: Mesh) -> dict[int, Layout]:
         """Layouts of outputs shared with this step's first program: state that is not donated keeps its own."""
         if self._main is None:
             return {}
@@ -354,17 +348,17 @@ class Step:
 
     # ---- donation ----------------------------------------------------------------------
 
-    def _check_donated(self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int]) -> None:
+    def _check_donated(self, program: StepProgram, leaves: Sequence[Any]) -> None:
         """Each donated handle stands once among the arguments."""
-        if not donated:
+        if not program.donated:
             return
         handles = [id(leaf) for leaf in leaves if isinstance(leaf, RemoteArray)]
         if len(set(handles)) == len(handles):
             return
-        for number in donated:
+        for number in program.donated:
             if handles.count(id(leaves[number])) > 1:
                 name = program.lowered.argument_names[program.leaf_numbers[number]]
-                is_captured = any(leaves[number] is handle for handle in program.lowered.captured)
+                is_captured = any(leaves[number] is handle for handle in program.lowered.captured.values())
                 fault = f"is closed over by {program.name}" if is_captured else f"is passed to {program.name} twice"
                 raise ArrayError(
                     f"the donated array {name} {fault}",
@@ -373,14 +367,14 @@ class Step:
                 )
 
     def _transfer_donated(
-        self, program: StepProgram, leaves: Sequence[Any], donated: Sequence[int], results: Sequence[RemoteArray | None]
+        self, program: StepProgram, leaves: Sequence[Any], results: Sequence[RemoteArray | None]
     ) -> None:
         """Marks donated handles deleted, and the results in their place owners of the layout."""
-        if not donated:
+        if not program.donated:
             return
         aliases = program.lowered.aliases
         reused = set(aliases.values())
-        for number in donated:
+        for number in program.donated:
             leaf = leaves[number]
             if isinstance(leaf, RemoteArray):
                 leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright import errors
 from shardwright.errors import (
     AnnotationError,
+    ArgumentError,
     ArrayError,
     AuthenticationError,
     CheckpointError,
@@ -81,6 +82,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AnnotationError",
+    "ArgumentError",
     "ArrayError",
     "AuthenticationError",
     "CheckpointError",

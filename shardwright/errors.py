@@ -50,6 +50,12 @@ class UnsupportedProgramError(ShardwrightError):
     code = "unsupported_program"
 
 
+class ArgumentError(ShardwrightError, TypeError):
+    """Arguments of a call that a program does not take: their number, names, shapes or types."""
+
+    code = "argument"
+
+
 class OptionError(ShardwrightError):
     """An option has a wrong value, or names a feature missing in this version."""
 

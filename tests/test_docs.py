@@ -88,7 +88,7 @@ def test_every_option_of_a_plan_is_explained() -> None:
         )
     )
     parameters = {*inspect.signature(Session.parallelize).parameters, *inspect.signature(plan).parameters}
-    assert parameters - {"self", "fn", "hlo_text", "cluster"} <= rows
+    assert parameters - {"self", "fn", "hlo", "names", "cluster"} <= rows
 
 
 def test_changelog_has_the_version() -> None:

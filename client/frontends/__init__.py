@@ -1,1 +1,1 @@
-"""Front ends: how a framework's function becomes HLO text. JAX is the first."""
+"""Front ends: how a framework's function becomes a program. A folder each, loaded when it is used."""

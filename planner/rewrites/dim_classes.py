@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from shardwright.hlo import Computation, Instruction, Module
+from shardwright.hlo.entry import flat_aliases
 from shardwright.planner.rewrites.dim_links import Dim, Links, callees_of, links
-from shardwright.planner.rewrites.edit import flat_aliases
 from shardwright.planner.rules.data_movement import reshape_groups
 
 #: A dimension cut into more pieces than this is cut for its elements, not because it holds several things at once.

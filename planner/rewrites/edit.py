@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 
 from shardwright.errors import InternalError
 from shardwright.hlo import (
@@ -183,29 +182,3 @@ def module_of(source: Module, computations: list[Computation]) -> Module:
             "entry_computation_layout", f"{{({parameters})->{format_shape(entry.root.shape)}}}"
         )
     return Module(source.name, header, computations, entry, source.tables)
-
-
-def flat_aliases(module: Module) -> dict[int, int]:
-    """Output leaf → parameter leaf with the reusable buffer, both counted flat over all arrays."""
-    first = [0]
-    for parameter in module.entry.parameters:
-        first.append(first[-1] + len(parameter.shape.leaves))
-    starts: dict[int, list[int]] = {}
-    aliases = {}
-    for alias in module.aliases:
-        output = _flat_index(module.entry.root.shape, alias.output_index, starts)
-        parameter = module.entry.parameters[alias.parameter_number]
-        aliases[output] = first[alias.parameter_number] + _flat_index(parameter.shape, alias.parameter_index, starts)
-    return aliases
-
-
-def _flat_index(shape: Shape, path: tuple[int, ...], starts: dict[int, list[int]]) -> int:
-    """Number of the first array leaf behind an index. starts: of each tuple's elements, by its id; filled here."""
-    flat = 0
-    for step in path:
-        assert isinstance(shape, TupleShape)
-        if id(shape) not in starts:
-            starts[id(shape)] = [0, *accumulate(len(element.leaves) for element in shape.elements)]
-        flat += starts[id(shape)][step]
-        shape = shape.elements[step]
-    return flat

@@ -17,6 +17,7 @@ from math import prod
 
 from shardwright.errors import PlanError
 from shardwright.hlo import ArrayShape, Computation, Instruction, Module
+from shardwright.hlo.entry import flat_aliases
 from shardwright.planner.rewrites import edit
 from shardwright.planner.rewrites.boundary import reshape_variables
 from shardwright.planner.rewrites.dim_classes import Required, choose_splits, reachable_computations
@@ -96,7 +97,7 @@ def _diff(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> dict[i
 def check_required(module: Module, required: Required) -> Required:
     """The same requirements, for both sides of each buffer an argument and an output share."""
     parameters, outputs = dict(required.parameters), dict(required.outputs)
-    for output, parameter in edit.flat_aliases(module).items():
+    for output, parameter in flat_aliases(module).items():
         if parameter in parameters:
             outputs[output] = parameters[parameter]
         elif output in outputs:

@@ -12,6 +12,7 @@ from shardwright.cost import HardwareProfile
 from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.hlo import Module, elided
 from shardwright.hlo.elided import PRINT_THEM
+from shardwright.hlo.entry import parameter_names
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.planner.clock import Clock
@@ -24,7 +25,7 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.graph.donation import alias_donors
 from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.inlining import inline_calls
-from shardwright.planner.graph.names import argument_names, output_names, parameter_names
+from shardwright.planner.graph.names import argument_names, output_names
 from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
 from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
 from shardwright.planner.graph.sharding_calls import find_output_shardings, insert_sharding_calls

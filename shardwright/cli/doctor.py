@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -22,6 +22,9 @@ from shardwright.errors import ShardwrightError
 _DEVICES_DEADLINE_S = 60.0
 _CONNECT_DEADLINE_S = 2.0
 _STATUS_DEADLINE_S = 5.0
+
+#: Extras of pyproject.toml that bring a framework, by whose users they are for.
+_FRAMEWORKS = {"keras": "Keras", "tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 #: An eight-device GPT-2 quickstart uses about this much.
 _COMFORTABLE_MEMORY_BYTES = 4 * 2**30
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def run_checks(cluster: Cluster | None) -> list[Finding]:
     """All findings about this machine and, if given, about a cluster's ports."""
-    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _private_names, _devices, _memory]
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _extras, _private_names, _devices, _memory]
     findings = [finding for check in checks for finding in check()]
     if cluster is not None:
         master = cluster.master
@@ -95,6 +98,45 @@ def _packages() -> Iterator[Finding]:
             continue
         ok = all(_satisfies(version, operator, bound) for operator, bound in bounds)
         yield Finding(name=name, ok=ok, detail=version, remedy="" if ok else f"pip install '{requirement}'")
+
+
+def _extras() -> Iterator[Finding]:
+    yield from check_extras(metadata.requires("shardwright") or ())
+
+
+def check_extras(requirements: Sequence[str]) -> Iterator[Finding]:
+    """Per framework, what is installed of its extra, and whether that was tested. None of it is missing to others."""
+    for extra, framework in _FRAMEWORKS.items():
+        marked = [item for item in requirements if re.search(rf"extra == ['\"]{extra}['\"]", item)]
+        if not marked:
+            continue  # an installation from before the extra
+        install = f"pip install 'shardwright[{extra}]'"
+        findings: list[str] = []
+        is_tested = True
+        for requirement in marked:
+            name, bounds = _split_requirement(requirement.partition(";")[0])
+            version = _installed_version(name)
+            if version is None:
+                findings.append(f"{name} is not installed")
+            elif all(_satisfies(version, operator, bound) for operator, bound in bounds):
+                findings.append(f"{name} {version}")
+            else:
+                is_tested = False
+                tested = ",".join(sorted((operator + bound for operator, bound in bounds), reverse=True))
+                findings.append(f"{name} {version}, outside the tested range {tested}")
+        if all(finding.endswith("is not installed") for finding in findings):
+            findings = [f"not installed; {framework} users: {install}"]
+        yield Finding(name=f"extra [{extra}]", ok=True, detail=", ".join(findings), remedy="" if is_tested else install)
+
+
+def _installed_version(name: str) -> str | None:
+    """Version of a package, or of one that installs a module of this name, such as tensorflow-cpu."""
+    for package in (name, *metadata.packages_distributions().get(name, ())):
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def _split_requirement(requirement: str) -> tuple[str, list[tuple[str, str]]]:

@@ -19,7 +19,8 @@ from shardwright.errors import OptionError, ShardwrightError, UnsupportedProgram
 from shardwright.hlo.source import is_library
 
 if TYPE_CHECKING:
-    from shardwright.client.frontends.jax import ArrayType, LoweredProgram
+    from shardwright.client.array_specs import ArrayType
+    from shardwright.client.frontends.program import Program
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -110,7 +111,7 @@ def _user_errors_as_messages(name: str, *, is_debug: bool) -> Iterator[None]:
 
 def _user_line(error: Exception) -> str:
     """`model.py:3`, the innermost frame under our call outside any library; empty if the call itself failed."""
-    from shardwright.client.frontends import jax as front_end
+    from shardwright.client.frontends.jax import function as front_end
 
     frames = traceback.extract_tb(error.__traceback__)
     called_at = max(
@@ -120,7 +121,7 @@ def _user_line(error: Exception) -> str:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
-def _summary(program: LoweredProgram, name: str, platform: str) -> dict[str, Any]:
+def _summary(program: Program, name: str, platform: str) -> dict[str, Any]:
     def types(items: Sequence[ArrayType]) -> list[dict[str, Any]]:
         return [{"name": item.name, "type": item.element_type, "shape": list(item.shape)} for item in items]
 

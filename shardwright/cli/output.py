@@ -83,8 +83,26 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError:
         raise OptionError("the file is not UTF-8 text", where=path, remedy="give a text file") from None
     except OSError as error:
-        remedy = "check the path, or give - for standard input"
-        raise OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy) from None
+        raise _unreadable(path, error) from None
+
+
+def read_program_file(path: str) -> str:
+    """HLO text of a program in a file, or on standard input for `-`, in any format that `sw.plan` takes.
+
+    Raises OptionError or HloSyntaxError naming the path.
+    """
+    from shardwright.xla.formats import read_named_program
+
+    try:
+        data = sys.stdin.buffer.read() if path == STANDARD_STREAM else Path(path).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return read_named_program(data, path)
+
+
+def _unreadable(path: str, error: OSError) -> OptionError:
+    remedy = "check the path, or give - for standard input"
+    return OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy)
 
 
 def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, str | None]:
@@ -96,7 +114,7 @@ def read_plan(path: str, hlo: str | None = None) -> tuple[Plan | PipelinePlan, s
     from shardwright.plans.plan_text import plan_from_json
     from shardwright.user_plans import to_user_plan
 
-    hlo_text = read_text(hlo) if hlo else None
+    hlo_text = read_program_file(hlo) if hlo else None
     try:
         return to_user_plan(plan_from_json(read_text(path), hlo_text=hlo_text)), hlo_text
     except PlanError as error:

@@ -1,8 +1,11 @@
-"""`shardwright plan`: HLO text in, plan and annotated StableHLO out, with no server."""
+"""`shardwright plan`: a program in, plan and annotated StableHLO out, with no server."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
@@ -12,11 +15,16 @@ from shardwright.cli.output import (
     name_file_in_errors,
     note,
     print_json,
+    read_program_file,
     read_text,
     text_width,
     write_text,
 )
 from shardwright.cli.progress import planning_progress
+from shardwright.errors import OptionError
+
+if TYPE_CHECKING:
+    from shardwright.hlo.entry import Names
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -25,17 +33,26 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         common,
         "plan",
         summary="plan a program for a cluster",
-        description="Plan the HLO text of a training step for a cluster: what is split over what, and what it costs.",
+        description=(
+            "Plan a training step for a cluster: what is split over what, and what it costs. The step is HLO text, a\n"
+            "serialized HloModuleProto, StableHLO text or StableHLO bytecode, told apart by content."
+        ),
         examples=(
             "shardwright plan step.hlo --cluster 8 --explain",
             "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --out plan.json --emit step.sdy.mlir",
             "shardwright plan step.hlo --cluster 8 --mesh 2x4 --force mixed --json",
             "shardwright plan step.hlo --cluster 8 --mesh data=2,model=4 --force \"params['wte']=0:model,1:-\"",
             "shardwright plan step.hlo --cluster 8 --stages 2 --micro-batches 4 --trace step.trace.json",
+            "shardwright plan step.pb --names names.txt --cluster 8",
             "shardwright lower mymodel:step --args 'f32[8,16]' | shardwright plan - --cluster 8",
         ),
     )
-    parser.add_argument("file", metavar="FILE", help="HLO text, or - for standard input")
+    parser.add_argument("file", metavar="FILE", help="the program, or - for standard input")
+    parser.add_argument(
+        "--names",
+        metavar="FILE",
+        help="names of the arguments: one a line, a JSON list, or a JSON object from number or own name to name",
+    )
     add_cluster_option(parser, required=True)
     add_planning_options(parser)
     parser.add_argument("--out", metavar="PLAN.json", help="write the plan (schema: docs/plan-schema.json)")
@@ -51,13 +68,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Plans, checks, and writes the requested files; by default the explanation."""
     options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster, for_planning=True)
-    text = read_text(arguments.file)
+    text = read_program_file(arguments.file)
 
+    from shardwright.hlo import parse
+    from shardwright.hlo.entry import name_parameters
     from shardwright.planner.cache.plan_cache import plan_with_cache
     from shardwright.planner.cache.store import default_store
     from shardwright.user_plans import to_user_plan
 
     store = None if arguments.no_cache else default_store("plans")
+    if arguments.names:
+        names = names_of(arguments.names)
+        with name_file_in_errors(arguments.file):
+            module = parse(text)
+        options = replace(options, argument_names=name_parameters(module, names))
     with name_file_in_errors(arguments.file), planning_progress() as progress:
         plan = to_user_plan(plan_with_cache(text, cluster, options, store=store, progress=progress))
     if arguments.out:
@@ -72,3 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.explain or not (arguments.out or arguments.emit or arguments.trace):
         print(plan.explain(width=text_width()))
     return EXIT_OK
+
+
+def names_of(path: str) -> Names:
+    """Argument names in a file: one a line, or JSON. Raises OptionError naming the path."""
+    text = read_text(path)
+    if not text.lstrip().startswith(("[", "{")):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"it is no JSON: {error}", where=path, remedy="write one name a line, or JSON") from None
+    if isinstance(names, dict):
+        return {int(key) if key.isdecimal() else key: name for key, name in names.items()}
+    return list(names)

@@ -9,7 +9,8 @@ from shardwright.hlo.parser import parse
 #: How each that leaves them out is told not to.
 PRINT_THEM = (
     "print them: computation.as_hlo_text(print_large_constants=True), or XLA_FLAGS=--xla_dump_large_constants beside "
-    'XLA\'s --xla_dump_to; jax.jit(f).lower(...).as_text("hlo") does by itself'
+    'XLA\'s --xla_dump_to; jax.jit(f).lower(...).as_text("hlo") does by itself; '
+    'of TensorFlow take stage="hlo_serialized"'
 )
 
 

@@ -37,7 +37,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "hlo_module_from_text",
         "HloModule.to_string",
         "HloModule.as_serialized_hlo_module_proto",
-        "XlaComputation",
+        "HloPrintOptions.short_parsable",
+        "XlaComputation.get_hlo_module",
         "HloSharding.from_proto",
         "HloSharding.tile_assignment_devices",
         "HloSharding.tile_assignment_dimensions",
@@ -60,7 +61,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "get_distributed_runtime_service",
         "mlir",
     ),
-    "jaxlib._jax.mlir": ("xla_computation_to_mlir_module",),
+    "jaxlib._jax.mlir": ("mlir_module_to_xla_computation", "xla_computation_to_mlir_module"),
     "jaxlib.cpu._lapack": ("initialize",),
     "jaxlib.mlir.ir": ("Context", "DialectRegistry", "Module", "Operation", "InsertionPoint", "NameLoc.name_str"),
     "jaxlib.mlir.dialects.sdy": ("ShardingConstraintOp", "register_dialect"),
@@ -141,6 +142,30 @@ def parse_hlo(text: str) -> Any:
 def canonical_hlo(text: str) -> str:
     """HLO text printed by XLA after parsing: the referee of our parser and printer."""
     return str(parse_hlo(text).to_string())
+
+
+def hlo_of_proto(serialized: bytes) -> str:
+    """HLO text of a serialized HloModuleProto, with all constants and metadata; HloSyntaxError if XLA refuses it."""
+    hlo = _module("jaxlib._hlo")
+    try:
+        return _print_module(hlo.XlaComputation(serialized))
+    except Exception as error:
+        raise HloSyntaxError(str(error)) from None
+
+
+def hlo_of_stablehlo(module: bytes) -> str:
+    """HLO text of StableHLO in text or bytecode, likewise."""
+    convert = _module("jaxlib._jax.mlir").mlir_module_to_xla_computation
+    try:
+        return _print_module(convert(module, use_tuple_args=False))
+    except Exception as error:
+        raise HloSyntaxError(str(error)) from None
+
+
+def _print_module(computation: Any) -> str:
+    options = _module("jaxlib._hlo").HloPrintOptions.short_parsable()
+    options.print_metadata = True
+    return str(computation.get_hlo_module().to_string(options))
 
 
 #: An instruction's `metadata={…}`; strings inside may hold braces.

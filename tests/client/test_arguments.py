@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 
 import shardwright as sw
-from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, spec_of, spec_of_value
+from shardwright.client.frontends.jax import JaxFunction
+from shardwright.client.frontends.program import Program
 
 ROWS = np.arange(12.0, dtype=np.float32).reshape(3, 4)
 
@@ -78,7 +79,7 @@ def test_a_refused_leaf_is_named_by_its_path_with_a_remedy(kind: str) -> None:
     leaf, what, remedy = REFUSED[kind]
     batch = {"x": ROWS, "meta": {"name": leaf}}
     with pytest.raises(sw.UnsupportedProgramError, match=what) as caught:
-        JaxFunction(lambda state, batch: state).describe((1.0, batch), {}, spec_of_value)
+        JaxFunction(lambda state, batch: state).describe((1.0, batch), {})
     assert caught.value.where == "batch['meta']['name']"
     assert re.search(remedy, caught.value.remedy)
     assert str(caught.value).count("\n") == 1  # one sentence, one remedy
@@ -86,7 +87,7 @@ def test_a_refused_leaf_is_named_by_its_path_with_a_remedy(kind: str) -> None:
 
 def test_a_deleted_array_is_named() -> None:
     with pytest.raises(sw.ArrayError, match=r"rest\[1\]\[0\]: .*deleted"):
-        JaxFunction(lambda *rest: rest).describe((1.0, [deleted()]), {}, spec_of_value)
+        JaxFunction(lambda *rest: rest).describe((1.0, [deleted()]), {})
 
 
 def test_a_refused_result_is_named_by_its_path() -> None:
@@ -149,7 +150,7 @@ def step(x, scale=2.0, mode="up", *, power=1, name="n"):
     return y**power if name == "n" else -y
 
 
-def donated(program: LoweredProgram) -> set[str]:
+def donated(program: Program) -> set[str]:
     return {program.argument_names[number] for number in program.aliases.values()}
 
 
@@ -179,9 +180,18 @@ def test_donated_keywords() -> None:
 
     program = sw.lower(update, 1.0, params=ROWS, state=ROWS, donate_argnames=["params", "state"])
     assert donated(program) == {"params", "state"}
-    function = JaxFunction(update, donate_argnames="state")
-    _, _, dynamic = function.describe((1.0,), {"state": ROWS, "params": [ROWS, ROWS]}, spec_of)
-    assert function.find_donated_leaves(dynamic) == {3}
+    program = sw.lower(
+        lambda batch, *, params, state: state * batch, 1.0, params=[ROWS, ROWS], state=ROWS, donate_argnames="state"
+    )
+    assert program.donated == {3}
+    assert program.argument_names[3] == "state"
+
+
+def test_donated_keywords_stand_after_constants() -> None:
+    table = jnp.ones(300)
+    program = sw.lower(lambda x, *, state: state + table.sum() * x, 1.0, state=ROWS, donate_argnames="state")
+    assert [program.argument_names[number] for number in program.donated] == ["state"]
+    assert list(program.constants) == [1]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ RULES = {
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:
     made = front_end.JaxFunction(function)
-    signature, _, _ = made.describe(arguments, {}, front_end.spec_of)
+    signature, _, _ = made.describe(arguments, {}, takes_types=True)
     return made.lower(signature, platform="cpu").hlo_text
 
 

@@ -14,28 +14,19 @@ from jax.experimental import io_callback
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
-from shardwright.client.frontends.jax import (
-    ArrayType,
-    JaxFunction,
-    LoweredProgram,
-    aliases_of,
-    array_spec,
-    host_value,
-    physical_shape,
-    result_value,
-    spec_of,
-)
+from shardwright.client.array_specs import ArrayType, array_spec, host_value, physical_shape, result_value, spec_of
+from shardwright.client.frontends.jax import JaxFunction
+from shardwright.client.frontends.jax.function import aliases_of
+from shardwright.client.frontends.program import Program
 from shardwright.errors import OptionError, UnsupportedProgramError
 
 
-def lower(
-    fn: Any, *args: Any, platform: str = "cpu", donate: Any = (), static: Any = (), **kwargs: Any
-) -> LoweredProgram:
+def lower(fn: Any, *args: Any, platform: str = "cpu", donate: Any = (), static: Any = (), **kwargs: Any) -> Program:
     function = JaxFunction(fn, donate_argnums=donate, static_argnums=static)
-    return function.lower(function.describe(args, kwargs, spec_of)[0], platform=platform)
+    return function.lower(function.describe(args, kwargs, takes_types=True)[0], platform=platform)
 
 
-def entry_types(program: LoweredProgram) -> tuple[list[str], list[str]]:
+def entry_types(program: Program) -> tuple[list[str], list[str]]:
     """(argument types, result types) as XLA's own parser sees them in the entry layout."""
     _hlo.hlo_module_from_text(program.hlo_text)
     header = program.hlo_text.splitlines()[0]
@@ -44,7 +35,7 @@ def entry_types(program: LoweredProgram) -> tuple[list[str], list[str]]:
     return types.findall(arguments), types.findall(results)
 
 
-def assert_types_agree(program: LoweredProgram) -> None:
+def assert_types_agree(program: Program) -> None:
     arguments, results = entry_types(program)
     for found, said in ((arguments, program.arguments), (results, program.outputs)):
         assert found == [f"{a.element_type}[{','.join(map(str, a.shape))}]" for a in said]
@@ -99,7 +90,7 @@ def test_donated_arguments_are_aliased_by_flat_number() -> None:
     params = {"a": jnp.ones(3), "b": [jnp.ones((2, 2))]}
     program = lower(step, params, 0, np.ones(5, np.float32), donate=(0, 1))
     assert program.aliases == {0: 0, 1: 1, 3: 2}
-    assert JaxFunction(step, donate_argnums=(0, 1)).find_donated_leaves(((params, 0, 1.0), {})) == {0, 1, 2}
+    assert program.donated == {0, 1, 2}
 
 
 def test_arguments_that_jax_gives_away_to_whichever_output_are_aliased_by_type() -> None:
@@ -181,15 +172,14 @@ def _nested_in_everything(x):
 def test_large_constants_become_arguments(fn: Any) -> None:
     x = np.linspace(0.1, 1, 300, dtype=np.float32)
     program = lower(fn, x)
-    assert [c.shape for c in program.constants] == [(300,)]
-    assert program.constants_at == 1
+    assert {number: value.shape for number, value in program.constants.items()} == {1: (300,)}
     assert len(program.hlo_text) < 60_000
     assert not re.search(r"f32\[300\]\S* constant\(", program.hlo_text)
     assert_types_agree(program)
 
 
 def test_hoisted_programs_compute_the_same() -> None:
-    from shardwright.client.frontends.jaxprs import hoist_constants
+    from shardwright.client.frontends.jax.jaxprs import hoist_constants
 
     x = np.linspace(0.1, 1, 300, dtype=np.float32)
     hoisted = hoist_constants(jax.make_jaxpr(_nested_in_everything)(x))
@@ -202,11 +192,11 @@ def test_hoisted_programs_compute_the_same() -> None:
 def test_constants_stand_between_positional_and_keyword_arguments() -> None:
     program = lower(lambda a, *, b: (a + TABLE).sum() + b, np.ones(300, np.float32), b=1.0)
     assert program.argument_names == ("a", "constants[0]", "b")
-    assert program.constants_at == 1
+    assert list(program.constants) == [1]
 
 
 def test_small_constants_stay_in_the_text() -> None:
-    assert lower(lambda x: x + np.arange(4.0, dtype=np.float32), np.ones(4)).constants == ()
+    assert lower(lambda x: x + np.arange(4.0, dtype=np.float32), np.ones(4)).constants == {}
 
 
 # ---- what cannot travel ----------------------------------------------------------

@@ -112,7 +112,7 @@ def test_propagating_annotations_and_a_strategy_exclude_each_other() -> None:
         plan_options(mode="propagate", force="data")
 
 
-@pytest.mark.parametrize("function", [sw.plan, sw.Session.parallelize])
+@pytest.mark.parametrize("function", [sw.plan, sw.Session.parallelize, sw.Session.program])
 def test_signature_and_help_show_every_option(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     for name, text in OPTION_HELP.items():

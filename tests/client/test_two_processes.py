@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from shardwright.client.array_specs import array_spec
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.jax import array_spec
 from shardwright.client.placement import Placement, RowParts
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding

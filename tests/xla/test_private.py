@@ -71,6 +71,30 @@ def test_xla_refuses_what_is_not_hlo():
         private.canonical_hlo("HloModule broken\nENTRY {")
 
 
+def test_serialized_modules_are_printed_whole():
+    text = HLO.replace(
+        "add.3 = f32[8,4]{1,0} add(tanh.7, x.1)",
+        f"c.1 = f32[32]{{0}} constant({{{', '.join(map(str, range(32)))}}})\n"
+        "  r.1 = f32[8,4]{1,0} reshape(c.1)\n  add.3 = f32[8,4]{1,0} add(tanh.7, r.1)",
+    )
+    printed = private.hlo_of_proto(private.parse_hlo(text).as_serialized_hlo_module_proto())
+    assert "29, 30, 31" in printed
+    assert "{1}: (0, {}, may-alias)" in printed
+    assert 'op_name="jit(f)/tanh"' in printed
+    with pytest.raises(HloSyntaxError):
+        private.hlo_of_proto(b"")
+
+
+def test_stablehlo_becomes_hlo_text():
+    lowered = jax.jit(lambda x: jnp.tanh(x) + 1, donate_argnums=0).lower(jnp.ones(4))
+    for module in (lowered.as_text(debug_info=True).encode(), lowered.as_text(debug_info=True)):
+        printed = private.hlo_of_stablehlo(module)
+        assert "input_output_alias={ {}: (0, {}, may-alias) }" in printed
+        assert 'op_name="x"' in printed
+    with pytest.raises(HloSyntaxError, match="error"):
+        private.hlo_of_stablehlo(b"module {")
+
+
 def test_conversion_keeps_instruction_names_and_aliases():
     converted = private.stablehlo_of(HLO)
     assert "mhlo.input_output_alias = [{alias" in converted

@@ -7,9 +7,9 @@ import pytest
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import AnnotationError, OptionError
 from shardwright.hlo import parse
+from shardwright.hlo.entry import parameter_names
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.graph.names import parameter_names
 from shardwright.report.text import explain_plan
 
 TYPES = ("f32[16,8]", "f32[8,4]", "f32[16,4]")

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 
 from shardwright.hlo import Module, parse
+from shardwright.hlo.entry import flat_aliases
 from shardwright.planner.rewrites import rewrite
-from shardwright.planner.rewrites.edit import flat_aliases
 from shardwright.xla import private
 from tests.planner.programs import gpt2, lower
 

@@ -9,7 +9,7 @@ New values absent from its result become additional outputs and are put into the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,11 +55,10 @@ def require_unshared(arguments: Any, names: Callable[[], Sequence[str]]) -> None
         first[id(variable)] = start
 
 
-def write_back(arguments: Any, changed: Sequence[int], values: Sequence[Any]) -> None:
-    """Puts the new values of the leaves `changed` into the Variables of `arguments`."""
-    if not changed:
+def write_back(arguments: Any, new: Mapping[int, Any]) -> None:
+    """Puts new values of leaves, by number, into the Variables of `arguments`."""
+    if not new:
         return
-    new = dict(zip(changed, values, strict=True))
     for start, variable in _variables(arguments):
         leaves, tree = jax.tree.flatten(variable.get_raw_value())
         numbers = range(start, start + len(leaves))

@@ -1,27 +1,21 @@
-"""Refusal of values unfit to be a program's arguments, with a remedy: each refused leaf by its path.
+"""Refusal of values unfit to be a program's arguments, with a remedy, by their kind.
 
-`jax.jit` takes arrays, numbers and PRNG keys. Anything else is classified here, by kind, only once JAX has refused it.
+`jax.jit` takes arrays, numbers and PRNG keys. Anything else is classified here only once it has been refused.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Number
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from shardwright.errors import ArrayError, ShardwrightError, UnsupportedProgramError
 
-_Spec = TypeVar("_Spec")
-
-_OUT_OF_STEP = "keep it out of the step"
-_EQUINOX = (
-    "split the Equinox module: params, static = eqx.partition(model, eqx.is_array); pass params, "
-    "and call eqx.combine(params, static) in the step"
-)
+#: Remedy of what no program can take.
+OUT_OF_STEP = "keep it out of the step"
 
 
 def is_too_wide(dtype: Any) -> bool:
@@ -29,36 +23,8 @@ def is_too_wide(dtype: Any) -> bool:
     return dtype.itemsize >= 8 and isinstance(dtype, np.dtype) and jax.dtypes.canonicalize_dtype(dtype) != dtype
 
 
-def flatten_arguments(dynamic: Any, name: str) -> tuple[list[Any], Any]:
-    """Leaves and structure of the arguments of `name`. Raises UnsupportedProgramError on unorderable dicts."""
-    try:
-        return jax.tree.flatten(dynamic)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedProgramError(
-            f"the arguments of {name} have no order of their leaves: {error}",
-            remedy="use dict keys of one type, such as strings",
-        ) from None
-
-
-def specs_of(
-    leaves: Sequence[Any], spec: Callable[[Any], _Spec], dynamic: Any, names: Callable[[], Sequence[str]]
-) -> tuple[_Spec, ...]:
-    """`spec` of each leaf. Raises `refusal` of the first leaf without one; `names` are computed only then."""
-    try:
-        return tuple([spec(leaf) for leaf in leaves])
-    except ShardwrightError:
-        pass
-    for leaf, name in zip(leaves, names(), strict=True):
-        try:
-            spec(leaf)
-        except ShardwrightError as error:
-            remedy = _EQUINOX if _is_non_array(leaf) and _holds_equinox(dynamic) else _remedy_at(name, error)
-            raise type(error)(error.message, where=name, remedy=remedy) from None
-    raise AssertionError("a leaf had no type, and then had one")
-
-
 def refusal(leaf: Any) -> ShardwrightError:
-    """The error of a leaf refused by JAX."""
+    """The error of a leaf that is no argument of a program."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
         return ArrayError(
             f"this jax.Array of shape {list(leaf.shape)} is deleted",
@@ -68,38 +34,8 @@ def refusal(leaf: Any) -> ShardwrightError:
     return UnsupportedProgramError(f"{what} is no argument of a program", remedy=remedy)
 
 
-def result_refusal(leaf: Any, name: str) -> ShardwrightError:
-    """The error of a result other than an array."""
-    remedy = f"{_OUT_OF_STEP}: return arrays and numbers only"
-    if _is_non_array(leaf) and "equinox" in sys.modules:
-        remedy += "; of an Equinox module eqx.filter(model, eqx.is_array)"
-    return UnsupportedProgramError(f"{_kind_name(leaf)} is no result of a program", where=name, remedy=remedy)
-
-
-def _remedy_at(name: str, error: ShardwrightError) -> str:
-    """Names the argument in a general remedy."""
-    argument, bracket, _ = name.replace(".", "[", 1).partition("[")
-    whole = f"name it in static_argnames={argument!r} (or static_argnums)"
-    inside = f"take it out of {argument}, or make it an argument of its own in static_argnames (or static_argnums)"
-    return error.remedy.replace(_OUT_OF_STEP, inside if bracket else whole)
-
-
-def _is_non_array(leaf: Any) -> bool:
-    """Whether a leaf is a non-array of an Equinox module."""
-    return callable(leaf) or isinstance(leaf, str | bytes)
-
-
-def _holds_equinox(dynamic: Any) -> bool:
-    equinox = sys.modules.get("equinox")
-    if equinox is None:
-        return False
-    return any(
-        isinstance(node, equinox.Module)
-        for node in jax.tree.leaves(dynamic, is_leaf=lambda node: isinstance(node, equinox.Module))
-    )
-
-
-def _kind_name(leaf: Any) -> str:
+def kind_name(leaf: Any) -> str:
+    """What a value is, in words."""
     if isinstance(leaf, np.ndarray):
         return f"a numpy array of {leaf.dtype}"
     if callable(leaf):
@@ -160,7 +96,7 @@ def _numpy(leaf: Any) -> tuple[str, str] | None:
             "pass numbers, e.g. x / np.timedelta64(1, 's')"
         )
     if dtype.kind in "USV":
-        return what, f"encode it as integers, or {_OUT_OF_STEP}"
+        return what, f"encode it as integers, or {OUT_OF_STEP}"
     if not dtype.isnative:
         return f"{what}, of the other byte order", "pass x.astype(x.dtype.newbyteorder('='))"
     narrower = "np.complex64" if dtype.kind == "c" else "np.float32"
@@ -173,7 +109,7 @@ def _stacking_remedy(array: Any) -> str:
         return "pass numbers of one type, e.g. np.asarray(x.tolist(), np.float32)"
     if shapes:
         return "pad its elements to one shape and np.stack them, or pass a list of arrays"
-    return f"pass numbers, or {_OUT_OF_STEP}"
+    return f"pass numbers, or {OUT_OF_STEP}"
 
 
 def _is_numeric(item: Any) -> bool:
@@ -207,15 +143,13 @@ def _foreign_array(leaf: Any) -> tuple[str, str] | None:
 def _text(leaf: Any) -> tuple[str, str] | None:
     if not isinstance(leaf, str | bytes | bytearray | memoryview):
         return None
-    return f"a {type(leaf).__name__}", _OUT_OF_STEP
+    return f"a {type(leaf).__name__}", OUT_OF_STEP
 
 
 def _function(leaf: Any) -> tuple[str, str] | None:
     if not callable(leaf):
         return None
-    return _kind_name(
-        leaf
-    ), f"{_OUT_OF_STEP}; a pytree's class can hold it as a static field, jax.tree_util.Partial too"
+    return kind_name(leaf), f"{OUT_OF_STEP}; a pytree's class can hold it as a static field, jax.tree_util.Partial too"
 
 
 def _collection(leaf: Any) -> tuple[str, str] | None:
@@ -231,8 +165,8 @@ def _collection(leaf: Any) -> tuple[str, str] | None:
 
 def _other(leaf: Any) -> tuple[str, str] | None:
     if isinstance(leaf, Number):
-        return _kind_name(leaf), "pass float(x) or int(x)"
-    return _kind_name(leaf), f"{_OUT_OF_STEP}, or register its class as a pytree (jax.tree_util.register_dataclass)"
+        return kind_name(leaf), "pass float(x) or int(x)"
+    return kind_name(leaf), f"{OUT_OF_STEP}, or register its class as a pytree (jax.tree_util.register_dataclass)"
 
 
 _KINDS: tuple[Callable[[Any], tuple[str, str] | None], ...] = (

@@ -6,74 +6,53 @@ machine, with every argument kept, large closed-over arrays turned into argument
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax import dtypes
 from jax.extend.source_info_util import register_exclusion
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shardwright.client.annotate import keep_annotations
 from shardwright.client.array_operators import keep_handles
+from shardwright.client.array_specs import (
+    ArraySpec,
+    ArrayType,
+    array_type,
+    host_value,
+    spec_of,
+    spec_of_aval,
+    type_of,
+    type_of_value,
+)
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.argnums import Argnames, Argnums, Parameters, resolve_argnums
-from shardwright.client.frontends.arguments import flatten_arguments, is_too_wide, refusal, result_refusal, specs_of
-from shardwright.client.frontends.jaxprs import (
+from shardwright.client.frontends.jax.argnums import Argnames, Argnums, Parameters, resolve_argnums
+from shardwright.client.frontends.jax.arguments import flatten_arguments, result_refusal, specs_of
+from shardwright.client.frontends.jax.jaxprs import (
     HoistedFunction,
     explain_trace_errors,
     hoist_constants,
     refuse_unsupported,
 )
-from shardwright.client.frontends.nnx_modules import find_changes, record_variables, require_unshared
-from shardwright.dtypes import to_dtype, to_element_type
-from shardwright.errors import ArrayError, OptionError
+from shardwright.client.frontends.jax.nnx_modules import find_changes, record_variables, require_unshared, write_back
+from shardwright.client.frontends.program import Program
+from shardwright.dtypes import to_element_type
+from shardwright.errors import OptionError
 from shardwright.hlo.donation import pair_donors
 from shardwright.xla import private
 
 register_exclusion(__file__)  # source lines in programs are the user's
 
-_STACK_FRAME = re.compile(r" stack_frame_id=\d+")
 _ALIASES, _DONORS = "input_output_alias={", "buffer_donor={"
 _ALIAS = re.compile(r"\{\s*(\d*)\s*\}:\s*\((\d+),")
 _DONOR = re.compile(r"\((\d+),")
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ArraySpec:
-    """Type of one argument or result in JAX; `dtype` may be a PRNG key's.
-
-    Made by `array_spec` only: equal types are the same object. The thousand types of a call are hashed and compared by
-    identity.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool
-
-    @property
-    def is_key(self) -> bool:
-        return not isinstance(self.dtype, np.dtype) and bool(jax.numpy.issubdtype(self.dtype, dtypes.prng_key))
-
-    @property
-    def aval(self) -> jax.ShapeDtypeStruct:
-        return _aval(self.shape, self.dtype, weak_type=self.weak_type)
-
-
-@functools.cache
-def _intern_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool) -> ArraySpec:
-    return ArraySpec(shape, dtype, weak_type)
-
-
-def array_spec(shape: tuple[int, ...], dtype: Any, weak_type: bool = False) -> ArraySpec:
-    """The one ArraySpec of these values."""
-    return _intern_spec(shape, dtype, weak_type)
+#: Settings that change what is traced, though `jax.jit` itself traces nothing anew when they change.
+_TRACED_SETTINGS = ("jax_default_prng_impl", "jax_enable_custom_prng", "jax_legacy_prng_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,86 +70,6 @@ class Signature:
     tree: Any
     specs: tuple[ArraySpec, ...]
     settings: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayType:
-    """A flat argument or result in the HLO text: name, HLO element type, shape.
-
-    A PRNG key appears by its `uint32` data.
-    """
-
-    name: str
-    element_type: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredProgram:
-    """HLO text of one function under one signature, and the mapping of its flat numbers to pytrees.
-
-    arguments: in the order of the program's parameters: the leaves of the call, with hoisted constants from
-        `constants_at` on, then the captured handles.
-    constants: the hoisted arrays.
-    captured: handles in the function's closure, more leaves of every call.
-    signature: of its calls.
-    result_tree: structure of the function's result.
-    results: types of its leaves, then of arrays changed in place (see `modules`).
-    changed: leaves of the call replaced by those last results.
-    aliases: output number → argument number updated in place.
-    """
-
-    name: str
-    signature: Signature
-    hlo_text: str
-    arguments: tuple[ArrayType, ...]
-    outputs: tuple[ArrayType, ...]
-    constants: tuple[np.ndarray, ...]
-    constants_at: int
-    result_tree: Any
-    results: tuple[ArraySpec, ...]
-    changed: tuple[int, ...]
-    aliases: dict[int, int]
-    captured: tuple[RemoteArray, ...] = field(default=(), compare=False)
-
-    def with_captured(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves of a call plus the captured handles, in the order of the program's arguments.
-
-        Raises ArrayError on a handle deleted after tracing.
-        """
-        for handle in self.captured:
-            if handle.is_deleted():
-                raise ArrayError(
-                    f"{self.name} closes over an array of shape {list(handle.shape)} that was {handle.why_deleted}",
-                    remedy="pass it as an argument: a step keeps what it closed over when it was first called",
-                )
-        return [*leaves[: self.constants_at], *self.captured, *leaves[self.constants_at :]]
-
-    @property
-    def leaf_specs(self) -> tuple[ArraySpec, ...]:
-        """Types of `with_captured(leaves)`."""
-        specs, at = self.signature.specs, self.constants_at
-        return (*specs[:at], *(handle.spec for handle in self.captured), *specs[at:])
-
-    def as_text(self) -> str:
-        """The HLO text."""
-        return self.hlo_text
-
-    @property
-    def identity(self) -> str:
-        """Equal for programs with no difference but their source lines."""
-        start, end = self.hlo_text.find("\nFileNames\n"), self.hlo_text.find("\nStackFrames\n")
-        tables_end = self.hlo_text.find("\n\n", end + 1) if 0 <= start < end else -1
-        text = self.hlo_text if tables_end < 0 else self.hlo_text[:start] + self.hlo_text[tables_end:]
-        return hashlib.sha256(_STACK_FRAME.sub("", text).encode()).hexdigest()
-
-    @property
-    def argument_names(self) -> tuple[str, ...]:
-        return tuple(argument.name for argument in self.arguments)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        return tuple(output.name for output in self.outputs)
 
 
 class JaxFunction:
@@ -204,18 +103,18 @@ class JaxFunction:
         )
 
     def describe(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Callable[[Any], ArraySpec], settings: Any = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes_types: bool = False
     ) -> tuple[Signature, list[Any], Any]:
-        """(signature, leaves, pytree without the static arguments) of a call.
+        """(signature, leaves, pytree without the static arguments) of a call; see `FrontEnd.describe`.
 
-        spec: returns the type of a leaf. settings: JAX's, with effect on tracing.
         Raises UnsupportedProgramError: a leaf is no array, by its path. OptionError: a static argument cannot be
         hashed.
         """
         statics, dynamic = self.split(args, kwargs)
         leaves, tree = flatten_arguments(dynamic, self.name)
+        spec = type_of if takes_types else type_of_value
         specs = specs_of(leaves, spec, dynamic, lambda: self._leaf_names(dynamic))
-        signature = Signature(statics, tree, specs, settings)
+        signature = Signature(statics, tree, specs, trace_settings())
         try:
             hash(signature)
         except TypeError as error:
@@ -226,9 +125,13 @@ class JaxFunction:
             ) from None
         return signature, leaves, dynamic
 
-    def require_unshared(self, dynamic: Any) -> None:
+    def check_arguments(self, arguments: Any) -> None:
         """Raises UnsupportedProgramError when two arguments hold one Flax NNX Variable."""
-        require_unshared(dynamic, lambda: self._leaf_names(dynamic))
+        require_unshared(arguments, lambda: self._leaf_names(arguments))
+
+    def write_back(self, arguments: Any, program: Program, results: Sequence[Any]) -> None:
+        """Puts new values of Flax NNX Variables into the caller's."""
+        write_back(arguments, {leaf: results[output] for leaf, output in program.changed.items()})
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[tuple[int | str, Any], ...], Any]:
         """(static arguments, the pytree of all others) of one call."""
@@ -241,7 +144,7 @@ class JaxFunction:
         others = tuple(arg for number, arg in enumerate(args) if number not in static.positions)
         return by_position + by_name, (others, {key: kwargs[key] for key in kwargs if key not in static.names})
 
-    def find_donated_leaves(self, dynamic: Any) -> frozenset[int]:
+    def _find_donated_leaves(self, dynamic: Any) -> frozenset[int]:
         """Numbers of the donated leaves of `dynamic` (the second item of `split`)."""
         args, kwargs = dynamic
         numbers: list[int] = []
@@ -255,7 +158,7 @@ class JaxFunction:
             start += count
         return frozenset(numbers)
 
-    def lower(self, signature: Signature, *, platform: str) -> LoweredProgram:
+    def lower(self, signature: Signature, *, platform: str) -> Program:
         """The program of `signature` for `platform` ("cpu", "cuda", "tpu", …).
 
         Raises UnsupportedProgramError: the program cannot travel. Errors of the function itself in tracing come
@@ -280,26 +183,31 @@ class JaxFunction:
             if hoisted is not None:
                 traced = self._trace_with_hoisted(hoisted, signature)
             text = traced.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
-        constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
-        captured = hoisted.handles if hoisted else ()
         results, result_tree = jax.tree.flatten(result)
         constants_at = signature.tree.children()[0].num_leaves
-        arguments = self._argument_types(signature, constants, captured, constants_at)
-        names = self._leaf_names(jax.tree.unflatten(signature.tree, range(len(signature.specs))))
+        constants = tuple(_host_value(constant) for constant in (hoisted.constants if hoisted else ()))
+        handles = hoisted.handles if hoisted else ()
+        dynamic = jax.tree.unflatten(signature.tree, range(len(signature.specs)))
+        names = self._leaf_names(dynamic)
+        arguments = _argument_types(names, signature.specs, constants, handles, constants_at)
         outputs = _output_types(result, {names[n]: aval for n, aval in zip(changed, new, strict=True)})
-        return LoweredProgram(
+        hoisted_count = len(constants) + len(handles)
+        return Program(
             name=self.name,
-            signature=signature,
             hlo_text=text,
             arguments=arguments,
             outputs=outputs,
-            constants=constants,
-            constants_at=constants_at,
-            result_tree=result_tree,
-            results=tuple(_spec_of_aval(leaf) for leaf in [*results, *new]),
-            changed=tuple(changed),
             aliases=aliases_of(text, arguments, outputs),
-            captured=captured,
+            donated=frozenset(
+                leaf if leaf < constants_at else leaf + hoisted_count for leaf in self._find_donated_leaves(dynamic)
+            ),
+            specs=signature.specs,
+            results=tuple(spec_of_aval(leaf) for leaf in [*results, *new]),
+            result_tree=result_tree,
+            result_numbers=tuple(range(len(results))),
+            changed={leaf: len(results) + n for n, leaf in enumerate(changed)},
+            constants=dict(enumerate(constants, constants_at)),
+            captured=dict(enumerate(handles, constants_at + len(constants))),
         )
 
     # ---- the pieces of `lower` -------------------------------------------------
@@ -347,24 +255,6 @@ class JaxFunction:
             number += 1
         return positions
 
-    def _argument_types(
-        self,
-        signature: Signature,
-        constants: Sequence[np.ndarray],
-        captured: Sequence[RemoteArray],
-        constants_at: int,
-    ) -> tuple[ArrayType, ...]:
-        dynamic = jax.tree.unflatten(signature.tree, range(len(signature.specs)))
-        names = self._leaf_names(dynamic)
-        types = [array_type(name, spec) for name, spec in zip(names, signature.specs, strict=True)]
-        hoisted = [
-            ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
-            for n, c in enumerate(constants)
-        ]
-        hoisted += [array_type(f"closed_over[{n}]", handle.spec) for n, handle in enumerate(captured)]
-        types[constants_at:constants_at] = hoisted
-        return tuple(types)
-
     def _leaf_names(self, dynamic: Any) -> list[str]:
         args, kwargs = dynamic
         named = [
@@ -374,37 +264,9 @@ class JaxFunction:
         return [name + keystr(path) for name, arg in named for path, _ in tree_flatten_with_path(arg)[0]]
 
 
-def spec_of(leaf: Any) -> ArraySpec:
-    """Type of an argument leaf: numpy and JAX arrays, PRNG keys, Python scalars, types.
-
-    Raises `arguments.refusal` on a leaf JAX cannot trace either.
-    """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return _spec_of_aval(leaf)
-    try:
-        aval = jax.typeof(leaf)
-    except (TypeError, ValueError, OverflowError):
-        raise refusal(leaf) from None
-    if type(aval) is not jax.core.ShapedArray or isinstance(leaf, jax.core.Tracer) or is_too_wide(aval.dtype):
-        raise refusal(leaf)
-    return _spec_of_aval(aval)
-
-
-def spec_of_handle(handle: RemoteArray) -> ArraySpec:
-    """`spec_of` a handle. Raises `arguments.refusal` when JAX computes with narrower types."""
-    if is_too_wide(handle.spec.dtype):
-        raise refusal(handle)
-    return handle.spec
-
-
-def spec_of_value(leaf: Any) -> ArraySpec:
-    """`spec_of` a leaf with contents here. Raises `arguments.refusal` on any other."""
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise refusal(leaf)
-    spec = spec_of(leaf)
-    if isinstance(leaf, jax.Array) and (leaf.is_deleted() or not leaf.is_fully_addressable):
-        raise refusal(leaf)
-    return spec
+def trace_settings() -> Any:
+    """Equal, with equal hashes, under equal settings of tracing and lowering."""
+    return private.trace_context(), *(getattr(jax.config, name) for name in _TRACED_SETTINGS)
 
 
 def _require_arrays(result: Any) -> Any:
@@ -418,75 +280,29 @@ def _require_arrays(result: Any) -> Any:
     return result
 
 
-def _spec_of_aval(aval: Any) -> ArraySpec:
-    return array_spec(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
-
-
-def host_value(leaf: Any, spec: ArraySpec) -> np.ndarray:
-    """The bytes of an argument leaf in the program's form: key data of a key, else its array."""
-    if spec.is_key:
-        return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf, dtype=spec.dtype)
-
-
-def physical_shape(spec: ArraySpec) -> tuple[int, ...]:
-    """Shape in the program: a PRNG key's `uint32` words form its last dimension."""
-    return tuple(_key_data(spec).shape) if spec.is_key else spec.shape
-
-
-def result_value(data: np.ndarray, spec: ArraySpec) -> Any:
-    """Fetched contents converted to `jax.jit`'s result; of a key the key."""
-    is_wide = not spec.is_key and spec.dtype.itemsize > 4
-    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():
-        value = jax.numpy.asarray(data)
-    if spec.is_key:
-        return jax.random.wrap_key_data(value, impl=_key_impl(spec.dtype))
-    return private.make_weakly_typed(value) if spec.weak_type else value
-
-
-@functools.lru_cache(maxsize=256)
-def _key_data(spec: ArraySpec) -> Any:
-    return jax.eval_shape(jax.random.key_data, _aval(spec.shape, spec.dtype))
-
-
-def key_impl_name(spec: ArraySpec) -> str:
-    """JAX's name of a PRNG key's implementation, e.g. "threefry2x32"."""
-    return str(_key_impl(spec.dtype))
-
-
-def spec_of_stored(element_type: str, shape: tuple[int, ...], *, key_impl: str, is_weak: bool) -> ArraySpec:
-    """Type of an array with this form in programs; of a PRNG key when `key_impl` names its implementation."""
-    if not key_impl:
-        return array_spec(shape, to_dtype(element_type), is_weak)
-    dtype = jax.eval_shape(lambda: jax.random.key(0, impl=key_impl)).dtype
-    words = len(_key_data(array_spec((), dtype)).shape)
-    return array_spec(shape[: len(shape) - words], dtype)
-
-
-@functools.lru_cache(maxsize=16)
-def _key_impl(dtype: Any) -> Any:
-    key_impls: list[Any] = []
-    jax.eval_shape(lambda key: key_impls.append(jax.random.key_impl(key)), _aval((), dtype))
-    return key_impls[0]
-
-
-def _aval(shape: tuple[int, ...], dtype: Any, *, weak_type: bool = False) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak_type)  # type: ignore[no-untyped-call]
-
-
 def _host_value(constant: Any) -> np.ndarray:
     return host_value(constant, spec_of(constant))
 
 
-def array_type(name: str, spec: ArraySpec) -> ArrayType:
-    """Program form of an array of this type."""
-    dtype = np.dtype("uint32") if spec.is_key else spec.dtype
-    return ArrayType(name=name, element_type=to_element_type(dtype), shape=physical_shape(spec))
+def _argument_types(
+    names: Sequence[str],
+    specs: Sequence[ArraySpec],
+    constants: Sequence[np.ndarray],
+    handles: Sequence[RemoteArray],
+    constants_at: int,
+) -> tuple[ArrayType, ...]:
+    types = [array_type(name, spec) for name, spec in zip(names, specs, strict=True)]
+    hoisted = [
+        ArrayType(name=f"constants[{n}]", element_type=to_element_type(c.dtype), shape=c.shape)
+        for n, c in enumerate(constants)
+    ]
+    hoisted += [array_type(f"closed_over[{n}]", handle.spec) for n, handle in enumerate(handles)]
+    return (*types[:constants_at], *hoisted, *types[constants_at:])
 
 
 def _output_types(result: Any, changed: Mapping[str, Any]) -> tuple[ArrayType, ...]:
     named = [("result" + keystr(path), leaf) for path, leaf in tree_flatten_with_path(result)[0]]
-    return tuple(array_type(name, _spec_of_aval(leaf)) for name, leaf in [*named, *changed.items()])
+    return tuple(array_type(name, spec_of_aval(leaf)) for name, leaf in [*named, *changed.items()])
 
 
 def aliases_of(text: str, arguments: Sequence[ArrayType], outputs: Sequence[ArrayType]) -> dict[int, int]:

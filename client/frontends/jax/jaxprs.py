@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxprs_in_par
 from jax.extend.source_info_util import summarize
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.custom_partitioning import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
+from shardwright.client.frontends.jax.custom_partitioning import ATTRIBUTE, PRIMITIVE, foreign_call, rule_of
 from shardwright.errors import UnsupportedProgramError
 
 #: Primitive → what it is, in words. All of them need the client's process or its devices.
