@@ -50,19 +50,22 @@ def plan_with_cache(
     *,
     store: Store | None,
     progress: Callable[[PlanProgress], None] | None = None,
+    clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """`plan_step(...)`, or its cached answer; `planning_s` is the time of this call.
 
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
+    clock: of the deadline; None starts one now.
 
     Plans cut short by a deadline are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA
     rejects.
     """
     options = options or PlanOptions()
+    clock = clock or Clock(options.deadline_s)
     with raise_typed_errors(hlo_text):
         if store is None:
-            return plan_step(hlo_text, cluster, options, progress=progress)
-        return _recall_or_plan(Source(hlo_text), cluster, options, store, progress)
+            return plan_step(hlo_text, cluster, options, progress=progress, clock=clock)
+        return _recall_or_plan(Source(hlo_text), cluster, options, store, progress, clock)
 
 
 def _recall_or_plan(
@@ -71,8 +74,8 @@ def _recall_or_plan(
     options: PlanOptions,
     store: Store,
     progress: Callable[[PlanProgress], None] | None,
+    clock: Clock,
 ) -> Plan | PipelinePlan:
-    clock = Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
     cached_plan = cache.recall(source)
     if cached_plan is not None:

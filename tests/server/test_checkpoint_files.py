@@ -101,14 +101,13 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     assert files.steps(str(tmp_path)) == (10, 20)
 
 
-def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "DIRECTORY_VISIBLE_S", 0.3)
+def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not see the directory") as caught:
-        files.write(str(tmp_path), 1, "token", TREE, halves())
+        files.write(str(tmp_path), 1, "token", TREE, halves(), visible_s=0.3)
     assert "that all workers share" in caught.value.remedy
     files.begin(str(tmp_path), 1, "another save of another time")
     with pytest.raises(CheckpointError, match="does not see the directory"):
-        files.write(str(tmp_path), 1, "token", TREE, halves())
+        files.write(str(tmp_path), 1, "token", TREE, halves(), visible_s=0.3)
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str | None]:
