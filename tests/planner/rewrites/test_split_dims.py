@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.hlo import Instruction, Module, parse
+from shardwright.hlo import Module, parse
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner.rewrites import Required, Rewritten, dim_classes, rewrite, rewrite_for
-from shardwright.planner.rewrites.dim_links import Links, links
+from shardwright.planner.rewrites import Required, Rewritten, rewrite, rewrite_for
+from shardwright.planner.rewrites.dim_classes import _cut_classes, _Graph
 from shardwright.reserved_names import ANNOTATION_TARGET
 from shardwright.xla import private
 from tests.planner.programs import lower, mlp
@@ -72,17 +72,13 @@ def test_what_is_cut_into_single_elements_splits_what_a_reshape_merges_it_into()
     assert_same(module, made, arguments)
 
 
-def test_what_is_cut_into_single_elements_is_not_followed_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    followed: list[str] = []
-
-    def noting(instruction: Instruction) -> Links:
-        followed.append(instruction.opcode)
-        return links(instruction)
-
-    monkeypatch.setattr(dim_classes, "links", noting)
+def test_what_is_cut_into_single_elements_is_not_followed_for_itself() -> None:
+    """No class of dimensions begins there."""
     module = lowered(lambda x: _first_and_last(jnp.sin(x)), jnp.ones((8, 4, 8)))
     assert rewrite(module).module is module
-    assert set(followed) == {"slice"}
+    assert not _cut_classes(_Graph(module), {})
+    halves = lowered(lambda x: jnp.sin(x)[:, :2] * jnp.cos(x)[:, 2:], jnp.ones((8, 4, 8)))
+    assert _cut_classes(_Graph(halves), {})
 
 
 def test_instructions_keep_names_metadata_and_tables() -> None:

@@ -39,14 +39,14 @@ def attention(weights: jax.Array, out: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @pytest.fixture(scope="module")
-def search() -> Search:
+def text() -> str:
     width = HEADS * SIZE
     shapes = ((3, width, width), (width, width), (1, LENGTH, width))
-    lowered = jax.jit(attention).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))
-    return Search(lowered.as_text("hlo"), EIGHT, PlanOptions())
+    return jax.jit(attention).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)).as_text("hlo")
 
 
-def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
+def test_a_bound_follows_heads_that_no_axis_divides(text: str) -> None:
+    search = Search(text, EIGHT, PlanOptions())
     best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
     rough_s, bound_s = (
         lower_bound(search.build_bounding_chain(FINE, even_rank=4, uneven_rank=rank), 20.0) for rank in (EXACT_RANK, 4)
@@ -55,9 +55,9 @@ def test_a_bound_follows_heads_that_no_axis_divides(search: Search) -> None:
     assert 0.99 * best.value <= bound_s <= best.value
 
 
-def test_closing_a_gap_does_and_tells_of_every_better_bound(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_gap_does_and_tells_of_every_better_bound(text: str) -> None:
     told: list[PlanProgress] = []
-    monkeypatch.setattr(search, "_progress", told.append)
+    search = Search(text, EIGHT, PlanOptions(), told.append)
     coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     solved = coarse.solve(20.0)
     at, axes = lift_plan(coarse, solved.states, FINE)

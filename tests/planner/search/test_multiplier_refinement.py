@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shardwright.planner.limits import SearchLimits
-from shardwright.planner.memory import cutting_planes
+from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.memory.cutting_planes import improve_bound
 from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE
@@ -25,10 +26,29 @@ from tests.planner.segments.test_descent import FINE
 TARGET_GAP = SearchLimits().target_gap
 
 
-def at_one_price(seed: int, gap: float = 1.0) -> tuple[Search, CandidatePlan, float]:
+class _RecordingFit(LagrangianSearch):
+    """Records the prices that it evaluates in its search."""
+
+    search: _RecordingSearch
+
+    def evaluate_multipliers(self, terms: Multipliers) -> tuple[CandidatePlan, float]:
+        self.search.prices.append(terms.total)
+        return LagrangianSearch.evaluate_multipliers(self, terms)
+
+
+class _RecordingSearch(Search):
+    lagrangian_search = _RecordingFit
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.prices: list[float] = []
+
+
+def at_one_price(seed: int, gap: float = 1.0) -> tuple[_RecordingSearch, CandidatePlan, float]:
     """A random program, the plan that fits where all peaks have one price, so far over its bound, and what the best one
     takes."""
-    search, fastest = with_less_memory(seed, 2048, SearchLimits(max_exact_states=0))
+    search, fastest = with_less_memory(seed, 2048, SearchLimits(max_exact_states=0), _RecordingSearch)
+    assert isinstance(search, _RecordingSearch)
     best_s = best_that_fits_s(search, fastest)
     found = fit_plan(search, fastest)
     return search, replace(found, cost=with_gap(found.cost, gap)), best_s
@@ -77,26 +97,18 @@ def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
     assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
-def test_nothing_is_tried_where_little_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tried_where_little_is_open() -> None:
     search, found, _ = at_one_price(16, gap=TARGET_GAP / 2)
-    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", None)
     assert refine_multipliers(search, found) is found
     assert refine_over_all_strategies(search, found, all_strategies(search)) is found
+    assert not search.prices
 
 
-def test_a_plan_that_leaves_little_open_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_leaves_little_open_ends_it() -> None:
     """What is found is under the bound that is known, and no further price is tried."""
     search, found, best_s = at_one_price(29)
     bounded = replace(found, cost=replace(found.cost, lower_bound_s=best_s * (1 - TARGET_GAP / 2)))
-    tried = list[float]()
-    cheapest = LagrangianSearch.evaluate_multipliers
-
-    def counted(fitting: LagrangianSearch, terms: cutting_planes.Multipliers) -> tuple[CandidatePlan, float]:
-        tried.append(terms.total)
-        return cheapest(fitting, terms)
-
-    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", counted)
     free = refine_multipliers(search, found)
-    number = len(tried)
+    number = len(search.prices)
     assert refine_multipliers(search, bounded).cost.step_s == free.cost.step_s
-    assert len(tried) - number < number
+    assert len(search.prices) - number < number
