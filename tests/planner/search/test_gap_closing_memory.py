@@ -146,7 +146,7 @@ def test_a_climb_reads_plans_off_until_one_was_in_vain() -> None:
     reads: dict[float, int] = {}
     for gains in (0, 1, math.inf):
         limits = SearchLimits(target_gap=-1.0, fine_target_gap=-1.0)  # no plan is close enough
-        search, found = thrifty(0, part=0.0, kind=_OnlyClimbs, limits=limits)
+        search, found = thrifty(11, part=0.0, kind=_OnlyClimbs, limits=limits)
         assert isinstance(search, _OnlyClimbs)
         search.gains = gains
         close_gap(search, found)
