@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,28 +14,28 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
+from shardwright.planner.costs.prices import Prices
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import fit_plan
 from shardwright.planner.memory.restricted_master import to_one_chain
-from shardwright.planner.search import certify, gap_closing
 from shardwright.planner.search.certify import BackgroundBound, bound_plan
 from shardwright.planner.search.dual_bound import bound_feasible_plans
 from shardwright.planner.search.search import Search
+from shardwright.planner.search.solutions import CandidatePlan
 from shardwright.planner.segments.bound import lower_bound
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.descent import axis_parts, descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
-from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
-from shardwright.planner.strategies.strategy_set import StrategyBuilder
+from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
 from shardwright.plans.shardings import Mesh
+from tests.planner.clocks import LookCountingClock, just_late
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
 from tests.planner.test_exact import random_program
 
@@ -97,20 +98,35 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     assert found.value <= best.value * (1 + SLACK)
 
 
-def test_what_is_left_again_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+class _CountingBuilder(StrategyBuilder):
+    """builds: how often strategies of an instruction were enumerated."""
+
+    builds = 0
+
+    def _build(self, *arguments: Any, **named: Any) -> StrategySet:
+        self.builds += 1
+        return super()._build(*arguments, **named)
+
+
+class _CountingSearch(Search):
+    def strategy_builder(self, prices: Prices) -> StrategyBuilder:
+        return _CountingBuilder(prices, pads=self.options.rewrites != "none", rules=self.program.rules)
+
+
+def test_what_is_left_again_is_made_once() -> None:
     """Descents from one plan, on the graphs of one another, at prices of memory or none, have the same strategies."""
-    search = Search(large_program(14), EIGHT, PlanOptions())
+    search = _CountingSearch(large_program(14), EIGHT, PlanOptions())
     coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = coarse.solve(20.0)
     at, axes = lift_plan(coarse, start.states, FINE)
-    made: list[object] = []
-    build = StrategyBuilder._build
-    monkeypatch.setattr(StrategyBuilder, "_build", lambda self, *args: made.append(args) or build(self, *args))
     near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
-    before = len(made)
+    builder = near.graph.builder
+    assert isinstance(builder, _CountingBuilder)
+    before = builder.builds
     again, same = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=Multipliers(constraints=()))
     assert again.strategies(same.states) == near.strategies(solved.states)
-    assert len(made) == before > 0
+    assert again.graph.builder is builder
+    assert builder.builds == before > 0
     coarse_only = search.refine_graph(near, COARSE)
     assert coarse_only.neighborhood_cache is not near.graph.neighborhood_cache, "strategies of another mesh"
 
@@ -151,19 +167,40 @@ def test_the_best_effort_finds_no_worse_plan(seed: int, eight: int) -> None:
     assert best.cost.step_s <= usual.cost.step_s * (1 + SLACK)
 
 
-@pytest.mark.parametrize("seed", [39, 100])
-def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(chain: object) -> dict[object, int]:
-        raise AssertionError("a plan is dearer than a bound")
+class _ReadsNoPlanOff(Search):
+    """While a gap is closed, plans may be evaluated in descents by blocks, and no others."""
 
+    may_evaluate = True
+
+    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
+        self.may_evaluate = False
+        try:
+            return super().close_gap(found, bounding)
+        finally:
+            self.may_evaluate = True
+
+    def block_coordinate_descent(self, found: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
+        self.may_evaluate = True
+        try:
+            return super().block_coordinate_descent(found, most_open, together=together)
+        finally:
+            self.may_evaluate = False
+
+    def evaluate(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> CandidatePlan:
+        assert self.may_evaluate, "a plan is dearer than a bound"
+        return super().evaluate(chain, solved, notes)
+
+
+@pytest.mark.parametrize("seed", [39, 100])
+def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int) -> None:
     text = large_program(seed, 2047)
     limits = SearchLimits(
         simplicity_tolerance=0.0,  # plans on two axes are nearly as fast
         target_gap=1.0,
     )
     rough = plan(text, EIGHT, PlanOptions(), limits=limits)
-    monkeypatch.setattr(gap_closing, "solve_tied", never)
-    made = plan(text, EIGHT, PlanOptions(), limits=replace(limits, target_gap=rough.cost.gap / 2))
+    limits = replace(limits, target_gap=rough.cost.gap / 2)
+    made = _ReadsNoPlanOff(text, EIGHT, PlanOptions(), limits=limits).run()
     assert len(made.mesh.axes) == 3
     assert made.cost.step_s == rough.cost.step_s
     assert made.cost.gap <= rough.cost.gap / 2
@@ -239,12 +276,16 @@ def test_the_plan_says_what_its_bound_covers(seed: int) -> None:
     assert 0 < made.cost.lower_bound_s <= made.cost.step_s
 
 
-def test_a_plan_that_a_deadline_leaves_unbounded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(chain: Chain, time_limit_s: float) -> float:
-        raise OutOfTimeError("late")
+class _LateToBound(Search):
+    """The deadline has passed once plans on three axes are bounded."""
 
-    monkeypatch.setattr(certify, "lower_bound", late)
-    made = plan(large_program(97), EIGHT, PlanOptions())
+    def build_bounding_chain(self, mesh: Mesh, *, even_rank: int = EXACT_RANK, uneven_rank: int = 0) -> Chain:
+        chain = super().build_bounding_chain(mesh, even_rank=even_rank, uneven_rank=uneven_rank)
+        return replace(chain, graph=replace(chain.graph, clock=just_late()))
+
+
+def test_a_plan_that_a_deadline_leaves_unbounded_says_so() -> None:
+    made = _LateToBound(large_program(97), EIGHT, PlanOptions()).run()
     assert "the deadline came before a bound on" in made.cost.bound_scope
     assert not made.cost.is_bounded
     assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
@@ -317,7 +358,7 @@ def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
 
 @pytest.fixture(scope="module")
 def layers() -> Search:
-    return Search(lower(gpt2(layers=2, batch=32, length=32)), EIGHT, PlanOptions())
+    return Search(lower(gpt2(layers=2, batch=32, length=32)), EIGHT, PlanOptions(), clock=LookCountingClock())
 
 
 def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -> None:
@@ -329,18 +370,14 @@ def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -
     assert known.value == pytest.approx(best.value)
 
 
-def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(
-    layers: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds: list[MessagePassing] = []
-    one_round = MessagePassing.round
-    monkeypatch.setattr(MessagePassing, "round", lambda self: rounds.append(self) or one_round(self))
+def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(layers: Search) -> None:
+    """So it takes fewer rounds, with a look at the clock each."""
+    assert isinstance(layers.clock, LookCountingClock)
     chain = layers.build_chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lift_plan(chain, chain.solve(20.0).states, FINE)
-    fine, counts, values = layers.refine_graph(chain, FINE), list[int](), list[float]()
+    fine, looks, values = layers.refine_graph(chain, FINE), [next(layers.clock.looks)], list[float]()
     for _ in range(2):
-        rounds.clear()
         values.append(descend(chain, at, fine, axes, time_limit_s=20.0)[1].value)
-        counts.append(len(rounds))
+        looks.append(next(layers.clock.looks))
     assert values[1] == pytest.approx(values[0], rel=1e-3)
-    assert 2 * counts[1] < counts[0]
+    assert 2 * (looks[2] - looks[1]) < looks[1] - looks[0]
