@@ -44,7 +44,7 @@ _CUT_SHORT_FRACTION = 0.9
 
 
 def plan_with_cache(
-    hlo_text: str,
+    hlo: str | Source,
     cluster: Cluster,
     options: PlanOptions | None = None,
     *,
@@ -62,10 +62,11 @@ def plan_with_cache(
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
-    with raise_typed_errors(hlo_text):
+    source = Source(hlo) if isinstance(hlo, str) else hlo
+    with raise_typed_errors(source.text):
         if store is None:
-            return plan_step(hlo_text, cluster, options, progress=progress, clock=clock)
-        return _recall_or_plan(Source(hlo_text), cluster, options, store, progress, clock)
+            return plan_step(source, cluster, options, progress=progress, clock=clock)
+        return _recall_or_plan(source, cluster, options, store, progress, clock)
 
 
 def _recall_or_plan(
