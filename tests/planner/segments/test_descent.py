@@ -31,9 +31,9 @@ from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.descent import axis_parts, descend, lift_plan
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
-from shardwright.planner.strategies import axis_order
 from shardwright.planner.strategies.expansion import Strategy
 from shardwright.planner.strategies.strategy_set import StrategyBuilder, StrategySet
+from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from tests.planner.clocks import LookCountingClock, just_late
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp
@@ -47,10 +47,10 @@ FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 SLACK = 2e-3
 
 
-def large_program(seed: int, eight: int = 2048) -> str:
-    """A random program with dimensions of 1024 to 4096, worth splitting over 8 devices. eight: what the ones of eight
-    elements become."""
-    size = {"4": "4096", "8": str(eight), "16": "1024"}
+def large_program(seed: int, eight: int = 2048, four: int = 4096, sixteen: int = 1024) -> str:
+    """A random program with dimensions of 1024 to 4096, worth splitting over 8 devices. four, eight, sixteen: what the
+    ones of so many elements become."""
+    size = {"4": str(four), "8": str(eight), "16": str(sixteen)}
     return re.sub(r"\[(\d+),(\d+)\]", lambda shape: f"[{size[shape[1]]},{size[shape[2]]}]", random_program(seed))
 
 
@@ -206,19 +206,25 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int) -> None:
     assert made.cost.gap <= rough.cost.gap / 2
 
 
-def test_where_it_is_quick_a_plan_is_read_off_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = large_program(97, 2047)
-    monkeypatch.setattr(axis_order, "MIN_ELEMENTS", 1 << 40)  # with axes in either order nothing is open
-    limits = SearchLimits(
-        simplicity_tolerance=0.0,
-        target_gap=0.02513,  # what is open before is more, what the bound leaves is less
-    )
-    none_cheap = replace(limits, max_cheap_entries=-1)  # all edges of so small a program are folded away
-    bounded = plan(text, EIGHT, PlanOptions(), limits=none_cheap)
-    better = plan(text, EIGHT, PlanOptions(), limits=limits)
-    assert limits.fine_target_gap < bounded.cost.gap < limits.target_gap
+@pytest.mark.parametrize("seed", [3, 85, 112])
+def test_where_it_is_quick_a_plan_is_read_off_for_less(seed: int) -> None:
+    """Of a program whose arrays are too small for axes in another order. The target lies between what is open before
+    and what the bound leaves."""
+    text = large_program(seed, eight=1015, four=1020, sixteen=512)
+
+    def plan_to(target_gap: float, **more: int) -> Plan:
+        limits = SearchLimits(simplicity_tolerance=0.0, target_gap=target_gap, **more)
+        return plan(text, EIGHT, PlanOptions(), limits=limits)
+
+    before = plan_to(1.0).cost.gap
+    left = plan_to(0.999 * before, max_cheap_entries=-1).cost.gap  # all edges of so small a program are folded away
+    fine_target_gap = SearchLimits().fine_target_gap
+    assert fine_target_gap < left < before
+    target_gap = (left + before) / 2
+    bounded, better = plan_to(target_gap, max_cheap_entries=-1), plan_to(target_gap)
+    assert bounded.cost.gap == left
     assert better.cost.step_s < bounded.cost.step_s
-    assert better.cost.gap <= limits.fine_target_gap
+    assert better.cost.gap <= fine_target_gap
 
 
 @pytest.mark.parametrize("seed", range(12))
