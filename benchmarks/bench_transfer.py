@@ -124,10 +124,10 @@ def _handles(session: Any, values: list[Any], layout: Any) -> list[Any]:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.frontends.jax import spec_of
 
-    made = session._state.upload([(value, layout) for value in values])
+    result = session._state.upload([(value, layout) for value in values])
     return [
         RemoteArray(session._state, spec_of(value), ids=ids, place=layout)
-        for value, ids in zip(values, made, strict=True)
+        for value, ids in zip(values, result, strict=True)
     ]
 
 

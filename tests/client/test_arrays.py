@@ -139,11 +139,11 @@ def test_the_same_handle_may_stand_twice_when_it_is_not_donated(session: sw.Sess
 def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> None:
     before = settled(session)
     x = np.ones((16, 3), np.float32)
-    kept = [double(x) for _ in range(5)]
-    for handle, _ in kept:
+    results = [double(x) for _ in range(5)]
+    for handle, _ in results:
         handle.block_until_ready()
     assert arrays_on_server(session) >= before + 10
-    del kept, handle, _
+    del results, handle, _
     assert comes_down_to(session, before)
 
 

@@ -136,12 +136,12 @@ def test_stacked_layers_lie_in_rows_on_the_stages(recorded: tuple[sw.Session, Ca
     assert distance(params, expected) <= 1e-5
     evaluate = session.parallelize(loss_of)
     with nothing_fetched(calls):
-        found = evaluate(params, x, y)  # from rows on the stages to the whole cluster
-    assert abs(float(found) - float(loss_of(expected, x, y))) <= 1e-5
+        candidate = evaluate(params, x, y)  # from rows on the stages to the whole cluster
+    assert abs(float(candidate) - float(loss_of(expected, x, y))) <= 1e-5
     again = session.parallelize(train_step, stages=2, micro_batches=2, schedule="gpipe")
     with nothing_fetched(calls):
         params, loss = again(params, x, y)  # and back into rows
-    assert abs(float(loss) - float(found)) <= 1e-5
+    assert abs(float(loss) - float(candidate)) <= 1e-5
     assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [RowParts, RowParts]
     assert distance(params, jax.jit(train_step)(expected, x, y)[0]) <= 1e-5
 
@@ -172,9 +172,9 @@ def test_a_handle_is_handed_to_every_stage_that_reads_it(recorded: tuple[sw.Sess
     expected = jax.jit(function)(params, state, tokens, key)
     for _ in range(2):
         with nothing_fetched(calls):
-            found = step(params, state, on_servers, key)
-        assert abs(float(found[2]) - float(expected[2])) <= 1e-5
-        assert distance(found[0], expected[0]) <= 1e-5
+            result = step(params, state, on_servers, key)
+        assert abs(float(result[2]) - float(expected[2])) <= 1e-5
+        assert distance(result[0], expected[0]) <= 1e-5
     program = step._require_program()
     number = len(jax.tree.leaves((params, state)))
     assert {s.entry.layout.first_device for s in program.sources if s.entry.number == number} == {0, 4}
@@ -188,18 +188,16 @@ def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session)
     def init(key: jax.Array) -> Any:
         leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
         keys = jax.random.split(key, len(leaves))
-        made = [jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(tree, made)
+        results = [jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, results)
 
     step = session.parallelize(function, stages=2, micro_batches=4)  # nothing is donated: what went in can be read
     handles = step.init(init, jax.random.key(1))
     step(handles, state, *batch)
     places = [handle._place for handle in jax.tree.leaves(handles)]
     assert {place.first_device for place in places} == {0, 4}
-    for found, expected in zip(
-        jax.tree.leaves(handles), jax.tree.leaves(jax.jit(init)(jax.random.key(1))), strict=True
-    ):
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    for item, expected in zip(jax.tree.leaves(handles), jax.tree.leaves(jax.jit(init)(jax.random.key(1))), strict=True):
+        np.testing.assert_array_equal(np.asarray(item), np.asarray(expected))
 
 
 def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages(
@@ -222,12 +220,12 @@ def assert_shows_what_ran(trace: dict[str, Any], plan: PipelinePlan) -> None:
     arrows = Counter(event["cat"] for event in trace["traceEvents"] if event["ph"] == "s")
     assert arrows["measured transfer"] >= arrows["transfer"] > 0
     processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
-    found: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    entries: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            found.setdefault((processes[event["pid"]], event["tid"]), []).append((event["ts"], event["name"]))
+            entries.setdefault((processes[event["pid"]], event["tid"]), []).append((event["ts"], event["name"]))
     for stage in plan.stages:
         names = [str(task) for task in plan.tasks.stages[stage.number] if task.is_compute]
         for device in stage.devices:
             for which in ("predicted: devices", "measured: devices"):
-                assert [name for _, name in sorted(found[which, device], key=lambda each: each[0])] == names
+                assert [name for _, name in sorted(entries[which, device], key=lambda each: each[0])] == names

@@ -46,7 +46,7 @@ class ScriptedMaster(master_pb2_grpc.MasterServicer):
 @pytest.fixture
 def play() -> Iterator[Callable[..., tuple[ScriptedMaster, StepStream]]]:
     """Starts a server with these acts and a stream to it; all acts must have been played at the end."""
-    made: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
 
     def start(*acts: Act, wrap: Callable[[Any], Any] = lambda replies: replies) -> tuple[ScriptedMaster, StepStream]:
         """wrap: what becomes of the replies of each connection."""
@@ -58,11 +58,11 @@ def play() -> Iterator[Callable[..., tuple[ScriptedMaster, StepStream]]]:
         channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=wire.CHANNEL_OPTIONS)
         run_steps = master_pb2_grpc.MasterStub(channel).RunSteps
         stream = StepStream(lambda requests: wrap(run_steps(requests)), "s", reconnect_s=0.5, retry_pause_s=0.02)
-        made.append((master, server, channel, stream))
+        results.append((master, server, channel, stream))
         return master, stream
 
     yield start
-    for master, server, channel, stream in made:
+    for master, server, channel, stream in results:
         stream.close()
         channel.close()
         server.stop(None)

@@ -329,25 +329,25 @@ def test_pipelines_are_kept(tmp_path: Path) -> None:
     store, text = FileStore(tmp_path), TEXT
     options = PlanOptions(stages=2, micro_batches=2)
     told: list[PlanProgress] = []
-    made = plan_with_cache(text, CLUSTER, options, store=store, progress=told.append)
+    result = plan_with_cache(text, CLUSTER, options, store=store, progress=told.append)
     phases: list[str] = []
     begin_s = time.process_time()
     again = plan_with_cache(text, CLUSTER, options, store=store, progress=lambda report: phases.append(report.phase))
     elapsed_s = time.process_time() - begin_s
     assert isinstance(again, PipelinePlan)
     assert phases == ["cache"]
-    assert replace(again, planning_s=made.planning_s) == made
+    assert replace(again, planning_s=result.planning_s) == result
     assert again.require_hlo() == text
-    assert to_user_plan(again).emit() == to_user_plan(made).emit()
+    assert to_user_plan(again).emit() == to_user_plan(result).emit()
     assert elapsed_s < 1.0
     last_s = {report.phase: report.elapsed_s for report in told}
-    assert made.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
+    assert result.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
     for other in (replace(options, micro_batches=4), replace(options, schedule="gpipe")):
         phases.clear()
         plan_with_cache(text, CLUSTER, other, store=store, progress=lambda report: phases.append(report.phase))
         assert "stages" in phases
     renamed = text_of(up="upper")
     assert program_digest(parse(renamed)) == program_digest(parse(text))
-    found = plan_with_cache(renamed, CLUSTER, options, store=store)
-    assert isinstance(found, PipelinePlan)
-    assert any("upper" in entry.variable.name for entry in found.arguments)
+    step_plan = plan_with_cache(renamed, CLUSTER, options, store=store)
+    assert isinstance(step_plan, PipelinePlan)
+    assert any("upper" in entry.variable.name for entry in step_plan.arguments)

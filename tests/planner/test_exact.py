@@ -132,10 +132,10 @@ def test_search_finds_the_best_plan(first: int) -> None:
     for seed in range(first, min(first + 20, SEEDS.stop)):
         search, mesh = searched(random_program(seed))
         _, plans = every_plan(search, mesh)
-        found = search.solve_mesh(mesh)
+        result = search.solve_mesh(mesh)
         best = min(seconds for seconds, _ in plans)
-        assert found.solution.value == pytest.approx(best, rel=TIES), random_program(seed)
-        assert found.solution.tied_bound == pytest.approx(best, rel=TIES)
+        assert result.solution.value == pytest.approx(best, rel=TIES), random_program(seed)
+        assert result.solution.tied_bound == pytest.approx(best, rel=TIES)
 
 
 @pytest.mark.slow
@@ -166,9 +166,9 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
         outcome = search.search_meshes()
         assert search.fit_memory(outcome)
         assert outcome.best_plan is not None
-        found = outcome.best_plan
-        assert search.bytes_needed(found) <= limit
-        assert found.solution.value == pytest.approx(min(fitting), rel=TIES), text
+        result = outcome.best_plan
+        assert search.bytes_needed(result) <= limit
+        assert result.solution.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited
 
 
@@ -205,8 +205,8 @@ def _plans_judged(search: Search) -> int:
     def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
         nonlocal judged
         judged += 1
-        made = search.evaluate(fastest.chain, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
-        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
+        candidate = search.evaluate(fastest.chain, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(candidate), model.constraint_at_peak(candidate.decisions)
 
     peak = model.constraint_at_peak(fastest.decisions)
     best = solve_with_memory_rows(fastest.chain, search.limit_bytes, [peak], judge, 20.0)

@@ -69,15 +69,15 @@ def test_a_pipeline_is_chosen_where_nodes_are_far_apart(bandwidth_gb_per_s, kind
     links = {"inter_node": {"bandwidth_gb_per_s": bandwidth_gb_per_s, "latency_us": 30}}
     nodes = {"master": {**node, "port": 1}, "workers": [{**node, "port": 2}], "links": links}
     cluster, text = Cluster.from_json(json.dumps(nodes)), lower(typed_scan(layers=4, width=4096, batch=8192))
-    found = sw.plan(text, cluster, cache=False)
-    assert isinstance(found, kind)
+    step_plan = sw.plan(text, cluster, cache=False)
+    assert isinstance(step_plan, kind)
     alone = sw.plan(text, cluster, stages=1, cache=False)
     pipeline = sw.plan(text, cluster, stages=2, cache=False)
     assert isinstance(alone, Plan)
     assert isinstance(pipeline, PipelinePlan)
     # Whichever it is, it is the faster one by its own simulation, and says so.
     assert (pipeline.step_s < alone.cost.step_s) == (kind is PipelinePlan)
-    assert "one program on all devices" in next(note for note in found.notes if "pipeline" in note)
+    assert "one program on all devices" in next(note for note in step_plan.notes if "pipeline" in note)
 
 
 def test_a_step_that_needs_the_whole_batch_is_refused():

@@ -79,8 +79,8 @@ def test_what_differs_is_no_twin():
 @pytest.mark.slow
 def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(service):
     service.compile_all(jobs_of(HLO, OTHER))
-    (kept,) = service._idle
-    assert kept.device_count == 8
+    (result,) = service._idle
+    assert result.device_count == 8
     with CompileService(512) as large:
         large.compile(HLO, contracted(HLO))
         assert [child.device_count for child in large._idle] == [8]
@@ -89,8 +89,8 @@ def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(servic
 def test_programs_that_were_compiled_at_once_leave_one_child(service):
     """Two sessions, say."""
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda text: service.compile(text, contracted(text)), (HLO, OTHER)))
-    assert all(each.serialized for each in made)
+        items = list(pool.map(lambda text: service.compile(text, contracted(text)), (HLO, OTHER)))
+    assert all(each.serialized for each in items)
     assert len(service._idle) == 1
 
 

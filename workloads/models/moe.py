@@ -117,8 +117,8 @@ def _top_two(gates: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
     total = (gates * (first + second)).sum(-1, keepdims=True) + 1e-9
     parts = []
     for mask, place in ((first, first_place), (second, second_place)):
-        kept = mask * (place < config.capacity)
+        result = mask * (place < config.capacity)
         slots = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), config.capacity)
-        weight = (gates / total * kept).sum(-1)
-        parts.append(weight[..., None, None] * kept[..., None] * slots[:, :, None])
+        weight = (gates / total * result).sum(-1)
+        parts.append(weight[..., None, None] * result[..., None] * slots[:, :, None])
     return parts[0] + parts[1], balance

@@ -165,10 +165,10 @@ ENTRY main {{
 
 def test_loops_and_tuples_of_several_arrays() -> None:
     planned = plan(LOOP, EIGHT, TWO_BY_FOUR)
-    found = lies(planned)
+    result = lies(planned)
     rows, columns = (("a",), ()), ((), ("b",))
-    assert found["y.sharding"] == (("a",), ("b",))
-    assert {name: found[name] for name in found if name.endswith(".sharding") and name != "y.sharding"} == {
+    assert result["y.sharding"] == (("a",), ("b",))
+    assert {name: result[name] for name in result if name.endswith(".sharding") and name != "y.sharding"} == {
         "p.element1.sharding": rows, "p.element2.sharding": ((), ()), "z.sharding": rows, "w.element1.sharding": rows,
         "s.element.sharding": columns, "s.element1.sharding": ((), ()),
     }  # fmt: skip
@@ -213,9 +213,9 @@ ENTRY main {{
 
 
 def test_branches_and_called_functions() -> None:
-    found = lies(plan(BRANCHES, EIGHT, TWO_BY_FOUR))
+    result = lies(plan(BRANCHES, EIGHT, TWO_BY_FOUR))
     rows, columns = (("a",), ()), ((), ("b",))
-    assert {name: dims for name, dims in found.items() if name.endswith(".sharding")} == {
+    assert {name: dims for name, dims in result.items() if name.endswith(".sharding")} == {
         "a.sharding": rows, "d.sharding": columns, "y.sharding": rows, "p.1.sharding": columns,
         "c.sharding": (("a",), ("b",)),
     }  # fmt: skip
@@ -261,11 +261,11 @@ def _some(number: int, dimensions: tuple[int, ...]) -> str:
 def test_all_that_a_dumped_module_says_holds(name: str) -> None:
     module = annotated(lower(PROGRAMS[name]()))
     planned = plan(module.to_text(), EIGHT, TWO_BY_FOUR)
-    found = lies(planned)
+    result = lies(planned)
     calls = parse(planned.require_hlo()).instructions()
     written = [each for each in calls if each.get("custom_call_target") == "Sharding"]
     assert len(written) > 20
-    assert {call.name: found[call.name] for call in written} == {call.name: said_of(call) for call in written}
+    assert {call.name: result[call.name] for call in written} == {call.name: said_of(call) for call in written}
     root = module.entry.root
     assert [each.sharding.dims for each in planned.outputs] == [said_of(root, n) for n in range(len(planned.outputs))]
     emit_stablehlo(planned.require_hlo(), planned)

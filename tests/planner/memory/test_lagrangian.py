@@ -90,9 +90,9 @@ def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
 def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
     search = searched(text)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    check_priced(search, found, model.constraint_at_peak(found.decisions))
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    check_priced(search, candidate, model.constraint_at_peak(candidate.decisions))
 
 
 def check_priced(search: Search, found: CandidatePlan, peak: MemoryConstraint) -> None:
@@ -113,18 +113,19 @@ NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=fro
 def test_what_products_turn_has_a_price() -> None:
     search = searched(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     products = [node.index for node in search.flow.nodes if node.instruction.opcode == "dot"]
     peak = replace(
         NOTHING, transposed_operands=frozenset((node, position) for node in products for position in range(2))
     )
     cheap, dear = (
-        found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
+        candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
         for price in (1e-3, 2e-3)
     )
     taken = [
-        model.bytes_at(peak, decide(found.chain.graph, states)) for states in (found.solution.states, cheap.states)
+        model.bytes_at(peak, decide(candidate.chain.graph, states))
+        for states in (candidate.solution.states, cheap.states)
     ]
     assert taken[0] > taken[1] > 0
     assert dear.value - cheap.value == pytest.approx(1e-3 * taken[1], rel=5e-3)
@@ -134,21 +135,21 @@ def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
     """A plan changed so that one instruction reads a part of what the others read whole, or another part."""
     search = searched(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    graph = found.chain.graph
+    candidate = outcome.evaluate(outcome.fastest)
+    graph = candidate.chain.graph
     model = search.memory_model(graph.variables.shared_layouts)
     tried = 0
     for node in graph.flow.nodes:
         if node.instruction.opcode != "reduce" or graph.is_cheap_to_recompute[node.uses[0].source[0]]:
             continue
         operand, source = (node.index, 0), graph.variables.source(node, node.uses[0])
-        bytes_of = reshard_bytes(graph, operand)[found.solution.states[source]]
-        states = {**found.solution.states, (node.index, -1): int(np.argmax(bytes_of))}
+        bytes_of = reshard_bytes(graph, operand)[candidate.solution.states[source]]
+        states = {**candidate.solution.states, (node.index, -1): int(np.argmax(bytes_of))}
         peak = replace(NOTHING, resharded_operands=frozenset({operand}))
         taken = model.bytes_at(peak, decide(graph, states))
         assert taken == bytes_of.max()
-        priced = found.chain.with_multipliers(Multipliers(constraints=((peak, 1.0),)))
-        assert seconds(priced, states) - seconds(found.chain, states) == pytest.approx(taken, rel=1e-6)
+        priced = candidate.chain.with_multipliers(Multipliers(constraints=((peak, 1.0),)))
+        assert seconds(priced, states) - seconds(candidate.chain, states) == pytest.approx(taken, rel=1e-6)
         tried += taken > 0
     assert tried
 
@@ -157,9 +158,9 @@ def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
     """Each reader has its own, however else the others read it: nothing is stored that all of them could share."""
     search = searched(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    graph = found.chain.graph
-    model, states = search.memory_model(graph.variables.shared_layouts), dict(found.solution.states)
+    candidate = outcome.evaluate(outcome.fastest)
+    graph = candidate.chain.graph
+    model, states = search.memory_model(graph.variables.shared_layouts), dict(candidate.solution.states)
     tried = 0
     for leaf, (payer, position) in graph.variables.last_consumer.items():
         others = [(n, use) for n in graph.flow.nodes for use in n.uses if use.source == leaf and n.index != payer]
@@ -178,18 +179,18 @@ def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
 def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
     search = searched(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
+    candidate = outcome.evaluate(outcome.fastest)
     flow = search.program.flow
     scatter = next(node for node in flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
-    assert found.chain.graph.is_cheap_to_recompute[zeros[0]], "this step no longer shows what is tested"
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    assert candidate.chain.graph.is_cheap_to_recompute[zeros[0]], "this step no longer shows what is tested"
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     peak = MemoryConstraint(values={zeros: 1}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
     once, twice = (
-        found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
+        candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
         for price in (1.0, 2.0)
     )
-    taken = model.bytes_at(peak, search.evaluate(found.chain, once, ()).decisions)
+    taken = model.bytes_at(peak, search.evaluate(candidate.chain, once, ()).decisions)
     assert taken == math.ceil(flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
     assert twice.value - once.value == pytest.approx(taken, rel=1e-3)
 
@@ -198,16 +199,16 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
     table, indices = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((16,), "int32")
     text = jax.jit(jax.grad(lambda t, i: (t[i] ** 2).sum())).lower(table, indices).as_text("hlo")
     search = searched(text)
-    found = search.search_meshes().fastest
+    result = search.search_meshes().fastest
     scatter = next(node for node in search.flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
     peak = MemoryConstraint(values={zeros: 1}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
     least = math.ceil(search.flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
 
     def taken(limit: int) -> float | None:
-        best = solve_with_memory_rows(found.chain, limit, [peak], lambda states: (True, peak), 10.0)
-        model = search.memory_model(found.chain.graph.variables.shared_layouts)
-        return model.bytes_at(peak, search.evaluate(found.chain, best, ()).decisions) if best is not None else None
+        best = solve_with_memory_rows(result.chain, limit, [peak], lambda states: (True, peak), 10.0)
+        model = search.memory_model(result.chain.graph.variables.shared_layouts)
+        return model.bytes_at(peak, search.evaluate(result.chain, best, ()).decisions) if best is not None else None
 
     assert taken(least) == least
     assert taken(least - 1) is None
@@ -217,13 +218,13 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
 def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: str) -> None:
     search = searched(text)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    assert sum(buffer.size_bytes for buffer in found.live_buffers) == pytest.approx(
-        found.memory.temporaries_bytes, rel=0.05
+    candidate = outcome.evaluate(outcome.fastest)
+    assert sum(buffer.size_bytes for buffer in candidate.live_buffers) == pytest.approx(
+        candidate.memory.temporaries_bytes, rel=0.05
     )
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    peak = model.constraint_of_buffers(found.live_buffers, found.decisions)
-    assert model.bytes_at(peak, found.decisions) == pytest.approx(search.bytes_needed(found), rel=0.1)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    peak = model.constraint_of_buffers(candidate.live_buffers, candidate.decisions)
+    assert model.bytes_at(peak, candidate.decisions) == pytest.approx(search.bytes_needed(candidate), rel=0.1)
 
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
@@ -232,15 +233,17 @@ def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) 
     0.65 GB, and no price found a plan in two micro-batches that fits."""
     search = searched(text, force="fsdp")
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = frozenset((node, 0) for node in search.program.state)
     of_hubs = MemoryConstraint(values={}, layout_copies=weights, always_live=frozenset(), margin=0.0)
     of_all = replace(of_hubs, reader_copies=dict.fromkeys(weights, 1.0))
 
     def priced(peak: MemoryConstraint, price: float) -> tuple[CandidatePlan, float]:
-        solved = found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
-        return search.evaluate(found.chain, solved, ()), solved.value
+        solved = candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(
+            search.time_limit_s()
+        )
+        return search.evaluate(candidate.chain, solved, ()), solved.value
 
     evading, _ = priced(of_hubs, 1.0)
     (honest, once_s), (_, twice_s) = priced(of_all, 1.0), priced(of_all, 2.0)
@@ -257,24 +260,24 @@ def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) 
 def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None:
     search = searched(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    fitting = LagrangianSearch(search, found, step_limit_s=1.0)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    stored = model.constraint_at_peak(found.decisions)
-    nodes = [(node.index, leaf) for node in found.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
+    candidate = outcome.evaluate(outcome.fastest)
+    fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    stored = model.constraint_at_peak(candidate.decisions)
+    nodes = [(node.index, leaf) for node in candidate.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
     all_at_once = replace(stored, values=Counter(nodes))
     fitting.universal_constraints = [stored, all_at_once]
-    search.limit_bytes = max(search.bytes_needed(found), math.ceil(model.bytes_at(stored, found.decisions)))
-    assert model.bytes_at(all_at_once, found.decisions) > search.limit_bytes
-    assert fitting.bounding_constraints([found]) == [stored]
+    search.limit_bytes = max(search.bytes_needed(candidate), math.ceil(model.bytes_at(stored, candidate.decisions)))
+    assert model.bytes_at(all_at_once, candidate.decisions) > search.limit_bytes
+    assert fitting.bounding_constraints([candidate]) == [stored]
     assert fitting.bounding_constraints() == [stored, all_at_once]  # nothing that fits is known
-    products = [node for node in found.chain.graph.flow.nodes if node.instruction.opcode == "dot"]
+    products = [node for node in candidate.chain.graph.flow.nodes if node.instruction.opcode == "dot"]
     turning = replace(
         stored, transposed_operands=frozenset((node.index, position) for node in products for position in range(2))
     )
     fitting.universal_constraints = [turning]
-    assert model.bytes_at(turning, found.decisions) > search.limit_bytes
-    assert fitting.bounding_constraints([found]) == [
+    assert model.bytes_at(turning, candidate.decisions) > search.limit_bytes
+    assert fitting.bounding_constraints([candidate]) == [
         replace(stored, transposed_operands=frozenset())
     ]  # what is not turned is stored
 
@@ -283,28 +286,28 @@ def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
     """Where more than there is would be counted with it; the rest still bounds."""
     search = searched(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    fitting = LagrangianSearch(search, found, step_limit_s=1.0)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    stored = model.constraint_at_peak(found.decisions)
+    candidate = outcome.evaluate(outcome.fastest)
+    fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    stored = model.constraint_at_peak(candidate.decisions)
     nodes = [node for node in search.flow.nodes if not node.is_value and node.shapes[0].rank > 1]
-    fused = {(node.index, 0): 9 for node in nodes if (node.instruction.name, 0) not in found.stored_leaves}
+    fused = {(node.index, 0): 9 for node in nodes if (node.instruction.name, 0) not in candidate.stored_leaves}
     fitting.universal_constraints = [replace(stored, values={**stored.values, **fused})]
-    search.limit_bytes = max(search.bytes_needed(found), math.ceil(model.bytes_at(stored, found.decisions)))
-    assert model.bytes_at(fitting.universal_constraints[0], found.decisions) > search.limit_bytes
-    (left,) = fitting.bounding_constraints([found])
+    search.limit_bytes = max(search.bytes_needed(candidate), math.ceil(model.bytes_at(stored, candidate.decisions)))
+    assert model.bytes_at(fitting.universal_constraints[0], candidate.decisions) > search.limit_bytes
+    (left,) = fitting.bounding_constraints([candidate])
     assert left.values.keys() == stored.values.keys() - fused.keys()
-    assert model.bytes_at(left, found.decisions) > 0.8 * model.bytes_at(stored, found.decisions)
+    assert model.bytes_at(left, candidate.decisions) > 0.8 * model.bytes_at(stored, candidate.decisions)
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
     search = searched(SCAN, force="fsdp")
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = {(node, 0) for node in search.program.state if search.flow.nodes[node].shapes[0].rank == 3}
-    assert weights & model.constraint_of_buffers(found.live_buffers, found.decisions).layout_copies
-    assert not weights & model.constraint_at_peak(found.decisions).layout_copies
+    assert weights & model.constraint_of_buffers(candidate.live_buffers, candidate.decisions).layout_copies
+    assert not weights & model.constraint_at_peak(candidate.decisions).layout_copies
 
 
 @dataclass(slots=True, eq=False)
@@ -348,17 +351,17 @@ def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices() -> 
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
-    known = LagrangianSearch(search, fastest, math.inf).find_best()
-    again = _RecordingFit(search, fastest, math.inf, incumbent=known)
+    candidate = LagrangianSearch(search, fastest, math.inf).find_best()
+    again = _RecordingFit(search, fastest, math.inf, incumbent=candidate)
     best = again.find_best()
     ((_, merged, mixture),) = again.merges
     fitting = [
         each.candidate for each in again.evaluations if search.bytes_needed(each.candidate) <= search.limit_bytes
     ]
-    assert merged is known
-    assert known.cost.step_s < min(plan.cost.step_s for plan in fitting)
-    assert mixture.cost.step_s <= known.cost.step_s
-    assert best is not known
+    assert merged is candidate
+    assert candidate.cost.step_s < min(plan.cost.step_s for plan in fitting)
+    assert mixture.cost.step_s <= candidate.cost.step_s
+    assert best is not candidate
 
 
 @pytest.mark.slow
@@ -369,13 +372,13 @@ def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known
     chain = search.build_bounding_chain(Mesh.of(ONE_WAY["mesh"]), even_rank=9, uneven_rank=9).untie()
     fastest = search.evaluate(chain, solve_tied(chain), ())
     search.limit_bytes = search.bytes_needed(fastest) * 6 // 10
-    known = LagrangianSearch(search, fastest, math.inf).find_best()
-    limit_s = math.inf if is_enough else 0.999 * known.cost.step_s
-    fitting = _RecordingFit(search, fastest, limit_s, incumbent=known)
+    candidate = LagrangianSearch(search, fastest, math.inf).find_best()
+    limit_s = math.inf if is_enough else 0.999 * candidate.cost.step_s
+    fitting = _RecordingFit(search, fastest, limit_s, incumbent=candidate)
     fitting.find_best()
     first, *more = (merged for _, merged, _ in fitting.merges)
-    assert first is not known
-    assert more == ([] if is_enough else [known])
+    assert first is not candidate
+    assert more == ([] if is_enough else [candidate])
 
 
 def test_a_plan_is_worked_out_once() -> None:
@@ -388,9 +391,9 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     for force in (None, "data", "fsdp"):
         search = searched(STEP, force=force)
         outcome = search.search_meshes()
-        found = outcome.evaluate(outcome.fastest)
+        candidate = outcome.evaluate(outcome.fastest)
         peaks.append(
-            search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+            search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
         )
     assert all(peak == peaks[0] for peak in peaks)
 
@@ -400,8 +403,8 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
 def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(most_work: int, count: int) -> None:
     search = searched(lower(mlp()))
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    peak = search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+    candidate = outcome.evaluate(outcome.fastest)
+    peak = search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
     judged = []
 
     def refuse(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
@@ -409,7 +412,7 @@ def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(mos
         return (1 << 40) + 1, peak
 
     limits = SearchLimits(max_exact_plans=3, max_exact_work=most_work)
-    assert solve_with_memory_rows(found.chain, 1 << 40, (), refuse, 10.0, limits) is None
+    assert solve_with_memory_rows(candidate.chain, 1 << 40, (), refuse, 10.0, limits) is None
     assert len(judged) == count
 
 
@@ -506,8 +509,8 @@ def test_where_a_plan_is_known_to_fit_prices_begin_low() -> None:
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) // 2
     asked: list[float] = []
-    for known in (None, fastest):
-        fitting = _ScriptedFit(search, fastest, math.inf, (), known, plan_at=end_of_test)
+    for item in (None, fastest):
+        fitting = _ScriptedFit(search, fastest, math.inf, (), item, plan_at=end_of_test)
         with pytest.raises(MemoryBudgetError):
             fitting.find_best()
         asked += fitting.asked
@@ -556,9 +559,9 @@ def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
 
     with pytest.raises(MemoryBudgetError):
         fit(None)
-    made = fit(thrifty)
-    assert fast.cost.step_s < made.cost.step_s < thrifty.cost.step_s
-    assert search.bytes_needed(made) <= search.limit_bytes
+    result = fit(thrifty)
+    assert fast.cost.step_s < result.cost.step_s < thrifty.cost.step_s
+    assert search.bytes_needed(result) <= search.limit_bytes
     search.limit_bytes = search.bytes_needed(thrifty)
     with pytest.raises(MemoryBudgetError):
         fit(replace(thrifty, cost=fast.cost))

@@ -49,8 +49,8 @@ def program(name: str) -> Program:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_whole_batch(name: str) -> None:
-    made = program(name)
-    text, arguments = lower(made), arguments_of(made)
+    result = program(name)
+    text, arguments = lower(result), arguments_of(result)
     split = split_step(parse(text))
     assert all(along.dim == 0 for along in split.batch.values())
     assert_equal(run(text, arguments), run_accumulated(accumulate_step(split, 2), arguments))

@@ -56,9 +56,9 @@ def root_and_optimum(
 def bound_root(dual: LagrangianDual, low: DualCut, likely_s: float) -> Branch:
     """All plans of a dual. low: its cut at no price. likely_s: about the seconds of the best plan."""
     bound_s, high = low.bound_s, None
-    for made in dual.maximize(low, dual.evaluate(low.multiplier_for(likely_s))):
-        bound_s = max(bound_s, made.bound_s)
-        low, high = (made, high) if made.slope > 0 else (low, made)
+    for item in dual.maximize(low, dual.evaluate(low.multiplier_for(likely_s))):
+        bound_s = max(bound_s, item.bound_s)
+        low, high = (item, high) if item.slope > 0 else (low, item)
     return Branch(bound_s=bound_s, dual=dual, low=low, high=high)
 
 
@@ -117,9 +117,9 @@ def known(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
 def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) -> None:
     """Prices alone leave more open; no branch is bounded by more than the best plan of all."""
     root, best_s = root_and_optimum(seed, kind=_OnlyBounds)
-    made = branch_and_bound(*known(root, 1.5 * best_s), root, MOST_OPEN)
+    candidate = branch_and_bound(*known(root, 1.5 * best_s), root, MOST_OPEN)
     assert root.bound_s < best_s * (1 - MOST_OPEN)
-    assert best_s * (1 - MOST_OPEN) <= made.cost.lower_bound_s <= best_s * (1 + 1e-6)
+    assert best_s * (1 - MOST_OPEN) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 13])
@@ -166,40 +166,40 @@ def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
     dearer = with_higher_multiplier(alike)
     assert dearer.high is not None
     assert dearer.high.multiplier == 2 * root.low.multiplier > 0
-    made = branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN)
+    candidate = branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN)
     bound_s = min(bound_branch(dearer, within, math.inf).bound_s for within in split_branch(dearer))
-    assert root.bound_s < made.cost.lower_bound_s == pytest.approx(bound_s, rel=1e-4)
+    assert root.bound_s < candidate.cost.lower_bound_s == pytest.approx(bound_s, rel=1e-4)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(most: int) -> None:
     root = root_of_perceptron(SearchLimits(max_branched=most), _OnlyBounds)
-    made = branch_and_bound(*known(root, 100 * root.bound_s), root, 0.0)
+    candidate = branch_and_bound(*known(root, 100 * root.bound_s), root, 0.0)
     branches = [root]
     for _ in range(most):
         least = min(branches, key=lambda branch: branch.bound_s)
         branches.remove(least)
         branches += [bound_branch(least, within, math.inf) for within in split_branch(least)]
     assert len(branches) == most + 1
-    assert made.cost.lower_bound_s == min(branch.bound_s for branch in branches) > root.bound_s
+    assert candidate.cost.lower_bound_s == min(branch.bound_s for branch in branches) > root.bound_s
 
 
 def test_a_branch_that_can_have_nothing_better_is_not_searched() -> None:
     root, _ = root_and_optimum(13, kind=_RecordsSearches)
     bounds_s = {within: bound_branch(root, within, math.inf).bound_s for within in split_branch(root)}
     assert min(bounds_s.values()) < max(bounds_s.values()) * (1 - MOST_OPEN)
-    search, found = known(root, max(bounds_s.values()))
-    branch_and_bound(search, found, root, MOST_OPEN)
+    search, result = known(root, max(bounds_s.values()))
+    branch_and_bound(search, result, root, MOST_OPEN)
     assert isinstance(search, _RecordsSearches)
     assert search.branches == [min(bounds_s, key=bounds_s.__getitem__)]
 
 
 def test_plans_are_looked_for_until_three_branches_in_a_row_have_none() -> None:
     root = root_of_perceptron(kind=_RecordsSearches)
-    search, found = known(root, 1e6 * root.bound_s)
+    search, result = known(root, 1e6 * root.bound_s)
     assert isinstance(search, _RecordsSearches)
     search.gains = frozenset({2})
-    branch_and_bound(search, found, root, 0.0)
+    branch_and_bound(search, result, root, 0.0)
     assert len(search.branches) == 5, "one in vain, one not, and three in vain"
     assert search.limits.max_branched > 2, "more could be divided"
 
@@ -208,9 +208,9 @@ def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
     """Once; one that is far from it is not, nor one that is enough."""
     root, _ = root_and_optimum(13)
     rough = replace(root, bound_s=root.bound_s * (1 - GAP_TOLERANCE / 2))
-    made = tighten_branch(rough, root.bound_s)
-    assert made.bound_s == pytest.approx(root.bound_s)
-    assert tighten_branch(made, 1.0001 * made.bound_s) is made
+    result = tighten_branch(rough, root.bound_s)
+    assert result.bound_s == pytest.approx(root.bound_s)
+    assert tighten_branch(result, 1.0001 * result.bound_s) is result
     assert tighten_branch(rough, root.bound_s * (1 + GAP_TOLERANCE)) is rough
     assert tighten_branch(rough, rough.bound_s) is rough
 
@@ -225,9 +225,9 @@ def with_less_memory(
     start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
     at, axes = lift_plan(coarse, start.solution.states, FINE)
     near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
-    found = replace(search.evaluate(near, solved, ()), coarse_solution=start)
-    search.limit_bytes = search.bytes_needed(found) * 3 // 4
-    return search, found
+    result = replace(search.evaluate(near, solved, ()), coarse_solution=start)
+    search.limit_bytes = search.bytes_needed(result) * 3 // 4
+    return search, result
 
 
 def best_that_fits_s(search: Search, fastest: CandidatePlan) -> float:
@@ -237,8 +237,8 @@ def best_that_fits_s(search: Search, fastest: CandidatePlan) -> float:
     model = search.memory_model(fine.graph.variables.shared_layouts)
 
     def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
-        made = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
-        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
+        candidate = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(candidate), model.constraint_at_peak(candidate.decisions)
 
     best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
     assert best is not None
@@ -271,10 +271,10 @@ def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int) -> None:
     search, fastest = with_less_memory(29, eight, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
     priced = fit_plan(search, fastest)
-    made = bound_plan(search, priced, BackgroundBound())
+    result = bound_plan(search, priced, BackgroundBound())
     assert priced.cost.step_s > 1.5 * best_s
-    assert made.cost.step_s <= 1.01 * best_s
-    assert search.bytes_needed(made) <= search.limit_bytes
+    assert result.cost.step_s <= 1.01 * best_s
+    assert search.bytes_needed(result) <= search.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,12 +289,12 @@ class _LateInDepth(LagrangianDual):
 
 def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done() -> None:
     root = root_of_perceptron(kind=_OnlyBounds)
-    search, found = known(root, 100 * root.bound_s)
+    search, result = known(root, 100 * root.bound_s)
     done = [bound_branch(root, within, math.inf) for within in split_branch(root)]
     dual = root.dual
     late = _LateInDepth(search=search, chain=dual.chain, constraints=dual.constraints, solve=dual.solve)
     with pytest.raises(OutOfTimeError):
-        branch_and_bound(search, found, replace(root, dual=late), 0.0)
+        branch_and_bound(search, result, replace(root, dual=late), 0.0)
     assert search.reported_plan is not None
     assert search.reported_plan.cost.lower_bound_s == min(branch.bound_s for branch in done) > root.bound_s
 
@@ -305,8 +305,8 @@ class _LateWhenMerging(LagrangianSearch):
 
 
 def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits() -> None:
-    search, found = with_less_memory(29, 2048, SearchLimits(max_exact_states=0))
-    fitting = _LateWhenMerging(search, found, math.inf)
-    made = fitting.find_best()
+    search, result = with_less_memory(29, 2048, SearchLimits(max_exact_states=0))
+    fitting = _LateWhenMerging(search, result, math.inf)
+    candidate = fitting.find_best()
     fits = [each.candidate for each in fitting.evaluations if search.bytes_needed(each.candidate) <= search.limit_bytes]
-    assert made.cost.step_s == min(each.cost.step_s for each in fits)
+    assert candidate.cost.step_s == min(each.cost.step_s for each in fits)

@@ -91,16 +91,16 @@ def test_where_nothing_fits_it_says_so_too() -> None:
     "asked", [{"mesh": {"data": 8}}, {"mesh": {"a": 2, "b": 2, "c": 2}}, {"force": "mixed"}, {"mode": "propagate"}]
 )
 def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
-    made, _ = planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
+    result, _ = planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
     if "mesh" in asked:
-        assert made.mesh.sizes == asked["mesh"]
+        assert result.mesh.sizes == asked["mesh"]
     if "force" in asked:
-        assert made.origin == f"forced: {asked['force']}"
-        assert len(made.mesh.axes) == 2
+        assert result.origin == f"forced: {asked['force']}"
+        assert len(result.mesh.axes) == 2
 
 
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
-    known, _ = planned(text, cluster, just_late(), effort="fast", deadline_s=1e-9)
-    made, _ = planned(text, cluster, FrozenClock(60.0), effort="fast", deadline_s=60.0)
-    assert made.cost.step_s <= known.cost.step_s * (1 + 1e-3)
+    outcome, _ = planned(text, cluster, just_late(), effort="fast", deadline_s=1e-9)
+    result, _ = planned(text, cluster, FrozenClock(60.0), effort="fast", deadline_s=60.0)
+    assert result.cost.step_s <= outcome.cost.step_s * (1 + 1e-3)

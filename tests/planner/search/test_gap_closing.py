@@ -61,14 +61,14 @@ def test_closing_a_gap_does_and_tells_of_every_better_bound(text: str) -> None:
     solved = coarse.solve(20.0)
     at, axes = lift_plan(coarse, solved.states, FINE)
     near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
-    found = search.evaluate(near, solved, ())
-    assert found.cost.gap == 1.0
-    made = close_gap(search, found)
-    assert made.cost.gap <= 0.01
+    candidate = search.evaluate(near, solved, ())
+    assert candidate.cost.gap == 1.0
+    result = close_gap(search, candidate)
+    assert result.cost.gap <= 0.01
     bounds_s = [each.lower_bound_s for each in told if each.incumbent_s]
     assert bounds_s[0] > 0
     assert bounds_s == sorted(bounds_s)
-    assert bounds_s[-1] == pytest.approx(made.cost.lower_bound_s)
+    assert bounds_s[-1] == pytest.approx(result.cost.lower_bound_s)
 
 
 @pytest.mark.slow
@@ -78,13 +78,13 @@ def test_what_a_plan_is_read_off_at_bounds_too() -> None:
     search = Search(lower(step), EIGHT, PlanOptions())
     chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lift_plan(chain, chain.solve(20.0).states, FINE)
-    found = search.evaluate(*descend(chain, at, search.refine_graph(chain, FINE), axes, time_limit_s=20.0), ())
+    candidate = search.evaluate(*descend(chain, at, search.refine_graph(chain, FINE), axes, time_limit_s=20.0), ())
     bounding = search.build_bounding_chain(FINE, even_rank=search.max_rank, uneven_rank=search.max_rank)
     assert not bounding.runs
-    rough = replace(found, cost=replace(found.cost, lower_bound_s=0.9 * found.cost.step_s))
-    made = close_gap(search, rough, bounding)
-    assert made.cost.gap <= 0.01
-    assert made.cost.step_s <= found.cost.step_s
+    rough = replace(candidate, cost=replace(candidate.cost, lower_bound_s=0.9 * candidate.cost.step_s))
+    result = close_gap(search, rough, bounding)
+    assert result.cost.gap <= 0.01
+    assert result.cost.step_s <= candidate.cost.step_s
 
 
 @pytest.mark.slow
@@ -95,9 +95,9 @@ def test_repeats_apart_bound_more(is_priced: bool) -> None:
     search = Search(lower(step), EIGHT, PlanOptions())
     chain, bounding = search.build_chain(COARSE, ForcedStrategy(), frozenset()), search.build_bounding_chain(COARSE)
     if is_priced:
-        found = search.evaluate(chain, chain.solve(20.0), ())
-        peak = search.memory_model(chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
-        price = Multipliers(constraints=((peak, found.cost.step_s / found.memory.peak_bytes),))
+        candidate = search.evaluate(chain, chain.solve(20.0), ())
+        peak = search.memory_model(chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
+        price = Multipliers(constraints=((peak, candidate.cost.step_s / candidate.memory.peak_bytes),))
         chain, bounding = chain.with_multipliers(price), bounding.with_multipliers(price)
     apart = bounding.untie()
     assert bounding.runs

@@ -35,10 +35,10 @@ def dual_and_optimum(
     program over all strategies on three axes, bytes at the peak being a row of it."""
     search = kind(large_program(seed), EIGHT, PlanOptions(), limits=limits)
     fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
-    found = search.evaluate(fine, fine.solve(20.0), ())
+    candidate = search.evaluate(fine, fine.solve(20.0), ())
     memory = search.memory_model(fine.graph.variables.shared_layouts)
-    peak = memory.constraint_at_peak(found.decisions)
-    search.limit_bytes = int(0.9 * memory.bytes_at(peak, found.decisions))
+    peak = memory.constraint_at_peak(candidate.decisions)
+    search.limit_bytes = int(0.9 * memory.bytes_at(peak, candidate.decisions))
     best = solve_with_memory_rows(fine, search.limit_bytes, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
     dual = LagrangianDual(search=search, chain=bounding.untie(), constraints=[peak], solve=solve_tied)
@@ -84,20 +84,20 @@ def thrifty(
     fastest = search.evaluate(near, solved, ())
     peak = search.memory_model(near.graph.variables.shared_layouts).constraint_at_peak(fastest.decisions)
     price = Multipliers(constraints=((peak, fastest.cost.step_s / fastest.memory.peak_bytes),))
-    made = descend(chain, near.strategies(solved.states), fine, axes, time_limit_s=20.0, price=price)
-    found = replace(search.evaluate(*made, ()), coarse_solution=start)
-    most, least = search.bytes_needed(fastest), search.bytes_needed(found)
+    descent = descend(chain, near.strategies(solved.states), fine, axes, time_limit_s=20.0, price=price)
+    result = replace(search.evaluate(*descent, ()), coarse_solution=start)
+    most, least = search.bytes_needed(fastest), search.bytes_needed(result)
     assert least < 0.9 * most
     search.limit_bytes = int(least + part * (most - least))
-    return search, found
+    return search, result
 
 
 def test_a_plan_found_at_no_price_is_bounded_by_one() -> None:
-    search, found = thrifty(0, part=0.0)
+    search, result = thrifty(0, part=0.0)
     unpriced_s = solve_tied(search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()).tied_bound
-    made = close_gap(search, found)
-    assert 1.01 * unpriced_s < made.cost.lower_bound_s <= made.cost.step_s
-    assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
+    candidate = close_gap(search, result)
+    assert 1.01 * unpriced_s < candidate.cost.lower_bound_s <= candidate.cost.step_s
+    assert candidate.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
 class _RefusingFit(LagrangianSearch):
@@ -113,10 +113,10 @@ class _FitsNothing(Search):
 
 def test_what_does_not_fit_is_read_off_again_for_less() -> None:
     """Where the unsplit program peaks there is room for the fastest plan, which peaks elsewhere."""
-    search, found = thrifty(53, part=0.5, kind=_FitsNothing)
-    made = close_gap(search, found)
-    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
-    assert search.bytes_needed(made) <= search.limit_bytes
+    search, result = thrifty(53, part=0.5, kind=_FitsNothing)
+    candidate = close_gap(search, result)
+    assert candidate.cost.step_s < result.cost.step_s * (1 - MIN_GAIN)
+    assert search.bytes_needed(candidate) <= search.limit_bytes
 
 
 class _OnlyClimbs(Search):
@@ -146,10 +146,10 @@ def test_a_climb_reads_plans_off_until_one_was_in_vain() -> None:
     reads: dict[float, int] = {}
     for gains in (0, 1, math.inf):
         limits = SearchLimits(target_gap=-1.0, fine_target_gap=-1.0)  # no plan is close enough
-        search, found = thrifty(11, part=0.0, kind=_OnlyClimbs, limits=limits)
+        search, result = thrifty(11, part=0.0, kind=_OnlyClimbs, limits=limits)
         assert isinstance(search, _OnlyClimbs)
         search.gains = gains
-        close_gap(search, found)
+        close_gap(search, result)
         reads[gains] = search.reads
     assert reads[math.inf] > 2
     assert (reads[0], reads[1]) == (1, 2)
@@ -167,12 +167,12 @@ class _LateOncePlanFound(Search):
 
 
 def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found() -> None:
-    search, found = thrifty(53, part=1.0, kind=_LateOncePlanFound)
+    search, result = thrifty(53, part=1.0, kind=_LateOncePlanFound)
     assert isinstance(search, _LateOncePlanFound)
-    search.known_s = found.cost.step_s * (1 - MIN_GAIN)
-    made = close_gap(search, found)
-    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
-    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+    search.known_s = result.cost.step_s * (1 - MIN_GAIN)
+    candidate = close_gap(search, result)
+    assert candidate.cost.step_s < result.cost.step_s * (1 - MIN_GAIN)
+    assert 0 < candidate.cost.lower_bound_s <= candidate.cost.step_s
 
 
 @pytest.mark.slow

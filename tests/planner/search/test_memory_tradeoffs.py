@@ -64,12 +64,12 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too() -> None:
     least = sw.plan(text, cluster, force="fsdp", remat="full", stages=1, cache=False, **way)
     limit = round(1.1 * bytes_with_margin(least.memory, profile))
     search = _FindsLate(text, cluster, PlanOptions(memory_budget=limit, **way))
-    found = search.run()
+    result = search.run()
     sparing = search.offers[0]
     assert "takes little memory" in sparing.cost.bound_scope
-    assert found.cost.step_s < sparing.cost.step_s
-    assert bytes_with_margin(found.memory, profile) <= limit
-    assert 0 <= found.cost.gap < 0.05
+    assert result.cost.step_s < sparing.cost.step_s
+    assert bytes_with_margin(result.memory, profile) <= limit
+    assert 0 <= result.cost.gap < 0.05
 
 
 @pytest.mark.slow
@@ -82,10 +82,10 @@ def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     slow = min(outcome.solutions, key=lambda each: needed[id(each)])
     assert slow.step_s > outcome.fastest.step_s * (1 + memory_tradeoffs.NEAR_FASTEST)
     search.limit_bytes = needed[id(slow)]
-    made = memory_tradeoffs.fit_with_remat(outcome)
-    assert made.best_plan is not None
-    assert made.search.bytes_needed(made.best_plan) <= search.limit_bytes
-    assert made.step_s < slow.step_s * (1 - memory_tradeoffs.MIN_GAIN)
+    result = memory_tradeoffs.fit_with_remat(outcome)
+    assert result.best_plan is not None
+    assert result.search.bytes_needed(result.best_plan) <= search.limit_bytes
+    assert result.step_s < slow.step_s * (1 - memory_tradeoffs.MIN_GAIN)
 
 
 class _RecordingSearch(Search):
@@ -195,10 +195,12 @@ def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_sav
     left_out = [found for found in plans if found.mesh not in tried]
     assert left_out
     assert min(plans, key=lambda found: found.cost.step_s).mesh in tried
-    kept = [(found.cost.step_s, search.bytes_needed(found)) for found in plans if found.mesh in tried]
+    results = [(found.cost.step_s, search.bytes_needed(found)) for found in plans if found.mesh in tried]
     for found in left_out:
         step_s, needed = found.cost.step_s, search.bytes_needed(found)
-        assert any(less_s < step_s and less <= memory_tradeoffs.SIMILAR_MEMORY_RATIO * needed for less_s, less in kept)
+        assert any(
+            less_s < step_s and less <= memory_tradeoffs.SIMILAR_MEMORY_RATIO * needed for less_s, less in results
+        )
 
 
 class _RecordingFit(LagrangianSearch):

@@ -78,14 +78,14 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
     """The same plan costs as much on the finer mesh; the best one there is found by searching it outright."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    near, found = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
-    assert best.value <= found.value * (1 + SLACK)
-    assert found.value <= start.value * (1 + SLACK)
-    chosen = {v: near.graph.set_of(v).strategies[state] for v, state in found.states.items()}
+    near, result = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
+    assert best.value <= result.value * (1 + SLACK)
+    assert result.value <= start.value * (1 + SLACK)
+    chosen = {v: near.graph.set_of(v).strategies[state] for v, state in result.states.items()}
     states = {v: fine.graph.set_of(v).strategies.index(strategy) for v, strategy in chosen.items()}
     nodes = [node.index for node in fine.graph.flow.nodes if not fine.graph.is_cheap_to_recompute[node.index]]
     problem = fine.graph.problem(nodes, list(states))
-    assert problem.value(list(states.values())) == pytest.approx(found.value, rel=1e-5)  # preferences differ
+    assert problem.value(list(states.values())) == pytest.approx(result.value, rel=1e-5)  # preferences differ
 
 
 @pytest.mark.parametrize("seed", [14, 39, 72, 73, 97, 98, 100, 103, 115])
@@ -93,9 +93,9 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     """Programs whose best plan on three axes beats every one on two: the descent ends there."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    _, found = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
+    _, result = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
-    assert found.value <= best.value * (1 + SLACK)
+    assert result.value <= best.value * (1 + SLACK)
 
 
 class _CountingBuilder(StrategyBuilder):
@@ -200,10 +200,10 @@ def test_no_plan_is_read_off_where_the_bound_closes_the_gap(seed: int) -> None:
     )
     rough = plan(text, EIGHT, PlanOptions(), limits=limits)
     limits = replace(limits, target_gap=rough.cost.gap / 2)
-    made = _ReadsNoPlanOff(text, EIGHT, PlanOptions(), limits=limits).run()
-    assert len(made.mesh.axes) == 3
-    assert made.cost.step_s == rough.cost.step_s
-    assert made.cost.gap <= rough.cost.gap / 2
+    result = _ReadsNoPlanOff(text, EIGHT, PlanOptions(), limits=limits).run()
+    assert len(result.mesh.axes) == 3
+    assert result.cost.step_s == rough.cost.step_s
+    assert result.cost.gap <= rough.cost.gap / 2
 
 
 @pytest.mark.parametrize("seed", [3, 85, 112])
@@ -232,9 +232,11 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
     search = Search(large_program(seed), EIGHT, PlanOptions())
     fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
     memory = search.memory_model(fine.graph.variables.shared_layouts)
-    found = search.evaluate(fine, fine.solve(20.0), ())
+    candidate = search.evaluate(fine, fine.solve(20.0), ())
     price = Multipliers(
-        constraints=((memory.constraint_at_peak(found.decisions), found.cost.step_s / found.memory.peak_bytes),)
+        constraints=(
+            (memory.constraint_at_peak(candidate.decisions), candidate.cost.step_s / candidate.memory.peak_bytes),
+        )
     )
     best = fine.with_multipliers(price).solve(20.0)
     bound_s = lower_bound(bounding.with_multipliers(price), 20.0)
@@ -247,12 +249,12 @@ def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> Non
     search = Search(large_program(seed), EIGHT, PlanOptions())
     fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
     memory = search.memory_model(fine.graph.variables.shared_layouts)
-    found = search.evaluate(fine, fine.solve(20.0), ())
-    peak = memory.constraint_at_peak(found.decisions)
-    limit = int(0.9 * memory.bytes_at(peak, found.decisions))
+    candidate = search.evaluate(fine, fine.solve(20.0), ())
+    peak = memory.constraint_at_peak(candidate.decisions)
+    limit = int(0.9 * memory.bytes_at(peak, candidate.decisions))
     best = solve_with_memory_rows(fine, limit, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
-    price = Multipliers(constraints=((peak, (best.value - found.cost.step_s) / limit),))
+    price = Multipliers(constraints=((peak, (best.value - candidate.cost.step_s) / limit),))
     bound = bound_feasible_plans(bounding, price, limit, 20.0)
     assert lower_bound(bounding, 20.0) * 1.01 < bound.seconds <= best.value
     assert bound.chain.multipliers is not None
@@ -264,22 +266,24 @@ def test_a_gap_is_closed_where_memory_binds() -> None:
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
     options = PlanOptions(remat="none", micro_batches=1)
     fastest = plan(lower((step, arguments, ())), EIGHT, options)
-    made = plan(lower((step, arguments, ())), EIGHT, replace(options, memory_budget=fastest.memory.peak_bytes))
-    assert made.memory.peak_bytes < fastest.memory.peak_bytes  # a device must have more than the peak
-    assert len(made.mesh.axes) == 3
-    assert made.cost.gap <= 0.01
+    step_plan = plan(lower((step, arguments, ())), EIGHT, replace(options, memory_budget=fastest.memory.peak_bytes))
+    assert step_plan.memory.peak_bytes < fastest.memory.peak_bytes  # a device must have more than the peak
+    assert len(step_plan.mesh.axes) == 3
+    assert step_plan.cost.gap <= 0.01
 
 
 @pytest.mark.parametrize("seed", [97, 98])
 def test_the_plan_says_what_its_bound_covers(seed: int) -> None:
-    made = plan(large_program(seed), EIGHT, PlanOptions())
-    tried = {len(each.mesh.axes) for each in made.candidates if each.name == "search"}
+    step_plan = plan(large_program(seed), EIGHT, PlanOptions())
+    tried = {len(each.mesh.axes) for each in step_plan.candidates if each.name == "search"}
     assert 3 in tried
-    assert made.cost.step_s == min(each.step_s for each in made.candidates if each.name == "search" and each.step_s)
-    assert len(made.mesh.axes) == 3
-    assert str(made.mesh) in made.cost.bound_scope
-    assert made.cost.is_bounded
-    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+    assert step_plan.cost.step_s == min(
+        each.step_s for each in step_plan.candidates if each.name == "search" and each.step_s
+    )
+    assert len(step_plan.mesh.axes) == 3
+    assert str(step_plan.mesh) in step_plan.cost.bound_scope
+    assert step_plan.cost.is_bounded
+    assert 0 < step_plan.cost.lower_bound_s <= step_plan.cost.step_s
 
 
 class _LateToBound(Search):
@@ -291,10 +295,10 @@ class _LateToBound(Search):
 
 
 def test_a_plan_that_a_deadline_leaves_unbounded_says_so() -> None:
-    made = _LateToBound(large_program(97), EIGHT, PlanOptions()).run()
-    assert "the deadline came before a bound on" in made.cost.bound_scope
-    assert not made.cost.is_bounded
-    assert made.cost.lower_bound_s > made.cost.step_s  # of two axes: this one is faster
+    result = _LateToBound(large_program(97), EIGHT, PlanOptions()).run()
+    assert "the deadline came before a bound on" in result.cost.bound_scope
+    assert not result.cost.is_bounded
+    assert result.cost.lower_bound_s > result.cost.step_s  # of two axes: this one is faster
 
 
 def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price() -> None:
@@ -308,10 +312,10 @@ def test_what_does_not_fit_near_a_plan_is_descended_to_under_a_price() -> None:
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
     with pytest.raises(MemoryBudgetError):
         fit_plan(search, replace(fastest, coarse_solution=None))
-    made = fit_plan(search, fastest)
-    assert search.bytes_needed(made) <= search.limit_bytes
-    assert made.mesh == FINE
-    assert made.cost.step_s <= 1.001 * fastest.cost.step_s
+    candidate = fit_plan(search, fastest)
+    assert search.bytes_needed(candidate) <= search.limit_bytes
+    assert candidate.mesh == FINE
+    assert candidate.cost.step_s <= 1.001 * fastest.cost.step_s
 
 
 def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -> None:
@@ -329,11 +333,13 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
     )
     others = descend(coarse, at, graph, axes, time_limit_s=20.0, price=Multipliers(constraints=((peak, 1e-9),)))
     both, (_, second) = to_one_chain([(near, solved.states), (others[0], others[1].states)])
-    made = search.evaluate(both, ChainSolution(states=second, value=math.inf, tied_bound=0.0), ())
-    made = replace(made, coarse_solution=start, dual_bound_s=made.cost.step_s)  # as nothing near the fastest one fits
+    result = search.evaluate(both, ChainSolution(states=second, value=math.inf, tied_bound=0.0), ())
+    result = replace(
+        result, coarse_solution=start, dual_bound_s=result.cost.step_s
+    )  # as nothing near the fastest one fits
     bound_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
-    assert bound_s < 0.96 * made.cost.step_s
-    assert bound_plan(search, made, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
+    assert bound_s < 0.96 * result.cost.step_s
+    assert bound_plan(search, result, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
 def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
@@ -350,8 +356,8 @@ def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
     model = search.memory_model(fine.graph.variables.shared_layouts)
 
     def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
-        made = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
-        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
+        candidate = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(candidate), model.constraint_at_peak(candidate.decisions)
 
     search.limit_bytes = search.bytes_needed(fastest) * 3 // 4
     best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
@@ -372,8 +378,8 @@ def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -
     chain = layers.build_chain(COARSE, ForcedStrategy(), frozenset())
     best, rough = chain.solve(20.0), chain.solve(20.0, close=10.0)
     assert rough.value > 1.1 * best.value, "this step no longer shows what is tested"
-    known = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
-    assert known.value == pytest.approx(best.value)
+    solution = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
+    assert solution.value == pytest.approx(best.value)
 
 
 def test_message_passing_begins_where_it_ended_in_the_last_neighbourhood(layers: Search) -> None:

@@ -51,11 +51,11 @@ def test_no_start_makes_a_bound_or_a_value_wrong(seed: int) -> None:
     moved = {edge: (rng.normal(0, 1e6, 4), rng.normal(0, 10, 4)) for edge in problem.edges}
     moved[0, 1][0][2] = np.nan
     moved[0, 9] = moved[0, 1]  # of an edge that there is not
-    found = dual.tighten(problem, start=WarmStart(moved=moved, states={0: 3, 2: 1}))
+    bound = dual.tighten(problem, start=WarmStart(moved=moved, states={0: 3, 2: 1}))
     best = best_of(problem)
-    assert found.lower_bound <= best + 1e-9
-    assert found.value == pytest.approx(problem.value(found.states))
-    assert found.value >= best - 1e-9
+    assert bound.lower_bound <= best + 1e-9
+    assert bound.value == pytest.approx(problem.value(bound.states))
+    assert bound.value >= best - 1e-9
 
 
 def test_a_start_in_terms_of_a_problem_reaches_its_core() -> None:
@@ -80,11 +80,11 @@ def test_a_start_in_terms_of_a_problem_reaches_its_core() -> None:
 def test_what_costs_little_enough_is_taken_at_once() -> None:
     problem, clock = random_problem(1), LookCountingClock()
     first = dual.tighten(problem)
-    known = WarmStart(states=dict(enumerate(first.states.tolist())))
-    found = dual.tighten(problem, start=known, enough=first.value + 1e-9, clock=clock)
+    warm_start = WarmStart(states=dict(enumerate(first.states.tolist())))
+    bound = dual.tighten(problem, start=warm_start, enough=first.value + 1e-9, clock=clock)
     assert next(clock.looks) == 0, "no round of messages, each of which ends with a look at the clock"
-    assert found.value <= first.value + 1e-9
-    assert found.lower_bound <= first.value
+    assert bound.value <= first.value + 1e-9
+    assert bound.lower_bound <= first.value
 
 
 def test_starts_are_told_by_names_states_and_counts() -> None:
@@ -93,20 +93,20 @@ def test_starts_are_told_by_names_states_and_counts() -> None:
         "a": [VariableImage(7, np.array([1, 0, -1]), 2)],
         "b": [VariableImage(3, np.array([2, 1]), 3), VariableImage(9, np.array([0]))],
     }
-    found = translate(start, places, {"a": 4, "b": 4})
-    assert found.states == {7: 0, 3: 0}
-    assert set(found.moved) == {(3, 7), (7, 9)}
-    of_b, of_a = found.moved[3, 7]
+    translation = translate(start, places, {"a": 4, "b": 4})
+    assert translation.states == {7: 0, 3: 0}
+    assert set(translation.moved) == {(3, 7), (7, 9)}
+    of_b, of_a = translation.moved[3, 7]
     np.testing.assert_allclose(of_b, [2.5, 2.0])
     np.testing.assert_allclose(of_a, [1.0, 0.5, np.nan])
-    np.testing.assert_allclose(found.moved[7, 9][1], [0.75])
+    np.testing.assert_allclose(translation.moved[7, 9][1], [0.75])
 
 
 def test_what_falls_together_is_added() -> None:
     ends = np.array([1.0, 2.0]), np.array([3.0, 4.0])
     places = {name: [VariableImage(number, np.arange(2))] for name, number in {"a": 0, "b": 1, "c": 0}.items()}
-    found = translate(WarmStart(moved={("a", "b"): ends, ("b", "c"): ends}), places)
-    np.testing.assert_allclose(found.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
+    translation = translate(WarmStart(moved={("a", "b"): ends, ("b", "c"): ends}), places)
+    np.testing.assert_allclose(translation.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
 
 
 def test_places_among_states() -> None:

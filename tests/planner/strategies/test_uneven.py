@@ -79,11 +79,11 @@ def uneven(instruction: Instruction, strategy: Strategy, mesh: Mesh) -> list[boo
 
 def test_an_uneven_split_costs_what_its_largest_shard_does() -> None:
     product = parse(DOT).entry.root
-    found = builder(EIGHT, pads=True).of_instruction(product)
-    split = [i for i, each in enumerate(found.strategies) if any(uneven(product, each, EIGHT))]
+    strategies = builder(EIGHT, pads=True).of_instruction(product)
+    split = [i for i, each in enumerate(strategies.strategies) if any(uneven(product, each, EIGHT))]
     (padded,) = split
-    assert found.strategies[padded].results[0].shard_shape((512, 50257), EIGHT) == (512, 6283)
-    assert found.time_s[0] / 8 < found.time_s[padded] < found.time_s[0] / 7.5
+    assert strategies.strategies[padded].results[0].shard_shape((512, 50257), EIGHT) == (512, 6283)
+    assert strategies.time_s[0] / 8 < strategies.time_s[padded] < strategies.time_s[0] / 7.5
     even = builder(EIGHT, pads=False).of_instruction(product)
     assert not any(any(uneven(product, each, EIGHT)) for each in even.strategies)
 
@@ -91,10 +91,10 @@ def test_an_uneven_split_costs_what_its_largest_shard_does() -> None:
 def test_sums_that_stay_partial_have_even_shards() -> None:
     """Shardy aborts at others."""
     shape = ArrayShape("f32", (30, 50257))
-    found = list(shardings_of(shape, TWO, partial=True, may_split=divides_or_pays_along_one))
-    assert any(not each.is_even(shape.dimensions, TWO) for each in found)
-    assert all(each.is_even(shape.dimensions, TWO) for each in found if each.unreduced)
-    assert len(found) > len(list(shardings_of(shape, TWO, partial=True, may_split=divides)))
+    items = list(shardings_of(shape, TWO, partial=True, may_split=divides_or_pays_along_one))
+    assert any(not each.is_even(shape.dimensions, TWO) for each in items)
+    assert all(each.is_even(shape.dimensions, TWO) for each in items if each.unreduced)
+    assert len(items) > len(list(shardings_of(shape, TWO, partial=True, may_split=divides)))
 
 
 # ---- plans -----------------------------------------------------------------------

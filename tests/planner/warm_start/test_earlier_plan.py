@@ -71,13 +71,13 @@ def kept() -> tuple[EarlierPlan, Chain, dict[Variable, int]]:
 def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dict[Variable, int]], batch: int) -> None:
     earlier, chain, states = kept
     read = EarlierPlan.decode(earlier.encode())
-    found = read.translate_to(*fine_graph(Search(step_of(batch), EIGHT, PlanOptions())))
-    assert found is not None
-    assert found.keys() == states.keys()
+    strategies = read.translate_to(*fine_graph(Search(step_of(batch), EIGHT, PlanOptions())))
+    assert strategies is not None
+    assert strategies.keys() == states.keys()
     for variable, state in states.items():
         strategy = chain.graph.set_of(variable).strategies[state]
-        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
-        assert [named(each) for each in found[variable].choices] == [named(each) for each in strategy.choices]
+        assert (strategies[variable].operands, strategies[variable].results) == (strategy.operands, strategy.results)
+        assert [named(each) for each in strategies[variable].choices] == [named(each) for each in strategy.choices]
 
 
 def test_the_order_of_axes_is_kept() -> None:
@@ -86,13 +86,13 @@ def test_the_order_of_axes_is_kept() -> None:
     tried = search.solve_mesh(mesh)
     states = tried.solution.states
     read = EarlierPlan.decode(EarlierPlan.of(tried.chain.graph, states).encode())
-    found = read.translate_to(tried.chain.graph, list(states))
-    assert found is not None
+    strategies = read.translate_to(tried.chain.graph, list(states))
+    assert strategies is not None
     chosen = tried.chain.strategies(states)
     is_out_of_order = [any(has_rotated_axes(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
     assert any(is_out_of_order)
     for variable, strategy in chosen.items():
-        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
+        assert (strategies[variable].operands, strategies[variable].results) == (strategy.operands, strategy.results)
 
 
 def test_what_other_sizes_do_not_allow_is_no_start(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:
@@ -107,13 +107,13 @@ def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
     earlier, chain, states = kept
     mesh = Mesh.of({**FINE.sizes, "sequence": 5})
     assert earlier.axes_of_other_size(mesh) == {"sequence"}
-    found = earlier.translate_to(
+    strategies = earlier.translate_to(
         *fine_graph(Search(step_of(), replace(Cluster.local(20), hardware=PLAIN_A100), PlanOptions()), mesh)
     )
-    assert found is not None
+    assert strategies is not None
     does_as_before = {True: 0, False: 0}
     for variable, state in states.items():
-        before, now = chain.graph.set_of(variable).strategies[state].choices, found[variable].choices
+        before, now = chain.graph.set_of(variable).strategies[state].choices, strategies[variable].choices
         assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
         if before and before[2] != AxisChoice():
             does_as_before[named(now[2]) == named(before[2])] += 1
@@ -139,8 +139,8 @@ def test_what_is_no_plan_is_not_read(kept: tuple[EarlierPlan, Chain, dict[Variab
 def left() -> MemoryStore:
     """What the search for a step left behind."""
     store = MemoryStore()
-    made = plan(step_of(), EIGHT, history=SearchHistory(store))
-    assert len(made.mesh.axes) == 3
+    step_plan = plan(step_of(), EIGHT, history=SearchHistory(store))
+    assert len(step_plan.mesh.axes) == 3
     return store
 
 
@@ -210,10 +210,10 @@ def test_a_bound_that_was_too_low_is_not_worked_out_again(left: MemoryStore, was
     """Where the earlier plan's first bound left too much open, all moves are followed at once."""
     history = _ChangedHistory(left, lambda record: replace(record, missed_target_gap=was_open))
     search = _RecordsBounds(step_of(32), EIGHT, PlanOptions(), history=history)
-    made, most = search.run(), search.max_rank
+    result, most = search.run(), search.max_rank
     assert most > EXACT_RANK
     assert search.ranks == [(most, most) if was_open else (EXACT_RANK, 0)]
-    assert ("counted by what a device must receive" in made.cost.bound_scope) != was_open
+    assert ("counted by what a device must receive" in result.cost.bound_scope) != was_open
 
 
 class _ClosesNoGap(Search):

@@ -109,9 +109,9 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -
     nothing, whole = recorded(text, cluster)
     again, restricted = recorded(text, cluster, history=history)
     assert follows(again)
-    known = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
-    assert len(known) == (cluster == CLUSTER)  # nothing is known of other devices
-    assert all(0 < int(some) <= int(each) for some, each in known)
+    matches = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
+    assert len(matches) == (cluster == CLUSTER)  # nothing is known of other devices
+    assert all(0 < int(some) <= int(each) for some, each in matches)
     assert len(restricted.meshes) < len(whole.meshes)
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
     if again.mesh == nothing.mesh:
@@ -230,9 +230,9 @@ def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
     cheap = replace(record.cost, compute_s=record.cost.compute_s / 2, communication_s=0.0)
     history.save(replace(record, cost=cheap))
     other = text_of(batch=128)
-    made = plan(other, CLUSTER, history=history)
-    assert not follows(made)
-    assert decided(made) == decided(plan(other, CLUSTER))
+    step_plan = plan(other, CLUSTER, history=history)
+    assert not follows(step_plan)
+    assert decided(step_plan) == decided(plan(other, CLUSTER))
 
 
 def test_trails_with_other_pins_are_not_followed() -> None:
@@ -278,12 +278,12 @@ def test_the_last_trails_are_kept_one_for_each_question() -> None:
     for number in range(MAX_RECORDS):
         history.save(replace(record, query=replace(question, sizes=str(number))))
         history.save(replace(record, query=replace(question, sizes=str(number))))
-    kept = {
+    values = {
         found.query.sizes
         for number in range(MAX_RECORDS)
         if (found := history.find_best(replace(question, sizes=str(number)))) is not None
     }
-    assert kept == set(map(str, range(MAX_RECORDS)))
+    assert values == set(map(str, range(MAX_RECORDS)))
     last = history.find_best(question)
     assert last is not None
     assert last.query.sizes != question.sizes

@@ -40,9 +40,9 @@ def chain_of(text: str) -> Chain:
 
 def solved() -> tuple[Chain, SavedMessages]:
     chain = chain_of(TEXT)
-    found = chain.solve(20.0)
+    solution = chain.solve(20.0)
     assert chain.warm_start is not None
-    return chain, SavedMessages.of(chain, chain.warm_start, found.tied_bound)
+    return chain, SavedMessages.of(chain, chain.warm_start, solution.tied_bound)
 
 
 def test_messages_come_back_from_bytes() -> None:
@@ -124,9 +124,9 @@ class _SourceReadOnce(Source):
 
 def test_a_text_is_read_once_a_call() -> None:
     source, options = _SourceReadOnce(TEXT), PlanOptions(mesh=OPTIONS.mesh, stages=1)
-    made = plan_with_cache(source, CLUSTER, options, store=MemoryStore())
-    assert isinstance(made, Plan)
-    assert made.instructions == plan(TEXT, CLUSTER, options).instructions
+    step_plan = plan_with_cache(source, CLUSTER, options, store=MemoryStore())
+    assert isinstance(step_plan, Plan)
+    assert step_plan.instructions == plan(TEXT, CLUSTER, options).instructions
 
 
 class _ContradictedMessages(SavedMessages):
