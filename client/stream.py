@@ -86,11 +86,21 @@ class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
 
     call: opens the stream, given the iterator of requests. losses: number of steps failed by a lost worker.
+    reconnect_s: seconds during which a lost connection is tried again. retry_pause_s: seconds between two attempts.
     """
 
-    def __init__(self, call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any], session_id: str) -> None:
+    def __init__(
+        self,
+        call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any],
+        session_id: str,
+        *,
+        reconnect_s: float = RECONNECT_S,
+        retry_pause_s: float = RETRY_PAUSE_S,
+    ) -> None:
         self._call = call
         self._session_id = session_id
+        self._reconnect_s = reconnect_s
+        self._retry_pause_s = retry_pause_s
         self._next_number = 1
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
         self._changed = threading.Condition()
@@ -201,10 +211,10 @@ class StepStream:
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False after the session's end or a permanent error."""
         lived_s = time.monotonic() - self._opened_at_s
-        if lived_s > RECONNECT_S:
+        if lived_s > self._reconnect_s:
             self._broken_since = None  # it had recovered
         if not self._is_closed:
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(self._retry_pause_s)
         with self._changed:
             if self._is_closed:
                 return False
@@ -220,7 +230,7 @@ class StepStream:
     def _has_been_broken_too_long(self) -> bool:
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        return now - self._broken_since > RECONNECT_S
+        return now - self._broken_since > self._reconnect_s
 
     def _fail_all(self, error: ShardwrightError) -> None:
         while self._unanswered:

@@ -42,8 +42,8 @@ def step_text(loss: Callable[..., jax.Array], params: Shapes, *batch: Shapes, op
 
 
 def lowered(step: Callable[..., Any], *arguments: Shapes) -> str:
-    made = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(*arguments)
-    return made.as_text("hlo", debug_info=True)
+    lowering = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(*arguments)
+    return lowering.as_text("hlo", debug_info=True)
 
 
 def gpt2(**sizes: int) -> str:

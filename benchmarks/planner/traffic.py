@@ -33,8 +33,8 @@ def kind_of(body: Body) -> str:
     """What a fused computation does: moves, reductions and products by their opcode; else "fill" where it reads
     nothing, and "elementwise"."""
     opcodes = {instruction.opcode for instruction in body.values()}
-    found = next((kind for kind in _KINDS if kind in opcodes), None)
-    return found or ("elementwise" if "parameter" in opcodes else "fill")
+    item = next((kind for kind in _KINDS if kind in opcodes), None)
+    return item or ("elementwise" if "parameter" in opcodes else "fill")
 
 
 def fused_bytes(body: Body) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from math import gcd
@@ -86,13 +86,15 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def check_platform() -> None:
+def check_platform(private_names: Mapping[str, Sequence[str]] = PRIVATE_NAMES) -> None:
     """Look up every private name that Shardwright needs.
+
+    private_names: names by their module.
 
     Raises PlatformError naming the names missing in the installed jaxlib.
     """
     missing = []
-    for module, names in PRIVATE_NAMES.items():
+    for module, names in private_names.items():
         try:
             loaded = _module(module)
         except (ImportError, AttributeError):

@@ -59,14 +59,14 @@ def test_products_are_those_of_the_step_that_xla_compiles_for_hosts(name):
 
 def test_zero1_issues_combined_collectives():
     """52 gradients leave in one reduce-scatter, and the loss in an all-reduce; the padded table goes apart."""
-    found = count(text_of("gpt2-zero1"), 8).wire_by_kind()
+    result = count(text_of("gpt2-zero1"), 8).wire_by_kind()
     model, size, _, changes = STEPS["gpt2-zero1"]
     parameters = EVERY_MODEL[model].build(size, 8, **changes).parameter_count * 4
-    assert {kind: runs for kind, (runs, _) in found.items()} == {
+    assert {kind: runs for kind, (runs, _) in result.items()} == {
         "all-gather": 2, "all-reduce": 1, "all-to-all": 1, "reduce-scatter": 1,
     }  # fmt: skip
-    assert found["reduce-scatter"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
-    assert found["all-gather"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
+    assert result["reduce-scatter"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
+    assert result["all-gather"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
 
 
 def test_collectives_in_loops_run_with_their_trips():
@@ -127,8 +127,8 @@ def test_collectives_of_one_device_and_ends_of_started_ones_are_free():
   %own = f32[64]{0} collective-permute(%one), source_target_pairs={{0,0},{1,1}}
   ROOT %done = f32[64]{0} all-reduce-done(%own)
 """
-    found = counted(entry)
-    assert (found.collectives, found.kernels) == ((), ())
+    result = counted(entry)
+    assert (result.collectives, result.kernels) == ((), ())
 
 
 FUSIONS = {
@@ -301,8 +301,8 @@ STARTED, DONE = f"  %r = f32[1048576]{{0}} {SUM % '-start'}\n", "  %d = f32[1048
 def test_kernels_wait_for_what_is_left_where_a_collective_is_done(lines, hides):
     machine = MACHINES["a100"]
     text = f"HloModule m\n\n{ADD}\nENTRY %main () -> f32[] {{\n{GIVEN}{lines}}}\n"
-    whole, found = judge(count(text, 8), machine), beside(text, 8, machine)
-    assert found.compute_s == pytest.approx(whole.compute_s)
-    assert found.communication_s == pytest.approx(whole.communication_s)
+    whole, result = judge(count(text, 8), machine), beside(text, 8, machine)
+    assert result.compute_s == pytest.approx(whole.compute_s)
+    assert result.communication_s == pytest.approx(whole.communication_s)
     hidden_s = {"nothing": 0.0, "all": whole.communication_s, "a kernel": machine.launch_s}[hides]
-    assert found.communication_s - found.waited_s == pytest.approx(hidden_s, abs=1e-12)
+    assert result.communication_s - result.waited_s == pytest.approx(hidden_s, abs=1e-12)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from tests.client.recorded import open_recorded
 
 
 @pytest.fixture(scope="module")
@@ -138,11 +139,11 @@ def test_the_same_handle_may_stand_twice_when_it_is_not_donated(session: sw.Sess
 def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> None:
     before = settled(session)
     x = np.ones((16, 3), np.float32)
-    kept = [double(x) for _ in range(5)]
-    for handle, _ in kept:
+    results = [double(x) for _ in range(5)]
+    for handle, _ in results:
         handle.block_until_ready()
     assert arrays_on_server(session) >= before + 10
-    del kept, handle, _
+    del results, handle, _
     assert comes_down_to(session, before)
 
 
@@ -165,19 +166,13 @@ def test_a_donated_array_that_no_result_reuses_is_freed(session: sw.Session, dou
     assert comes_down_to(session, before - 1)
 
 
-def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(
-    session: sw.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put: list[int] = []
-    send = session._state._transfer.put
-    monkeypatch.setattr(
-        session._state._transfer,
-        "put",
-        lambda uploads: (put.extend(each.value.nbytes for each in uploads), send(uploads)),
-    )
-    step = session.parallelize(lambda small, large: small + large.sum())
-    assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1
-    assert put == [1 << 18]
+def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(session: sw.Session) -> None:
+    own, calls = open_recorded(session)
+    with own:
+        step = own.parallelize(lambda small, large: small + large.sum())
+        assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1
+        assert calls.count("PutArrays") == 1
+        assert calls.content_bytes == 1 << 18
 
 
 def test_memory_does_not_grow_while_training(session: sw.Session) -> None:

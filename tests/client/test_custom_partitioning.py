@@ -41,9 +41,9 @@ def factorized(x: Any) -> Any:
 
 
 def partitioned(function: Callable[..., Any], rule: Any, **more: Any) -> Any:
-    made = custom_partitioning(function)
-    made.def_partition(None, sharding_rule=rule, **more)
-    return made
+    result = custom_partitioning(function)
+    result.def_partition(None, sharding_rule=rule, **more)
+    return result
 
 
 def by_types(mesh: Any, operands: Any, results: Any) -> Any:
@@ -59,9 +59,9 @@ RULES = {
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> str:
-    made = front_end.JaxFunction(function)
-    signature, _, _ = made.describe(arguments, {}, takes_types=True)
-    return made.lower(signature, platform="cpu").hlo_text
+    jax_function = front_end.JaxFunction(function)
+    signature, _, _ = jax_function.describe(arguments, {}, takes_types=True)
+    return jax_function.lower(signature, platform="cpu").hlo_text
 
 
 def factors(text: str) -> list[tuple[Any, Any]]:
@@ -78,8 +78,8 @@ def test_a_foreign_call_is_split_as_its_rule_says(four: sw.Session, rule: Any, m
         return jnp.tril(factorize(x + 0.5).swapaxes(1, 2)).sum(), factorize(x)
 
     ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}})
-    found, expected = ours(GRAMS), jax.jit(step)(GRAMS)
-    for each, wanted in zip(found, expected, strict=True):
+    result, expected = ours(GRAMS), jax.jit(step)(GRAMS)
+    for each, wanted in zip(result, expected, strict=True):
         np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
     plan = ours.plan
     assert not any("all-gather" in each.kind for each in plan.collectives)

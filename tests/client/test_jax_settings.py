@@ -56,9 +56,9 @@ def test_what_is_not_finite_is_named(session: sw.Session, name: str) -> None:
     assert raised(lambda: step(ONES)) == ""
     for setting, expected in ((jax.debug_nans, nans), (jax.debug_infs, infs)):
         with setting(True):
-            found, oracle = raised(lambda: step(ONES)), raised(lambda: alone(ONES))
-        assert expected in found
-        assert bool(found) == bool(oracle) == bool(expected)
+            result, oracle = raised(lambda: step(ONES)), raised(lambda: alone(ONES))
+        assert expected in result
+        assert bool(result) == bool(oracle) == bool(expected)
 
 
 def test_a_training_step_stops_at_the_first_bad_result(session: sw.Session) -> None:

@@ -102,7 +102,7 @@ def test_a_product_over_uneven_shards_sets_their_padding_to_zero() -> None:
     """XLA:GPU: a kernel that selects reads and writes an operand before cuBLAS runs."""
     profile, traffic = hardware_profile("a100"), Traffic((1.0, 1.0), 1.0)
     stored = one(jnp.matmul, "dot", (4096, 50257), (50257, 768))
-    made = one(lambda a, b: jnp.sin(a) @ jnp.cos(b), "dot", (4096, 50257), (50257, 768))
+    outcome = one(lambda a, b: jnp.sin(a) @ jnp.cos(b), "dot", (4096, 50257), (50257, 768))
 
     def masked_s(dot: Instruction, size: int) -> float:
         even = [(4096, size), (size, 768)]
@@ -114,7 +114,7 @@ def test_a_product_over_uneven_shards_sets_their_padding_to_zero() -> None:
 
     size_s = 4 * 25129 * (4096 + 768) / profile.memory_bandwidth_bytes_per_s
     assert masked_s(stored, 25129) == pytest.approx(2 * size_s)
-    assert masked_s(made, 25129) == pytest.approx(size_s), "what makes it writes both"
+    assert masked_s(outcome, 25129) == pytest.approx(size_s), "what makes it writes both"
     assert masked_s(stored, 50257) == 0
 
 

@@ -130,10 +130,10 @@ def test_a_part_of_an_axis_is_not_another_part_of_it() -> None:
     }
     line = planned("all-gather", "data", 4 * KIB, "dot.1")
     line = dataclasses.replace(line, groups=halves[True], wire_bytes=wire_bytes("all-gather", 4 * KIB, 2))
-    found = seen("all-gather", 2, 4 * KIB, "dot.1")
+    result = seen("all-gather", 2, 4 * KIB, "dot.1")
     for near, holds in ((True, True), (False, False)):
         groups = ",".join(f"{{{a},{b}}}" for a, b in halves[near])
-        proof = prove(plan(line), [dataclasses.replace(found, groups=f"{{{groups}}}")])
+        proof = prove(plan(line), [dataclasses.replace(result, groups=f"{{{groups}}}")])
         assert proof.holds is holds
         assert proof.lines[0].over == "2 devices along data"
         assert "2 devices along data" in proof.explain()
@@ -163,8 +163,8 @@ def test_equal_bytes_among_other_devices_break_the_proof() -> None:
 )
 @pytest.mark.parametrize("name", ["roll.1", "roll.2"])
 def test_a_permute_sends_along_the_axes_of_its_line(pairs: str, holds: bool, name: str) -> None:
-    found = dataclasses.replace(seen("collective-permute", 4, 4 * KIB, name), groups=pairs)
-    assert prove(plan(planned("collective-permute", "data", 4 * KIB, "roll.1")), [found]).holds is holds
+    result = dataclasses.replace(seen("collective-permute", 4, 4 * KIB, name), groups=pairs)
+    assert prove(plan(planned("collective-permute", "data", 4 * KIB, "roll.1")), [result]).holds is holds
 
 
 def test_differences_do_not_cancel() -> None:

@@ -46,9 +46,9 @@ class World:
 
     def take(self, kind: type[C]) -> list[C]:
         """Commands of a kind so far, forgotten afterwards."""
-        found = [command for command in self.commands if isinstance(command, kind)]
+        results = [command for command in self.commands if isinstance(command, kind)]
         self.commands = [command for command in self.commands if not isinstance(command, kind)]
-        return found
+        return results
 
     def later(self, seconds: float) -> list[ev.Command]:
         self.now_s += seconds

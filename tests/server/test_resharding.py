@@ -46,11 +46,11 @@ def sections_of(draw: st.DrawFn, shape: tuple[int, ...]) -> list[RowSection]:
     """An array of a shape, cut into up to three sections of rows, each on a mesh of its own."""
     rows = shape[0] if shape else 1
     cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=2))) if rows > 1 else []
-    found = []
+    results = []
     for first, last in pairwise([0, *cuts, rows]):
         layout = draw(layouts_of((last - first, *shape[1:]) if shape else shape))
-        found.append(RowSection(replace(layout, first_device=draw(st.integers(0, 12))), first))
-    return found
+        results.append(RowSection(replace(layout, first_device=draw(st.integers(0, 12))), first))
+    return results
 
 
 @settings(max_examples=200, deadline=None)

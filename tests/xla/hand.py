@@ -53,15 +53,15 @@ def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str,
     line = next(line for line in hlo.splitlines() if line.startswith("HloModule"))
     inside = re.search(r"entry_computation_layout=\{(.*)\}", line).group(1)
     inputs, outputs = inside.split("->")
-    found = []
+    results = []
     for side in (inputs, outputs):
-        found.append(
+        results.append(
             [
                 (kind, tuple(int(n) for n in dims.split(",") if n))
                 for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", side)
             ]
         )
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 def plan(

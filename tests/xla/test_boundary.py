@@ -134,8 +134,8 @@ def test_the_plans_aliases_are_the_modules():
     assert "input_output_alias" not in text
     planned = plan(text, {"x": 8}, {0: ("x", None)}, {2: ("x", None)}, aliases={1: 1, 2: 0})
     program = compile_planned(text, planned, want_executable=False)
-    found = re.findall(r"parameter_number = (\d+) : i64\}, output_index = array<i64: (\d+)>", program.stablehlo)
-    assert sorted(found) == [("0", "2"), ("1", "1")]
+    matches = re.findall(r"parameter_number = (\d+) : i64\}, output_index = array<i64: (\d+)>", program.stablehlo)
+    assert sorted(matches) == [("0", "2"), ("1", "1")]
     assert program.memory.alias_bytes == 8 * 4 * 4 // 8 + 8 * 4 * 4
 
 

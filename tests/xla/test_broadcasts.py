@@ -73,7 +73,7 @@ def test_xla_does_not_store_the_divisor_of_a_softmax():
     text = lower(step, *[np.zeros((16, 512, 64), np.float32)] * 3)
     planned = search(text, Cluster.local(2), PlanOptions(mesh={"data": 2}, force="replicated"))
     with CompileService(2) as service:
-        found = service.compile(text, planned, want_executable=False).memory
-    assert found is not None
+        result = service.compile(text, planned, want_executable=False).memory
+    assert result is not None
     scores_bytes = 16 * 512 * 512 * 4
-    assert found.temporary_bytes < 2.5 * scores_bytes
+    assert result.temporary_bytes < 2.5 * scores_bytes

@@ -270,8 +270,8 @@ def test_a_maximum_over_two_dimensions_has_no_mark() -> None:
     numbers = normal(8, 16, 32)
     text = lower(lambda a: a.max((0, 1)), numbers)
     (reduced,) = named(text, "reduce")
-    made = entry(reduced, [sharding(("x", "y", None)), sharding(())], sharding((None,)), ("x", "y"))
-    planned = plan(text, {"x": 4, "y": 2}, {0: ("x", "y", None)}, {}, [made])
+    result = entry(reduced, [sharding(("x", "y", None)), sharding(())], sharding((None,)), ("x", "y"))
+    planned = plan(text, {"x": 4, "y": 2}, {0: ("x", "y", None)}, {}, [result])
     (out,), observed = run_planned(planned, numbers)
     np.testing.assert_allclose(out, numbers.max((0, 1)))
     assert kinds(observed) == [("all-reduce", 2), ("all-reduce", 4)]

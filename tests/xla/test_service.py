@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError, PlatformError
+from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError
 from shardwright.user_plans import compile_and_prove
 from shardwright.xla import BoundaryArray, CompileService, load_program
 from shardwright.xla.child import child_environment
@@ -139,11 +138,18 @@ def test_the_child_ends_with_its_parent_and_leaves_no_files(tmp_path):
     pytest.fail("the compile child outlived its parent")
 
 
-def test_a_child_that_cannot_start_says_so_and_leaves_no_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(PlatformError, match="does not start"):
-        CompileService(2).emit(HLO, PLAN)
+def test_a_child_that_cannot_start_says_so_and_leaves_no_files(tmp_path):
+    script = (
+        "import os\n"
+        "from shardwright.xla import CompileService\n"
+        "os.environ['PYTHONHOME'] = '/nowhere'  # no Python starts there\n"
+        "CompileService(2).compile_stablehlo('')\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert "PlatformError: the compile child does not start" in parent.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -84,11 +84,11 @@ def flow() -> Step:
         x = (x + p["shift"]) * jnp.exp(p["scale"])
         x = jnp.einsum("bhwc,cd->bhwd", x, p["mix"])
         volume = volume + pixels * (p["scale"].sum() + jnp.linalg.slogdet(p["mix"])[1])
-        kept, changed = jnp.split(x, 2, -1)
-        h = jax.nn.relu(convolved(jax.nn.relu(convolved(kept, p["first"])), p["second"]))
+        result, changed = jnp.split(x, 2, -1)
+        h = jax.nn.relu(convolved(jax.nn.relu(convolved(result, p["first"])), p["second"]))
         shift, logits = jnp.split(convolved(h, p["third"]), 2, -1)
         scale = jax.nn.sigmoid(logits + 2)
-        x = jnp.concatenate([kept, (changed + shift) * scale], -1)
+        x = jnp.concatenate([result, (changed + shift) * scale], -1)
         return (x, volume + jnp.log(scale).sum((1, 2, 3))), None
 
     def loss(p: Any, images: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ def flow() -> Step:
 
 def queue() -> Step:
     """Retrieval with negatives of the batch and of a queue, whose keys a slow copy makes (He et al., 2020)."""
-    width, kept, words = 64, 96, 300
+    width, result, words = 64, 96, 300
     params = {"table": weights(words, width), "mix": weights(width, width, seed=1), "out": weights(width, 32, seed=2)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(1e-3))
 
@@ -127,9 +127,9 @@ def queue() -> Step:
         slow = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * new, slow, p)
         rows = lax.dynamic_update_slice(rows, keys, (place, 0))
         _, best = lax.top_k(encoded(p, asked, asked == 0) @ rows.T, 5)
-        return p, slow, state, rows, (place + keys.shape[0]) % kept, value, best
+        return p, slow, state, rows, (place + keys.shape[0]) % result, value, best
 
-    rows = normal(kept, 32, seed=4)
+    rows = normal(result, 32, seed=4)
     batch = (rows, np.int32(24), integers(0, words, 24, 10), integers(0, words, 24, 14, seed=1))
     return Step(step, (params, params, optimizer.init(params), *batch))
 
@@ -229,8 +229,8 @@ def chunks() -> Step:
         made = jnp.einsum("bpjs,bpjh,bpjhd->bphsd", k, jnp.exp(a[:, :, -1:] - a), v)
 
         def carried(state: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
-            made, kept = now
-            return state * kept[..., None, None] + made, state
+            result, outcome = now
+            return state * outcome[..., None, None] + result, state
 
         start = jnp.zeros_like(made[:, 0])
         _, before = lax.scan(carried, start, (made.swapaxes(0, 1), jnp.exp(a[:, :, -1]).swapaxes(0, 1)))
@@ -294,9 +294,9 @@ def waves() -> Step:
         d = optax.apply_updates(d, updates)
 
         def of_maker(g: Any) -> jax.Array:
-            made = spoken(g, spectra)
-            said, seen = judged(d, made)
-            near = jnp.mean(jnp.abs(spectrum(made) - spectrum(real)))
+            result = spoken(g, spectra)
+            said, seen = judged(d, result)
+            near = jnp.mean(jnp.abs(spectrum(result) - spectrum(real)))
             alike = jnp.mean(jnp.abs(seen - judged(d, real)[1]))
             return jnp.mean((said - 1) ** 2) + 45 * near + 2 * alike
 
@@ -311,7 +311,7 @@ def waves() -> Step:
 def beam() -> Step:
     """Translations kept four at a time (Sutskever et al., 2014): a loop that ends when all are done, and rows that
     follow the best of `top_k`; nothing is trained."""
-    words, width, batch, kept, longest = 128, 48, 8, 4, 12
+    words, width, batch, result, longest = 128, 48, 8, 4, 12
     params = {
         "table": weights(words, width),
         "before": weights(width, width, seed=1),
@@ -329,16 +329,16 @@ def beam() -> Step:
             place, h, text, score, done = state
             h = jnp.tanh(h @ p["before"] + p["table"][text[:, :, place]] @ p["into"])
             likely = jnp.where(done[..., None], nothing_more, jax.nn.log_softmax(h @ p["out"]))
-            score, best = lax.top_k((score[..., None] + likely).reshape(batch, -1), kept)
+            score, best = lax.top_k((score[..., None] + likely).reshape(batch, -1), result)
             source, word = best // words, (best % words).astype(jnp.int32)
             h, text = (jnp.take_along_axis(each, source[..., None], 1) for each in (h, text))
             done = jnp.take_along_axis(done, source, 1) | (word == 0)
             return place + 1, h, lax.dynamic_update_slice(text, word[..., None], (0, 0, place + 1)), score, done
 
-        h = jnp.broadcast_to(seen[:, None], (batch, kept, width))
-        score = jnp.tile(jnp.where(jnp.arange(kept) == 0, 0.0, -1e9), (batch, 1))
-        text = jnp.ones((batch, kept, longest + 4), jnp.int32)
-        state = (jnp.int32(0), h, text, score, jnp.zeros((batch, kept), bool))
+        h = jnp.broadcast_to(seen[:, None], (batch, result, width))
+        score = jnp.tile(jnp.where(jnp.arange(result) == 0, 0.0, -1e9), (batch, 1))
+        text = jnp.ones((batch, result, longest + 4), jnp.int32)
+        state = (jnp.int32(0), h, text, score, jnp.zeros((batch, result), bool))
         _, _, text, score, _ = lax.while_loop(is_open, longer, state)
         return text, score
 

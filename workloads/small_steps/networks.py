@@ -87,8 +87,8 @@ def codebook() -> Step:
         apart = jnp.mean((lax.stop_gradient(z) - nearest) ** 2) + jnp.mean((z - lax.stop_gradient(nearest)) ** 2)
         straight = z + lax.stop_gradient(nearest - z)
         hidden = jax.nn.relu(lax.conv_transpose(straight, p["third"], (2, 2), "SAME", dimension_numbers=IMAGES))
-        made = lax.conv_transpose(hidden, p["last"], (2, 2), "SAME", dimension_numbers=IMAGES)
-        return jnp.mean((made - x) ** 2) + apart
+        result = lax.conv_transpose(hidden, p["last"], (2, 2), "SAME", dimension_numbers=IMAGES)
+        return jnp.mean((result - x) ** 2) + apart
 
     return trained(loss, params, normal(16, 32, 32, 3))
 
@@ -164,12 +164,12 @@ def attention_in_blocks() -> Step:
         k, v = (x.reshape(batch, blocks, length // blocks, heads, size).swapaxes(0, 1) for x in (k, v))
 
         def block(carry: Any, keys: Any) -> tuple[Any, None]:
-            most, total, found = carry
+            most, total, result = carry
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys[0]) / 8
             now = jnp.maximum(most, scores.max(-1))
-            share, kept = jnp.exp(scores - now[..., None]), jnp.exp(most - now)
-            found = found * kept[..., None] + jnp.einsum("bhqk,bkhd->bhqd", share, keys[1])
-            return (now, total * kept + share.sum(-1), found), None
+            share, outcome = jnp.exp(scores - now[..., None]), jnp.exp(most - now)
+            result = result * outcome[..., None] + jnp.einsum("bhqk,bkhd->bhqd", share, keys[1])
+            return (now, total * outcome + share.sum(-1), result), None
 
         shape = (batch, heads, length)
         start = (jnp.full(shape, -1e9), jnp.zeros(shape), jnp.zeros((*shape, size)))
@@ -216,8 +216,8 @@ def two_towers() -> Step:
 
     def loss(p: Any, key: jax.Array, images: jax.Array, captions: jax.Array) -> jax.Array:
         of_text, of_images = jax.random.split(key)
-        found = (dropped(of_text, p["words"][captions]).mean(1) @ p["text"], dropped(of_images, images @ p["image"]))
-        text, image = (each / jnp.linalg.norm(each, axis=-1, keepdims=True) for each in found)
+        result = (dropped(of_text, p["words"][captions]).mean(1) @ p["text"], dropped(of_images, images @ p["image"]))
+        text, image = (each / jnp.linalg.norm(each, axis=-1, keepdims=True) for each in result)
         logits = image @ text.T * jnp.exp(p["heat"])
         own = jnp.arange(logits.shape[0])
         return cross_entropy(logits, own) + cross_entropy(logits.T, own)

@@ -24,15 +24,15 @@ def orders(mesh: Mesh) -> list[tuple[AtomOrder, np.ndarray]]:
     """Orders of atoms that resharding on the mesh comes by, with the device numbers in that order: the mesh's own
     numbering transposed, its factors cut anew once and twice."""
     grid = np.arange(mesh.device_count).reshape(list(mesh.sizes.values()))
-    found = []
+    results = []
     for names in permutations(mesh.sizes):
         numbers = grid.transpose([list(mesh.sizes).index(name) for name in names]).ravel()
         order = tiling_of((names,), mesh).order
         odd = max(size for size in range(1, mesh.device_count + 1, 2) if mesh.device_count % size == 0)
         for first in (1, odd, 2, mesh.device_count // 2):
             order = sum(cut(order, (first, mesh.device_count // first)), ())
-            found.append((order, numbers))
-    return found
+            results.append((order, numbers))
+    return results
 
 
 def counted(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:

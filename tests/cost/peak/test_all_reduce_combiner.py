@@ -63,8 +63,8 @@ def combined_by_xla(results: str) -> list[set[str]]:
 
     def step(x: jax.Array) -> list[jax.Array]:
         a = jax.lax.psum(jnp.sin(x), "x")
-        made = {"a": a, "b": jax.lax.psum(jnp.tanh(jnp.cos(a)), "x"), "c": jax.lax.psum(jnp.floor(x), "x")}
-        return [made[name] for name in results.split(", ")]
+        entries = {"a": a, "b": jax.lax.psum(jnp.tanh(jnp.cos(a)), "x"), "c": jax.lax.psum(jnp.floor(x), "x")}
+        return [entries[name] for name in results.split(", ")]
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
     whole = PartitionSpec()
@@ -80,8 +80,8 @@ def combined_by_xla(results: str) -> list[set[str]]:
 def test_what_is_behind_one_that_must_wait_is_left_for_later(results: str) -> None:
     """`c` waits for nothing; behind `b` it is not combined with `a`, which stands first."""
     expected = [{"b", "c"}] if results.index("b") < results.index("c") else [{"a", "c"}]
-    found = combined(f"{results}, d, largest", dict.fromkeys("abc", "x"))
-    assert found == combined_by_xla(results) == expected
+    result = combined(f"{results}, d, largest", dict.fromkeys("abc", "x"))
+    assert result == combined_by_xla(results) == expected
 
 
 def test_only_like_reductions_over_the_same_devices_run_as_one() -> None:

@@ -80,8 +80,8 @@ def test_activations_stay_split_along_the_batch(name: str, force: str) -> None:
 def test_data_parallel_sums_each_gradient_once_and_moves_nothing_else(name: str) -> None:
     planned = forced(name, "data")
     assert {collective.kind for collective in planned.collectives} == {"all-reduce"}
-    known = ("gradient of", "partial sum", "result of")
-    assert all(collective.cause.startswith(known) for collective in planned.collectives)
+    result = ("gradient of", "partial sum", "result of")
+    assert all(collective.cause.startswith(result) for collective in planned.collectives)
     reduced = sum(collective.payload_bytes * collective.count for collective in planned.collectives)
     statistics = 4 * (1 + 4 * 8 + 2 * 16)  # the loss; a batch norm's means, forward and backward, at most
     assert gradient_bytes(planned) <= reduced <= gradient_bytes(planned) + statistics

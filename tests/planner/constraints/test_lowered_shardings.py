@@ -90,9 +90,9 @@ def test_arguments_outputs_and_constraints(partitioner: str, micro_batches: int)
     planned = plan(sharded_step(), EIGHT, PlanOptions(mesh=MESH.mesh, micro_batches=micro_batches))
     batch = (("dp",), ()) if micro_batches == 1 else ((), ("dp",), ())  # stored micro-batch by micro-batch
     assert variables(planned) == ([((), ("tp",)), batch], [((), ("tp",)), (), (("dp",), ("tp",))])
-    found = constraints(planned)
-    assert found
-    assert all(dims[1] == ("tp",) for dims in found)
+    result = constraints(planned)
+    assert result
+    assert all(dims[1] == ("tp",) for dims in result)
     assert "FuncResultSharding" not in planned.require_hlo()
 
 

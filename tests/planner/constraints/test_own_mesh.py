@@ -123,9 +123,9 @@ def test_axes_of_another_number_of_devices(own: ProgramMesh, mesh: dict[str, int
 def _read(sharding: str) -> list[tuple[tuple[int, int | None], ...]]:
     text = f"HloModule m\n\nENTRY e {{\n  ROOT x = f32[48,48] parameter(0), sharding={sharding}\n}}\n"
     parameter: Instruction = parse(text).entry.root
-    found = read_sharding(parameter, {}, 2)
-    assert found is not None
-    return [tuple((part.size, part.stride) for part in found.dims[dim].parts) for dim in range(2)]
+    result = read_sharding(parameter, {}, 2)
+    assert result is not None
+    return [tuple((part.size, part.stride) for part in result.dims[dim].parts) for dim in range(2)]
 
 
 @pytest.mark.parametrize("factors", [(2, 2, 2), (4, 4), (6,), (3, 4)])

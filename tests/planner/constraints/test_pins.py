@@ -49,8 +49,8 @@ def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> st
 
 def meshes(text: str, cluster: Cluster = EIGHT, **options: Any) -> list[dict[str, int]]:
     chosen = PlanOptions(**options)
-    found = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
-    return [mesh.sizes for mesh in found]
+    result = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
+    return [mesh.sizes for mesh in result]
 
 
 def on_own_mesh(text: str) -> Plan:
@@ -89,12 +89,12 @@ def through_remat(w: Any, x: Any) -> Any:
 def test_constraints_are_held_through_transformations(function: Callable[..., Any], mesh: dict[str, int]) -> None:
     planned = plan(lowered(function, shape(16, 16), shape(8, 16)), EIGHT, PlanOptions(mesh=mesh))
     names = ProgramMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
-    found = constraints(planned)
+    result = constraints(planned)
     both, rows = (names["dp"], names["tp"]), (names["dp"], ())
     if function is through_vmap:
-        assert [dims[1] for dims in found] == [names["tp"]]  # the mapped dimension is free
+        assert [dims[1] for dims in result] == [names["tp"]]  # the mapped dimension is free
     else:
-        assert {both, rows} <= set(found) <= {both, rows}
+        assert {both, rows} <= set(result) <= {both, rows}
 
 
 def test_numbers_stay_the_same_under_constraints() -> None:
@@ -168,8 +168,8 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
             x = constrain(jnp.tanh(x), *axes)
         return x * 2
 
-    found = collect_requirements(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
-    first, second, third, fourth = (requirement.key for index in sorted(found) for requirement in found[index])
+    result = collect_requirements(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
+    first, second, third, fourth = (requirement.key for index in sorted(result) for requirement in result[index])
     assert first == third
     assert len({first, second, fourth}) == 3
 
@@ -204,9 +204,9 @@ def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, s
 
     with keep_annotations():
         text = lowered(step, shape(16, 8), shape(8, 16))
-    found = plan(text, EIGHT)
-    assert set(axes) <= set(found.mesh.sizes)
-    told = [note for note in found.notes if "did you mean" in note]
+    step_plan = plan(text, EIGHT)
+    assert set(axes) <= set(step_plan.mesh.sizes)
+    told = [note for note in step_plan.notes if "did you mean" in note]
     for note, expected in zip(told, notes, strict=True):
         assert expected in note
         assert "test_pins.py:" in note
@@ -261,9 +261,9 @@ def test_annotations_choose_meshes_that_have_their_axes() -> None:
         return annotate(jnp.sin(x), {0: "rows", 1: "columns"})
 
     with keep_annotations():
-        found = meshes(lowered(function, shape(16, 16)))
-    assert all({"rows", "columns"} <= set(mesh) for mesh in found)
-    assert [mesh for mesh in found if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]
+        result = meshes(lowered(function, shape(16, 16)))
+    assert all({"rows", "columns"} <= set(mesh) for mesh in result)
+    assert [mesh for mesh in result if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]
 
 
 def test_forced_strategies_take_meshes_of_their_own() -> None:

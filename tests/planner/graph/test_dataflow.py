@@ -108,13 +108,13 @@ def test_each_branch_is_taken_equally_often_and_counted_once() -> None:
 
     text = jax.jit(choose).lower(jnp.int32(0), jnp.ones(16)).as_text("hlo")
     flow = build_dataflow(parse(text))
-    found = {}
+    entries = {}
     for node in flow.nodes:
-        weight, runs = found.get(node.instruction.opcode, (0.0, 0))
-        found[node.instruction.opcode] = weight + node.weight, runs + node.runs
-    assert found["sine"] == (pytest.approx(4 / 3), 4)
-    assert found["exponential"] == (pytest.approx(4 / 3), 4)
-    assert found["tanh"] == (pytest.approx(8 / 3), 8)
+        weight, runs = entries.get(node.instruction.opcode, (0.0, 0))
+        entries[node.instruction.opcode] = weight + node.weight, runs + node.runs
+    assert entries["sine"] == (pytest.approx(4 / 3), 4)
+    assert entries["exponential"] == (pytest.approx(4 / 3), 4)
+    assert entries["tanh"] == (pytest.approx(8 / 3), 8)
 
 
 def chain(length: int, outputs: int) -> str:

@@ -69,8 +69,8 @@ def test_inlined_programs_compute_the_same(name: str) -> None:
 
 def test_what_is_called_once_keeps_its_names() -> None:
     module = lowered(lambda weights, x: jax.jit(jnp.tanh)(x))
-    kept = {instruction.name for instruction in module.instructions() if instruction.opcode == "tanh"}
-    assert kept <= {instruction.name for instruction in inline_calls(module).instructions()}
+    values = {instruction.name for instruction in module.instructions() if instruction.opcode == "tanh"}
+    assert values <= {instruction.name for instruction in inline_calls(module).instructions()}
 
 
 def test_further_copies_carry_the_line_of_their_call() -> None:

@@ -107,14 +107,14 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
 def test_xla_confirms_memory_and_collectives(
     which: str, part: int, unlimited: Plan, request: pytest.FixtureRequest
 ) -> None:
-    made: Plan = request.getfixturevalue(which)
+    result: Plan = request.getfixturevalue(which)
     with CompileService(DEVICES) as service:
-        assert made.hlo_text is not None
-        memory = service.compile(made.hlo_text, made, want_executable=False, deadline_s=300).memory
+        assert result.hlo_text is not None
+        memory = service.compile(result.hlo_text, result, want_executable=False, deadline_s=300).memory
     assert memory is not None
     assert memory.peak_bytes <= unlimited.memory.peak_bytes // part
-    assert made.memory.peak_bytes == pytest.approx(memory.peak_bytes, rel=0.15)
-    proof = compile_and_prove(made)
+    assert result.memory.peak_bytes == pytest.approx(memory.peak_bytes, rel=0.15)
+    proof = compile_and_prove(result)
     assert proof.holds, proof.explain()
 
 
@@ -123,8 +123,8 @@ def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
     arguments = jax.tree.leaves(PROGRAM[1])
     assert quartered.hlo_text is not None
     found_all = run(quartered.hlo_text, viewed(quartered, arguments))
-    for expected, found in zip(run(STEP, arguments), found_all, strict=True):
-        np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(STEP, arguments), found_all, strict=True):
+        np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered: Plan) -> None:
@@ -159,18 +159,18 @@ def test_what_a_loop_keeps_for_its_backward_loop_is_computed_again() -> None:
     limit = whole.memory.peak_bytes // 2
     with pytest.raises(MemoryBudgetError, match="no plan over"):
         plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
-    assert made.memory.peak_bytes <= limit
-    assert any("in its loop" in segment.name and segment.saved_bytes for segment in made.recomputed)
-    assert made.hlo_text is not None
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert step_plan.memory.peak_bytes <= limit
+    assert any("in its loop" in segment.name and segment.saved_bytes for segment in step_plan.recomputed)
+    assert step_plan.hlo_text is not None
     with CompileService(DEVICES) as service:
-        memory = service.compile(made.hlo_text, made, want_executable=False, deadline_s=300).memory
+        memory = service.compile(step_plan.hlo_text, step_plan, want_executable=False, deadline_s=300).memory
     assert memory is not None
     assert memory.peak_bytes <= limit
-    assert compile_and_prove(made).holds
+    assert compile_and_prove(step_plan).holds
     arguments = jax.tree.leaves(program[1])
-    for expected, found in zip(run(step, arguments), run(made.hlo_text, viewed(made, arguments)), strict=True):
-        np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(step, arguments), run(step_plan.hlo_text, viewed(step_plan, arguments)), strict=True):
+        np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
@@ -178,9 +178,9 @@ def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
     step = lower(volumes(layers=8, batch=512))
     options = PlanOptions(mesh={"data": DEVICES}, micro_batches=1)
     limit = plan(step, CLUSTER, options).memory.peak_bytes * 6 // 10
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
-    assert made.memory.peak_bytes <= limit
-    assert made.recomputed
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert step_plan.memory.peak_bytes <= limit
+    assert step_plan.recomputed
 
 
 def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
@@ -188,9 +188,9 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     options = PlanOptions(mesh={"data": DEVICES})
     whole = plan(step, CLUSTER, options)
     limit = whole.memory.peak_bytes * 6 // 10
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
-    assert made.memory.peak_bytes <= limit
-    assert made.micro_batches > 1
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
+    assert step_plan.memory.peak_bytes <= limit
+    assert step_plan.micro_batches > 1
 
 
 def test_refusal_says_what_takes_most_and_what_would_do() -> None:

@@ -24,8 +24,8 @@ def expert_capacity() -> Program:
         gates = jax.nn.softmax(tokens @ p["gate"])
         chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 2)
         place = jnp.cumsum(chosen, axis=0) * chosen
-        kept = chosen * (place <= LENGTH)
-        return jnp.mean(jnp.einsum("te,td,edf->tf", kept * gates, tokens, p["up"]) ** 2)
+        result = chosen * (place <= LENGTH)
+        return jnp.mean(jnp.einsum("te,td,edf->tf", result * gates, tokens, p["up"]) ** 2)
 
     return descent(loss, params, normal(3, BATCH, LENGTH, WIDTH))
 

@@ -131,24 +131,24 @@ def corrupted(entry: InstructionPlan) -> list[dict[str, Any]]:
     Left out is what may be legal: an instruction that takes nothing (a constant) may be split at will,
     and partial sums may be scattered or not.
     """
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     if entry.partial:
-        found.append({"partial": entry.partial[1:]})
+        results.append({"partial": entry.partial[1:]})
     elif entry.opcode != "parameter":
-        found.append({"partial": ("data",)})
+        results.append({"partial": ("data",)})
     if entry.opcode in ("constant", "iota", "broadcast"):
-        return found
+        return results
     for leaf, changed in enumerate(_changed(entry.result)):
         if changed is None or (entry.partial and set(changed.axes) ^ set(entry.result[leaf].axes) <= {*entry.partial}):
             continue
         if not (entry.partial and len(changed.axes) > len(entry.result[leaf].axes)):
-            found.append({"result": (*entry.result[:leaf], changed, *entry.result[leaf + 1 :])})
+            results.append({"result": (*entry.result[:leaf], changed, *entry.result[leaf + 1 :])})
     for i, operand in enumerate(entry.operands):
         for leaf, changed in enumerate(_changed(operand)):
             if changed is not None and entry.opcode != "dot":
                 value = (*operand[:leaf], changed, *operand[leaf + 1 :])
-                found.append({"operands": (*entry.operands[:i], value, *entry.operands[i + 1 :])})
-    return found
+                results.append({"operands": (*entry.operands[:i], value, *entry.operands[i + 1 :])})
+    return results
 
 
 def _changed(value: tuple[TensorSharding, ...]) -> list[TensorSharding | None]:
@@ -394,8 +394,8 @@ def test_only_zero_is_partial_from_the_start() -> None:
 def test_rows_summed_by_a_lookup_are_reduced_at_once() -> None:
     """XLA reduces them by itself and would count the sum once for every device."""
     table = sharding("x", "")
-    kept = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
-    refused(*by_hand(LINEAR, kept), "rows", "looks up")
+    entries = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
+    refused(*by_hand(LINEAR, entries), "rows", "looks up")
     check_plan(*by_hand(LINEAR, {"rows": ([table, INDEX], WHOLE, ("x",))}))
     beside = SUMMED | {"rows": ([sharding("y", "", unreduced="x"), INDEX], PARTIAL, ("y",))}
     refused(*by_hand(LINEAR, beside), "rows", "looks up")

@@ -93,20 +93,20 @@ def promised(trial: Trial) -> list[Moved]:
     """
     taken = shares(trial.assignment, trial.mesh)
     halos = [(halo, taken[f]) for f in trial.case.factors if f in taken for halo in f.halo]
-    found: list[Moved] = []
+    outcome: list[Moved] = []
     pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
     for number, (leaf, sharding) in enumerate(pairs):
         sent = exchange_bytes(
             [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
         )
-        found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
+        outcome += [Moved("collective-permute", size_bytes) for size_bytes in sent]
     gathered = 1
     combined = [factor for factor in taken if factor.reduction == "gather"]
     for factor in sorted(combined, key=lambda factor: factor.operands[0] or 0, reverse=True):
         gathered *= taken[factor]
         results = zip(trial.case.instruction.shape.leaves, trial_shardings(trial, operands=False), strict=True)
-        found += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
-    return found
+        outcome += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
+    return outcome
 
 
 def _shard_bytes(leaf: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
@@ -147,12 +147,12 @@ def _on_one_device(cases: Sequence[Case]) -> tuple[_Arrays, _Arrays]:
         arguments[number] = arguments[number] @ arguments[number].swapaxes(-1, -2)
     results, _ = _run(private.stablehlo_of(bundle.module().to_text()), arguments, None)
     given: _Arrays = {case: [] for case in cases}
-    found: _Arrays = {case: [] for case in cases}
+    entries: _Arrays = {case: [] for case in cases}
     for number, array in zip(bundle.parameter_trials, arguments, strict=True):
         given[cases[number]].append(array)
     for number, array in zip(bundle.output_trials, results, strict=True):
-        found[cases[number]].append(array)
-    return given, found
+        entries[cases[number]].append(array)
+    return given, entries
 
 
 class UnattributedError(Exception):
@@ -260,7 +260,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 def _collectives(compiled: str, count: int) -> list[tuple[Moved, ...]]:
     """Collectives in partitioned HLO, per trial."""
-    found: list[list[Moved]] = [[] for _ in range(count)]
+    results: list[list[Moved]] = [[] for _ in range(count)]
     for line in compiled.splitlines():
         collective = _COLLECTIVE.search(line)
         if collective is None:
@@ -269,8 +269,8 @@ def _collectives(compiled: str, count: int) -> list[tuple[Moved, ...]]:
         if owner is None and count > 1:
             raise UnattributedError(line)
         moved = Moved(collective[2], sum(_bytes(*array) for array in _ARRAY.findall(collective[1])))
-        found[int(owner[1]) if owner else 0].append(moved)
-    return [tuple(each) for each in found]
+        results[int(owner[1]) if owner else 0].append(moved)
+    return [tuple(each) for each in results]
 
 
 def _bytes(element_type: str, dimensions: str) -> int:

@@ -41,12 +41,12 @@ def planned(mesh: dict[str, int]) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
 def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -> None:
-    made = planned(mesh)
-    convolutions = [entry for entry in made.instructions if entry.opcode == "convolution"]
+    step_plan = planned(mesh)
+    convolutions = [entry for entry in step_plan.instructions if entry.opcode == "convolution"]
     assert all(any(entry.result[0].dims[1:3]) for entry in convolutions)
-    assert {collective.kind for collective in made.collectives} == {"collective-permute"}
-    assert all(collective.cause.startswith("borders for convolution") for collective in made.collectives)
-    proof = compile_and_prove(made)
+    assert {collective.kind for collective in step_plan.collectives} == {"collective-permute"}
+    assert all(collective.cause.startswith("borders for convolution") for collective in step_plan.collectives)
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()
 
 

@@ -48,8 +48,8 @@ def test_blocks_make_the_whole(name: str, factor: Factor) -> None:
 
     operands = _operands(CASES[name])
     blocks = zip(*(_blocks(a, dim, 4) for a, dim in zip(operands, factor.operands, strict=True)), strict=True)
-    found = [np.asarray(product(*block)) for block in blocks]
-    whole = np.sum(found, axis=0) if factor.contracted else np.concatenate(found, factor.results[0])
+    results = [np.asarray(product(*block)) for block in blocks]
+    whole = np.sum(results, axis=0) if factor.contracted else np.concatenate(results, factor.results[0])
     np.testing.assert_allclose(whole, product(*operands), rtol=1e-4, atol=1e-4)
 
 

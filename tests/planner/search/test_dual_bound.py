@@ -38,15 +38,15 @@ def limited() -> tuple[Search, CandidatePlan]:
 def test_the_price_that_promises_most_is_found(limited: tuple[Search, CandidatePlan], times: float) -> None:
     search, thrifty = limited
     assert thrifty.multipliers is not None
-    made = tighten_dual_bound(search, replace(thrifty, multipliers=thrifty.multipliers.scale(times)))
+    result = tighten_dual_bound(search, replace(thrifty, multipliers=thrifty.multipliers.scale(times)))
     promised = [
         thrifty.chain.with_multipliers(price).solve(search.time_limit_s()).tied_bound - price.total * search.limit_bytes
         for price in (thrifty.multipliers.scale(2.0**power) for power in range(-8, 3))
     ]
     # each price is solved within 0.1 % of what seconds and bytes cost together: about five times the seconds
-    assert made.dual_bound_s >= 0.995 * max(promised)
-    assert made.dual_bound_s > 1.01 * thrifty.dual_bound_s  # what no price promises
-    assert made.dual_bound_s <= seconds(thrifty.chain, thrifty.solution.states)
+    assert result.dual_bound_s >= 0.995 * max(promised)
+    assert result.dual_bound_s > 1.01 * thrifty.dual_bound_s  # what no price promises
+    assert result.dual_bound_s <= seconds(thrifty.chain, thrifty.solution.states)
 
 
 @pytest.mark.slow

@@ -12,8 +12,10 @@ from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
+from shardwright.planner.clock import Clock
 from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
+from tests.planner.clocks import FrozenClock, just_late
 from tests.planner.programs import gpt2, lower, mlp
 
 CLUSTERS = {
@@ -27,9 +29,9 @@ PROGRAMS = {
 }
 
 
-def planned(text: str, cluster: Cluster, **asked: Any) -> tuple[Plan, list[PlanProgress]]:
+def planned(text: str, cluster: Cluster, clock: Clock | None = None, **asked: Any) -> tuple[Plan, list[PlanProgress]]:
     reports: list[PlanProgress] = []
-    return plan(text, cluster, PlanOptions(**asked), progress=reports.append), reports
+    return plan(text, cluster, PlanOptions(**asked), progress=reports.append, clock=clock), reports
 
 
 def meshes(reports: list[PlanProgress]) -> set[str]:
@@ -89,17 +91,16 @@ def test_where_nothing_fits_it_says_so_too() -> None:
     "asked", [{"mesh": {"data": 8}}, {"mesh": {"a": 2, "b": 2, "c": 2}}, {"force": "mixed"}, {"mode": "propagate"}]
 )
 def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
-    made, _ = planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
+    result, _ = planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
     if "mesh" in asked:
-        assert made.mesh.sizes == asked["mesh"]
+        assert result.mesh.sizes == asked["mesh"]
     if "force" in asked:
-        assert made.origin == f"forced: {asked['force']}"
-        assert len(made.mesh.axes) == 2
+        assert result.origin == f"forced: {asked['force']}"
+        assert len(result.mesh.axes) == 2
 
 
-@pytest.mark.usefixtures("just_late")
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
-    known, _ = planned(text, cluster, effort="fast", deadline_s=1e-9)
-    made, _ = planned(text, cluster, effort="fast", deadline_s=60.0)
-    assert made.cost.step_s <= known.cost.step_s * (1 + 1e-3)
+    outcome, _ = planned(text, cluster, just_late(), effort="fast", deadline_s=1e-9)
+    result, _ = planned(text, cluster, FrozenClock(60.0), effort="fast", deadline_s=60.0)
+    assert result.cost.step_s <= outcome.cost.step_s * (1 + 1e-3)

@@ -29,18 +29,18 @@ def test_two_axes_get_to_the_optimum_where_one_is_stuck() -> None:
     best_s = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0).value
     assert stuck.cost.step_s > 1.01 * best_s
     assert block_coordinate_descent(search, stuck, 0.0, together=1).cost.step_s == stuck.cost.step_s
-    made = block_coordinate_descent(search, stuck, 0.0, together=2)
-    assert made.cost.step_s == pytest.approx(best_s, rel=1e-3)
-    assert search.reported_plan is made
+    result = block_coordinate_descent(search, stuck, 0.0, together=2)
+    assert result.cost.step_s == pytest.approx(best_s, rel=1e-3)
+    assert search.reported_plan is result
 
 
 def test_it_ends_at_a_gap_that_may_be_open() -> None:
     search = Search(large_program(35, 2048), EIGHT, PlanOptions())
     stuck = descended(search)
-    known = replace(stuck, cost=replace(stuck.cost, lower_bound_s=0.9 * stuck.cost.step_s))
-    assert block_coordinate_descent(search, known, 0.2, together=2) is known
-    made = block_coordinate_descent(search, known, 0.0, together=2)
-    assert made.cost.lower_bound_s == known.cost.lower_bound_s
+    outcome = replace(stuck, cost=replace(stuck.cost, lower_bound_s=0.9 * stuck.cost.step_s))
+    assert block_coordinate_descent(search, outcome, 0.2, together=2) is outcome
+    result = block_coordinate_descent(search, outcome, 0.0, together=2)
+    assert result.cost.lower_bound_s == outcome.cost.lower_bound_s
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
@@ -49,5 +49,5 @@ def test_what_does_not_fit_is_not_taken() -> None:
     faster = block_coordinate_descent(Search(text, EIGHT, PlanOptions()), stuck, 0.0, together=2)
     tight = Search(text, EIGHT, PlanOptions())
     tight.limit_bytes = tight.bytes_needed(faster) - 1
-    made = block_coordinate_descent(tight, descended(tight), 0.0, together=2)
-    assert faster.cost.step_s < made.cost.step_s <= stuck.cost.step_s
+    result = block_coordinate_descent(tight, descended(tight), 0.0, together=2)
+    assert faster.cost.step_s < result.cost.step_s <= stuck.cost.step_s

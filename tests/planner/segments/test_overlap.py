@@ -44,13 +44,13 @@ def wide_mlp() -> str:
 @pytest.mark.parametrize("program", [programs.mlp(), programs.scan()], ids=["unrolled", "scanned"])
 def test_gradients_are_what_the_backward_pass_sums_and_no_product_reads(program: programs.Program) -> None:
     flow = Program(programs.lower(program), PlanOptions()).flow
-    found = Program(programs.lower(program), PlanOptions()).gradients
-    sizes = {flow.nodes[i].shapes[leaf].dimensions for i, leaf in found}
+    result = Program(programs.lower(program), PlanOptions()).gradients
+    sizes = {flow.nodes[i].shapes[leaf].dimensions for i, leaf in result}
     state = {flow.nodes[i].shapes[0].dimensions for i in set(flow.aliases.values()) for i in [flow.parameters[i]]}
     assert {size for size in state if size} <= sizes  # each parameter's gradient
     products = {node.index for node in flow.nodes if node.instruction.opcode == "dot" and not node.is_value}
     for node in flow.nodes:
-        assert node.index not in products or not any(use.source in found for use in node.uses)
+        assert node.index not in products or not any(use.source in result for use in node.uses)
     late = optimizer_nodes(flow)
     assert not any(late[index] for index in products)
     assert any(late)
@@ -66,20 +66,20 @@ def test_a_step_waits_for_the_exposed_part_of_its_gradients(wide_mlp: str) -> No
 
 
 def test_nothing_hides_behind_compute_that_is_not_there(wide_mlp: str) -> None:
-    made = planned(wide_mlp, 0.9, bandwidth=1e8, force="data")
-    assert made.cost.hidden_s < made.cost.compute_s < 0.1 * of_gradients_s(made)
-    assert made.cost.lower_bound_s <= made.cost.step_s
-    assert made.cost.step_s + made.cost.hidden_s == pytest.approx(
+    step_plan = planned(wide_mlp, 0.9, bandwidth=1e8, force="data")
+    assert step_plan.cost.hidden_s < step_plan.cost.compute_s < 0.1 * of_gradients_s(step_plan)
+    assert step_plan.cost.lower_bound_s <= step_plan.cost.step_s
+    assert step_plan.cost.step_s + step_plan.cost.hidden_s == pytest.approx(
         planned(wide_mlp, 0.0, bandwidth=1e8, force="data").cost.step_s
     )
 
 
 def test_all_of_it_hides_where_links_are_said_to_hide_all(wide_mlp: str) -> None:
-    made, nearly = (planned(wide_mlp, overlap, bandwidth=3e13, force="data") for overlap in (1.0, 0.99))
-    assert made.cost.hidden_s == pytest.approx(of_gradients_s(made) - last_s(made))
-    assert nearly.cost.hidden_s == pytest.approx(0.99 * made.cost.hidden_s)
-    assert made.cost.lower_bound_s < made.cost.step_s < nearly.cost.step_s
-    assert "0% of the time that gradients move is priced" in made.cost.bound_scope
+    result, nearly = (planned(wide_mlp, overlap, bandwidth=3e13, force="data") for overlap in (1.0, 0.99))
+    assert result.cost.hidden_s == pytest.approx(of_gradients_s(result) - last_s(result))
+    assert nearly.cost.hidden_s == pytest.approx(0.99 * result.cost.hidden_s)
+    assert result.cost.lower_bound_s < result.cost.step_s < nearly.cost.step_s
+    assert "0% of the time that gradients move is priced" in result.cost.bound_scope
 
 
 @pytest.mark.parametrize("bandwidth", [2e9, 2e10])
@@ -102,12 +102,12 @@ def test_what_hides_is_compiled_so(wide_mlp: str) -> None:
 
 @pytest.mark.parametrize("bandwidth", [2e9, 2e10])
 def test_plans_that_were_compared_hide_no_more_than_they_can_either(wide_mlp: str, bandwidth: float) -> None:
-    made = planned(wide_mlp, 0.9, bandwidth=bandwidth)
+    step_plan = planned(wide_mlp, 0.9, bandwidth=bandwidth)
     forced = planned(wide_mlp, 0.9, bandwidth=bandwidth, force="zero1", mesh={"data": 8})
-    by_name = {each.name: each.step_s for each in made.candidates if each.mesh.sizes == {"data": 8}}
+    by_name = {each.name: each.step_s for each in step_plan.candidates if each.mesh.sizes == {"data": 8}}
     assert by_name["optimizer sharded (ZeRO-1)"] == pytest.approx(forced.cost.step_s, rel=0.01)
-    fastest_s = min(each.step_s or math.inf for each in made.candidates)
-    assert fastest_s * (1 + SearchLimits().simplicity_tolerance) >= made.cost.step_s
+    fastest_s = min(each.step_s or math.inf for each in step_plan.candidates)
+    assert fastest_s * (1 + SearchLimits().simplicity_tolerance) >= step_plan.cost.step_s
 
 
 @pytest.mark.parametrize("bandwidth", [1e11, 1e12])

@@ -21,8 +21,8 @@ _ADD = "add { x = f32[] parameter(0) y = f32[] parameter(1) ROOT z = f32[] add(x
 def program(sources: Sequence[Sequence[int]], sums: Sequence[int]) -> Dataflow:
     """Products by number, each of those it reads; what the products `sums` read is added up, and returned."""
     lines = ["given = f32[4,4] parameter(0)", "zero = f32[] constant(0)"]
-    for number, found in enumerate(sources):
-        names = [f"made{each}" for each in found] or ["given"]
+    for number, item in enumerate(sources):
+        names = [f"made{each}" for each in item] or ["given"]
         last = names[0]
         for place, name in enumerate(names[1:]):
             lines.append(f"sum{number}.{place} = f32[4,4] multiply({last}, {name})")
@@ -50,9 +50,9 @@ def moves_of(flow: Dataflow, sums: Mapping[int, float]) -> list[CombinedCollecti
 def hidden_s(flow: Dataflow, moves: Sequence[CombinedCollective], seconds: Mapping[str, float]) -> float:
     readiness = Readiness(flow, gradients(flow))
     times = [(node, seconds.get(node.instruction.name, 0.0)) for node in flow.nodes if not node.is_value]
-    found = readiness.overlap_s(moves, times)
-    assert found <= sum(taken for node, taken in times if node.index in readiness.hiding_nodes) + 1e-9
-    return found
+    result = readiness.overlap_s(moves, times)
+    assert result <= sum(taken for node, taken in times if node.index in readiness.hiding_nodes) + 1e-9
+    return result
 
 
 def orders(sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
