@@ -126,7 +126,7 @@ class EdgeJoinCache:
         """[a, b] ↦ the minimum of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
         digest = blake2b(repr((left.shape, right.shape)).encode(), digest_size=16)
         for array in (left, cost, right):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         key = digest.digest()
         joined = self._joined.get(key)
         if joined is None:
