@@ -36,9 +36,9 @@ def _relevant(attributes: str) -> str:
 @cache
 def _groups(text: str, device_count: int, name: str) -> Groups:
     if match := _PAIRS.fullmatch(text):
-        return _braced(match[1])
+        return _brace(match[1])
     if match := _LISTED.fullmatch(text):
-        return _braced(match[1]) or (tuple(range(device_count)),)
+        return _brace(match[1]) or (tuple(range(device_count)),)
     if match := _IOTA.fullmatch(text):
         return _iota(_ints(match[1]), _ints(match[2]), _ints(match[3] or ""))
     if match := _MESH.fullmatch(text):
@@ -52,7 +52,7 @@ def _groups(text: str, device_count: int, name: str) -> Groups:
     return (tuple(range(device_count)),)
 
 
-def _braced(text: str) -> Groups:
+def _brace(text: str) -> Groups:
     return tuple(_ints(group) for group in re.findall(r"\{([0-9,]*)\}", text))
 
 

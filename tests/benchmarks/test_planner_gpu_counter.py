@@ -86,7 +86,7 @@ ADD = """%add (p: f32[], q: f32[]) -> f32[] {
 """
 
 
-def counted(entry, computations="", devices=8):
+def count_all(entry, computations="", devices=8):
     return count(f"HloModule m\n\n{ADD}\n{computations}\nENTRY %main () -> f32[] {{\n{entry}}}\n", devices)
 
 
@@ -116,7 +116,7 @@ def test_a_collective_in_every_form_is_one(line, kind, payload):
 }
 """
     operands = "  %a = f32[64]{0} parameter(0)\n  %b = f32[32]{0} parameter(1)\n"
-    (collective,) = counted(f"{operands}  ROOT %c = {line}\n", wrapped).collectives
+    (collective,) = count_all(f"{operands}  ROOT %c = {line}\n", wrapped).collectives
     assert (collective.kind, collective.payload_bytes, collective.count) == (kind, payload, 1)
     assert collective.groups == (((0, 1), (1, 0)) if "permute" in kind else ((0, 1, 2, 3), (4, 5, 6, 7)))
 
@@ -127,7 +127,7 @@ def test_collectives_of_one_device_and_ends_of_started_ones_are_free():
   %own = f32[64]{0} collective-permute(%one), source_target_pairs={{0,0},{1,1}}
   ROOT %done = f32[64]{0} all-reduce-done(%own)
 """
-    result = counted(entry)
+    result = count_all(entry)
     assert (result.collectives, result.kernels) == ((), ())
 
 
@@ -226,7 +226,7 @@ FUSIONS = {
 def test_bytes_of_a_fused_kernel(name):
     inside, expected = FUSIONS[name]
     entry = "  ROOT %f = f32[] fusion(), kind=kLoop, calls=%inner\n"
-    (kernel,) = counted(entry, f"%inner () -> f32[] {{\n{inside}}}\n").kernels
+    (kernel,) = count_all(entry, f"%inner () -> f32[] {{\n{inside}}}\n").kernels
     assert (kernel.bytes, kernel.product_type) == (expected, None)
 
 
@@ -269,7 +269,7 @@ def test_calls_of_libraries(line, flops, moved):
         "gradient": "2,5,4,4",
     }  # fmt: skip
     operands = "".join(f"  %{name} = f32[{shape}] parameter({n})\n" for n, (name, shape) in enumerate(shapes.items()))
-    (kernel,) = counted(f"{operands}  ROOT %call = {line}\n").kernels
+    (kernel,) = count_all(f"{operands}  ROOT %call = {line}\n").kernels
     assert (kernel.flops, kernel.bytes) == (flops, moved)
     assert kernel.product_type == ("f32" if flops else None)
 
@@ -277,7 +277,7 @@ def test_calls_of_libraries(line, flops, moved):
 def test_an_unknown_product_is_refused():
     line = '(f32[8]{0}, u8[0]{0}) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"'
     with pytest.raises(CountingError, match="fmhaSoftmax"):
-        counted(f"  %a = f32[8]{{0}} parameter(0)\n  ROOT %call = {line}\n")
+        count_all(f"  %a = f32[8]{{0}} parameter(0)\n  ROOT %call = {line}\n")
 
 
 SUM = "all-reduce%s(%%a), replica_groups=[1,8]<=[8], to_apply=%%add"

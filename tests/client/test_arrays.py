@@ -28,7 +28,7 @@ def arrays_on_server(session: sw.Session) -> int:
     return mine.array_count
 
 
-def settled(session: sw.Session) -> int:
+def count_settled(session: sw.Session) -> int:
     """Arrays on the server once no release is on its way any more."""
     gc.collect()
     count, before = arrays_on_server(session), -1
@@ -137,7 +137,7 @@ def test_the_same_handle_may_stand_twice_when_it_is_not_donated(session: sw.Sess
 
 
 def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> None:
-    before = settled(session)
+    before = count_settled(session)
     x = np.ones((16, 3), np.float32)
     results = [double(x) for _ in range(5)]
     for handle, _ in results:
@@ -152,7 +152,7 @@ def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> N
     whole = session.parallelize(lambda a: a.sum(), mesh="8", force={"a": {0: None, 1: None}})
     handle, total = split(np.ones((16, 3), np.float32))
     assert (handle.sharding, float(total)) == ("[data, -] on data=8", 48)
-    before = settled(session)
+    before = count_settled(session)
     assert float(whole(handle)) == 96
     assert handle.sharding == "[-, -] on data=8"
     assert comes_down_to(session, before)
@@ -161,7 +161,7 @@ def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> N
 def test_a_donated_array_that_no_result_reuses_is_freed(session: sw.Session, double: Any) -> None:
     handle, total = double(np.ones((16, 3), np.float32))
     assert float(total) == 48
-    before = settled(session)
+    before = count_settled(session)
     assert float(session.parallelize(lambda a: a.sum(), donate_argnums=0)(handle)) == 96
     assert comes_down_to(session, before - 1)
 

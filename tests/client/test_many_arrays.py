@@ -16,7 +16,7 @@ import pytest
 
 import shardwright as sw
 from tests.client.recorded import CallRecorder, open_recorded
-from tests.client.test_arrays import comes_down_to, settled
+from tests.client.test_arrays import comes_down_to, count_settled
 
 COUNT = 300
 #: Round trips that a state of so many small leaves may take.
@@ -117,7 +117,7 @@ def test_an_announced_handle_lives_no_longer_than_its_user_wants(own: sw.Session
         handle.copy_to_host_async()
     first = np.asarray(state["leaf000"])  # brings the contents of all others
     gone = [weakref.ref(handle) for handle in state.values()]
-    before = settled(own)
+    before = count_settled(own)
     del handle, state
     gc.collect()
     assert all(reference() is None for reference in gone)
@@ -135,7 +135,7 @@ def test_many_arguments_are_sent_together(add: Any, calls: CallRecorder) -> None
 
 def test_many_dropped_handles_are_released_together(own: sw.Session, add: Any, calls: CallRecorder) -> None:
     state = add(leaves(), np.float32(1))
-    before = settled(own)
+    before = count_settled(own)
     calls.clear()
     del state
     gc.collect()

@@ -87,7 +87,7 @@ def same_but_for_time(one: Plan, other: Plan) -> bool:
     return replace(one, planning_s=0) == replace(other, planning_s=0) and one.hlo_text == other.hlo_text
 
 
-def moved_lines(text: str, by: int = 7) -> str:
+def move_lines(text: str, by: int = 7) -> str:
     """The text as if lines had been put in front of the function."""
     return re.sub(r"\b(line|end_line)=(\d+)", lambda found: f"{found[1]}={int(found[2]) + by}", text)
 
@@ -192,7 +192,7 @@ def test_damaged_entries_are_searched_again(ask: CountingAsker) -> None:
 
 #: Texts that differ from TEXT in names only.
 RELABELLED = {
-    "lines": moved_lines(TEXT),
+    "lines": move_lines(TEXT),
     "module": TEXT.replace("HloModule jit_step", "HloModule jit_train", 1),
     "argument": text_of(up="first"),
     "instructions": re.sub(r"\b(add|dot_general|tanh|multiply)\.(\d+)", r"\1.\g<2>77", TEXT),
@@ -253,7 +253,7 @@ def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, ask: Coun
     text, store = text_of(looped), MemoryStore()
     other = {
         "same": text,
-        "lines": moved_lines(text),
+        "lines": move_lines(text),
         "argument": text_of(looped, up="first"),
         "instructions": re.sub(r"\b(mul|tanh)\.(\d+)", r"\1.\g<2>77", text),
     }[change]

@@ -83,7 +83,7 @@ def random_instruction(rng: random.Random, name: str, values: list[tuple[str, Sh
     return f"  {name} = {text_of(shape)} {what}", shape
 
 
-def searched(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]:
+def make_search(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]:
     return Search(text, TWO, PlanOptions(mesh=MESH, memory_budget=memory_budget)), Mesh.of(MESH)
 
 
@@ -130,7 +130,7 @@ def seconds_of(graph: CostGraph, chosen: dict[Variable, int]) -> float:
 @pytest.mark.parametrize("first", SEEDS[::20])
 def test_search_finds_the_best_plan(first: int) -> None:
     for seed in range(first, min(first + 20, SEEDS.stop)):
-        search, mesh = searched(random_program(seed))
+        search, mesh = make_search(random_program(seed))
         _, plans = every_plan(search, mesh)
         result = search.solve_mesh(mesh)
         best = min(seconds for seconds, _ in plans)
@@ -145,7 +145,7 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
     limited = 0
     for seed in range(first, min(first + 20, SEEDS.stop)):
         text = random_program(seed)
-        search, mesh = searched(text)
+        search, mesh = make_search(text)
         chain, plans = every_plan(search, mesh)
         if len(plans) > MOST_JUDGED:
             continue
@@ -157,7 +157,7 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
             fastest[size] = min(seconds, fastest.get(size, np.inf))
         limit = sorted(fastest)[len(fastest) // 2] - 1
         fitting = [seconds for size, seconds in fastest.items() if size <= limit]
-        search, mesh = searched(text, memory_budget=limit)
+        search, mesh = make_search(text, memory_budget=limit)
         if not fitting:
             with pytest.raises(MemoryBudgetError):
                 search.run()

@@ -59,15 +59,15 @@ def step(*, is_scanned: bool, is_rematerialized: bool) -> str:
     return jax.jit(train, donate_argnums=0).lower(params, x).as_text("hlo", debug_info=True)
 
 
-def planned(mesh: dict[str, int], **kind: bool) -> Plan:
+def make_plan(mesh: dict[str, int], **kind: bool) -> Plan:
     return plan(step(**kind), Cluster.local(8), PlanOptions(mesh=mesh))
 
 
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerialized: bool) -> None:
     """Nor does it compute more, but for taking layers out of stacks and putting them back."""
-    scanned = planned({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)
-    unrolled = planned({"data": 8}, is_scanned=False, is_rematerialized=is_rematerialized)
+    scanned = make_plan({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)
+    unrolled = make_plan({"data": 8}, is_scanned=False, is_rematerialized=is_rematerialized)
     assert scanned.cost.communication_s <= 1.02 * unrolled.cost.communication_s
     assert scanned.cost.compute_s <= 1.25 * unrolled.cost.compute_s
     assert scanned.cost.gap < 0.01
@@ -77,7 +77,7 @@ def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerial
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     """As often as its trips, and no others."""
-    step_plan = planned({"data": 2, "model": 4}, is_scanned=True, is_rematerialized=is_rematerialized)
+    step_plan = make_plan({"data": 2, "model": 4}, is_scanned=True, is_rematerialized=is_rematerialized)
     assert any(collective.count == LAYERS for collective in step_plan.collectives)
     proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()

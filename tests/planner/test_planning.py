@@ -18,11 +18,11 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from tests.planner.clocks import just_late
 from tests.planner.pipeline import cases
-from tests.planner.pipeline.planned import lowered
+from tests.planner.pipeline.planned import lower_text
 from tests.planner.programs import gpt2, lower
 from tests.planner.stages.stage_programs import typed_scan
 
-MLP = lowered(cases.mlp(4))[0]
+MLP = lower_text(cases.mlp(4))[0]
 
 TWO_NODES = Cluster.from_json(
     '{"master": {"ip": "127.0.0.1", "port": 2222, "devices": 2},'
@@ -89,7 +89,7 @@ def test_a_step_that_needs_the_whole_batch_is_refused():
         )
 
     with pytest.raises(MicroBatchError):
-        sw.plan(lowered(program())[0], 4, stages=2, micro_batches=4, cache=False)
+        sw.plan(lower_text(program())[0], 4, stages=2, micro_batches=4, cache=False)
 
 
 def test_stages_that_the_devices_do_not_give():

@@ -172,7 +172,7 @@ def stored_inputs(arrays: Arrays, micro_batches: int) -> Arrays:
     }
 
 
-def lowered(each: HandPiece, micro_batches: int) -> str:
+def lower_text(each: HandPiece, micro_batches: int) -> str:
     """HLO text of a piece."""
     lying = layouts(micro_batches)
     shapes = [

@@ -111,7 +111,7 @@ def lower(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...]
     return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes).as_text("hlo")
 
 
-def named(hlo: str, opcode: str) -> list[str]:
+def names_of(hlo: str, opcode: str) -> list[str]:
     """Names of the instructions with an opcode, in text order."""
     return re.findall(rf"^ *(?:ROOT )?(\S+) = .*?[\]}})] {re.escape(opcode)}\(", hlo, re.MULTILINE)
 
@@ -132,7 +132,7 @@ def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple
         donated=[v.number for v in planned.parameters if v.alias is not None],
     )
     placed = [
-        jax.device_put(stored(array, v.stored_shape), lies)
+        jax.device_put(store_layout(array, v.stored_shape), lies)
         for array, v, lies in zip(arguments, planned.parameters, loaded.argument_shardings, strict=True)
     ]
     outputs = [np.asarray(array) for array in loaded.run(placed)]
@@ -142,7 +142,7 @@ def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple
     return logical, program.collectives
 
 
-def stored(array: Any, shape: tuple[int, ...]) -> np.ndarray:
+def store_layout(array: Any, shape: tuple[int, ...]) -> np.ndarray:
     """An array padded with sevens to its stored shape: what the padding holds must not matter."""
     array = np.asarray(array)
     if array.shape == shape:

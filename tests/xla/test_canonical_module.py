@@ -13,14 +13,14 @@ from shardwright.plans.plan import Plan
 from shardwright.xla import CompileJob, CompileService
 from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.service import _count_at_once
-from tests.xla.hand import entry, lower, named, plan, sharding
+from tests.xla.hand import entry, lower, names_of, plan, sharding
 
 X = np.zeros((16, 32), np.float32)
 
 
-def contracted(hlo: str) -> Plan:
+def plan_contraction(hlo: str) -> Plan:
     """Its only dot split along what it contracts: one all-reduce."""
-    (dot,) = named(hlo, "dot")
+    (dot,) = names_of(hlo, "dot")
     split = [sharding((None, "x")), sharding(("x", None))]
     return plan(
         hlo,
@@ -31,20 +31,20 @@ def contracted(hlo: str) -> Plan:
     )
 
 
-def renamed(hlo: str, name: str) -> str:
+def rename(hlo: str, name: str) -> str:
     """The same program, its dot and its module under other names."""
-    (dot,) = named(hlo, "dot")
+    (dot,) = names_of(hlo, "dot")
     return hlo.replace(dot, name).replace("HloModule jit_", "HloModule of_another_stage_")
 
 
 def jobs_of(*texts: str) -> list[CompileJob]:
     """Jobs whose texts are long enough for a child each."""
     texts = tuple(text + "\n" * 200_000 for text in texts)
-    return [CompileJob(name=f"program {n}", hlo_text=text, plan=contracted(text)) for n, text in enumerate(texts)]
+    return [CompileJob(name=f"program {n}", hlo_text=text, plan=plan_contraction(text)) for n, text in enumerate(texts)]
 
 
 HLO = lower(lambda x, w: x @ w, X, X.T)
-TWIN = renamed(HLO, "dot.77")
+TWIN = rename(HLO, "dot.77")
 OTHER = lower(lambda x, w: 2 * (x @ w), X, X.T)
 
 
@@ -58,11 +58,11 @@ def test_twins_are_compiled_once_and_keep_their_own_names(service):
     first, twin, other = service.compile_all(jobs_of(HLO, TWIN, OTHER))
     assert twin.serialized is first.serialized
     assert other.serialized != first.serialized
-    assert [each.collectives[0].op_name for each in (first, twin)] == [named(HLO, "dot")[0], "dot.77"]
+    assert [each.collectives[0].op_name for each in (first, twin)] == [names_of(HLO, "dot")[0], "dot.77"]
     assert "dot.77" in twin.stablehlo
     assert twin.memory == first.memory
     assert "all-reduce" in twin.partitioned
-    assert service.compile(TWIN, contracted(TWIN)).collectives == twin.collectives
+    assert service.compile(TWIN, plan_contraction(TWIN)).collectives == twin.collectives
 
 
 def test_what_differs_is_no_twin():
@@ -82,14 +82,14 @@ def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(servic
     (result,) = service._idle
     assert result.device_count == 8
     with CompileService(512) as large:
-        large.compile(HLO, contracted(HLO))
+        large.compile(HLO, plan_contraction(HLO))
         assert [child.device_count for child in large._idle] == [8]
 
 
 def test_programs_that_were_compiled_at_once_leave_one_child(service):
     """Two sessions, say."""
     with ThreadPoolExecutor(2) as pool:
-        items = list(pool.map(lambda text: service.compile(text, contracted(text)), (HLO, OTHER)))
+        items = list(pool.map(lambda text: service.compile(text, plan_contraction(text)), (HLO, OTHER)))
     assert all(each.serialized for each in items)
     assert len(service._idle) == 1
 
@@ -105,7 +105,7 @@ def test_an_error_names_the_program(service):
 def test_closing_ends_a_compilation_under_way(service):
     """A server that stops does not wait for XLA."""
     with ThreadPoolExecutor(1) as pool:
-        compilation = pool.submit(service.compile, HLO, contracted(HLO))
+        compilation = pool.submit(service.compile, HLO, plan_contraction(HLO))
         while not service._busy:
             time.sleep(1e-4)
         (child,) = service._busy
@@ -113,7 +113,7 @@ def test_closing_ends_a_compilation_under_way(service):
         with pytest.raises(CompilationAbortedError):
             compilation.result()
     assert not child.is_alive
-    assert service.compile(HLO, contracted(HLO)).serialized is not None
+    assert service.compile(HLO, plan_contraction(HLO)).serialized is not None
 
 
 def test_programs_compile_together_only_where_memory_allows():

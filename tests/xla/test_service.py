@@ -16,11 +16,11 @@ from shardwright.errors import CompilationAbortedError, CompilationError, Deadli
 from shardwright.user_plans import compile_and_prove
 from shardwright.xla import BoundaryArray, CompileService, load_program
 from shardwright.xla.child import child_environment
-from tests.xla.hand import entry, lower, named, plan, sharding
+from tests.xla.hand import entry, lower, names_of, plan, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
 HLO = lower(lambda x, w: x @ w, X, X.T)
-(DOT,) = named(HLO, "dot")
+(DOT,) = names_of(HLO, "dot")
 PLAN = plan(
     HLO,
     {"x": 4, "y": 2},

@@ -19,7 +19,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_to_json
 from shardwright.user_plans import compile_and_prove
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 MESH = {"x": 2, "y": 4}
 COLUMNS, ROWS, FINE_ROWS = sharding((None, "x")), sharding(("x", None)), sharding((("x", "y"), None))
@@ -34,9 +34,9 @@ def by_hand(shared: bool) -> tuple[Plan, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 16, 8), np.float32)
     text = lower(three_readers, a, b)
-    result = entry(named(text, "add")[0], [COLUMNS, COLUMNS], COLUMNS)
+    result = entry(names_of(text, "add")[0], [COLUMNS, COLUMNS], COLUMNS)
     readers = [
-        entry(named(text, opcode)[0], [used], used)
+        entry(names_of(text, opcode)[0], [used], used)
         for opcode, used in (("exponential", ROWS), ("tanh", ROWS), ("sine", FINE_ROWS))
     ]
     result = replace(result, shared=(ROWS,)) if shared else result

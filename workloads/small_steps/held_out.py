@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from workloads.small_steps.made import Step, cross_entropy, integers, normal, trained, weights
+from workloads.small_steps.made import Step, cross_entropy, integers, make_train_step, normal, weights
 
 
 def perceiver() -> Step:
@@ -60,7 +60,7 @@ def perceiver() -> Step:
         queries = jnp.broadcast_to(p["queries"], (x.shape[0], *p["queries"].shape))
         return cross_entropy(attend(p["answer"], queries, latents, None) @ p["head"], labels)
 
-    return trained(loss, params, normal(16, 120, 48), integers(60, 120, 16), integers(0, 12, 16, 10))
+    return make_train_step(loss, params, normal(16, 120, 48), integers(60, 120, 16), integers(0, 12, 16, 10))
 
 
 def flow() -> Step:
@@ -97,7 +97,7 @@ def flow() -> Step:
         (z, volume), _ = lax.scan(layer, (x.reshape(batch, rows // 2, columns // 2, -1), jnp.zeros(batch)), p)
         return jnp.mean(0.5 * (z**2).sum((1, 2, 3)) - volume) / images[0].size
 
-    return trained(loss, params, normal(16, 16, 16, 3))
+    return make_train_step(loss, params, normal(16, 16, 16, 3))
 
 
 def queue() -> Step:
@@ -172,7 +172,7 @@ def rays() -> Step:
         return jnp.mean((coarse - colour) ** 2) + jnp.mean((fine - colour) ** 2)
 
     batch = (jax.random.PRNGKey(1), normal(96, 3), normal(96, 3, seed=1), normal(96, 3, seed=2))
-    return trained(loss, params, *batch)
+    return make_train_step(loss, params, *batch)
 
 
 def tasks() -> Step:
@@ -194,7 +194,7 @@ def tasks() -> Step:
         return jax.vmap(of_task)(x, y, later_x, later_y).mean()
 
     batch = (normal(24, 10, 20), integers(0, 6, 24, 10), normal(24, 15, 20, seed=1), integers(0, 6, 24, 15, seed=1))
-    return trained(loss, params, *batch)
+    return make_train_step(loss, params, *batch)
 
 
 def chunks() -> Step:
@@ -243,7 +243,7 @@ def chunks() -> Step:
         return cross_entropy(h @ p["table"].T, following)
 
     words, following = integers(0, 200, 16, 64), integers(0, 200, 16, 64, seed=1)
-    return trained(loss, params, words, following, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=16))
+    return make_train_step(loss, params, words, following, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=16))
 
 
 def waves() -> Step:

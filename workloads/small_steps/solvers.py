@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from workloads.small_steps.made import Step, integers, normal, trained, weights
+from workloads.small_steps.made import Step, integers, make_train_step, normal, weights
 
 
 def gaussian_process() -> Step:
@@ -27,7 +27,7 @@ def gaussian_process() -> Step:
 
         return jax.vmap(of_one)(x, y).mean()
 
-    return trained(loss, params, normal(16, 24, 8), normal(16, 24, seed=1))
+    return make_train_step(loss, params, normal(16, 24, 8), normal(16, 24, seed=1))
 
 
 def policy() -> Step:
@@ -94,7 +94,7 @@ def followed_slope() -> Step:
 
         return jnp.mean((lax.scan(step, x, jnp.arange(10) * 0.1)[0] - wanted) ** 2)
 
-    return trained(loss, params, normal(64, 32), normal(64, 32, seed=1))
+    return make_train_step(loss, params, normal(64, 32), normal(64, 32, seed=1))
 
 
 def quantiles() -> Step:
@@ -110,7 +110,7 @@ def quantiles() -> Step:
         result = jnp.arange(len(pinball)) < jnp.searchsorted(reached, 0.9 * reached[-1])
         return jnp.sum(jnp.where(result, pinball[order], 0)) / jnp.maximum(1, result.sum())
 
-    return trained(loss, params, normal(128, 16), normal(128, seed=1), np.abs(normal(128, seed=2)))
+    return make_train_step(loss, params, normal(128, 16), normal(128, seed=1), np.abs(normal(128, seed=2)))
 
 
 def scaled_loss() -> Step:

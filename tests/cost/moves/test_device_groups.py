@@ -35,7 +35,7 @@ def orders(mesh: Mesh) -> list[tuple[AtomOrder, np.ndarray]]:
     return results
 
 
-def counted(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:
+def count_all(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:
     """Devices whose places in the order differ in the digits of some atoms only."""
     array = numbers.reshape([atom.size for atom in order])
     chosen = [order.index(atom) for atom in atoms]
@@ -50,7 +50,7 @@ def test_groups_differ_in_their_atoms_only(sizes: dict[str, int]) -> None:
     for order, numbers in orders(mesh):
         for many in range(1, len(order) + 1):
             for atoms in combinations(order, many):
-                assert set(map(frozenset, groups_along(atoms, mesh))) == counted(atoms, order, numbers)
+                assert set(map(frozenset, groups_along(atoms, mesh))) == count_all(atoms, order, numbers)
 
 
 def test_the_orders_have_atoms_that_no_axis_has() -> None:

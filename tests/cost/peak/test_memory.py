@@ -146,7 +146,7 @@ def softmax(masked: bool) -> Step:
     return step, (array(512, 16), array(16, 512), array(512, 16), array(512, 512, dtype=jnp.bool_)), ()
 
 
-def weighed() -> Step:
+def weigh() -> Step:
     """Rows by weights of their own: a product that adds nothing up."""
 
     def step(x: jax.Array, down: jax.Array, weights: jax.Array) -> jax.Array:
@@ -167,7 +167,7 @@ MODELS = {
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
     "softmax": lambda: softmax(masked=False),
-    "weighed rows": weighed,
+    "weighed rows": weigh,
     "masked softmax": lambda: softmax(masked=True),
 }
 

@@ -21,7 +21,7 @@ STACK = LAYERS * WIDTH * WIDTH * 4 // 4
 ROWS, COLUMNS, WHOLE = {0: None, 1: "x", 2: None}, {0: None, 1: None, 2: "x"}, {0: None, 1: None, 2: None}
 
 
-def planned(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
+def make_plan(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
     """Layers that lie as given, before and after one is cut out. again: in two loops."""
 
     def step(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -51,7 +51,7 @@ def service() -> Iterator[CompileService]:
 def test_a_stack_whose_slices_are_gathered_is_copied_once(
     lies: dict[int, str | None], again: bool, service: CompileService
 ) -> None:
-    step_plan = planned(lies, WHOLE, again=again)
+    step_plan = make_plan(lies, WHOLE, again=again)
     program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
     assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
@@ -59,7 +59,7 @@ def test_a_stack_whose_slices_are_gathered_is_copied_once(
 
 
 def test_a_stack_that_lies_whole_stays(service: CompileService) -> None:
-    step_plan = planned(WHOLE, WHOLE)
+    step_plan = make_plan(WHOLE, WHOLE)
     program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
     assert program.memory.temporary_bytes < STACK

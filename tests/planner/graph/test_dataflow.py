@@ -12,7 +12,7 @@ from shardwright.hlo import Module, parse
 from shardwright.planner.graph.dataflow import Dataflow, Node, build_dataflow
 
 
-def named(flow: Dataflow, name: str) -> Node:
+def names_of(flow: Dataflow, name: str) -> Node:
     return next(node for node in flow.nodes if node.instruction.name == name)
 
 
@@ -60,13 +60,13 @@ ENTRY main {{
 )
 def test_counts_of_a_loop(condition: str, step: str, first: int, limit: int, expected: int | None) -> None:
     flow = build_dataflow(loop(condition, step, first, limit))
-    assert named(flow, "w").runs == (1 if expected is None else expected)
+    assert names_of(flow, "w").runs == (1 if expected is None else expected)
     assert bool(flow.notes) == (expected is None)
 
 
 def test_loop_bodies_weigh_their_trips_and_carry_one_value() -> None:
     flow = build_dataflow(loop("compare(i, limit), direction=LT", "add(j, one)"))
-    body = named(flow, "w")
+    body = names_of(flow, "w")
     assert (body.weight, body.runs) == (12, 12)
     (carried,) = {use.source[0] for use in body.uses}
     assert flow.nodes[carried].is_value
@@ -92,7 +92,7 @@ ENTRY main {
 }
 """)
     )
-    tanh = named(flow, "t")
+    tanh = names_of(flow, "t")
     assert (tanh.weight, tanh.runs) == (2, 2)
     (parameter,) = (use.source[0] for use in tanh.uses)
     assert [flow.nodes[use.source[0]].instruction.name for use in flow.nodes[parameter].uses] == ["a", "b"]

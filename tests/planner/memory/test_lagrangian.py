@@ -50,18 +50,18 @@ ONE_WAY = {"mesh": {"data": 4}, "remat": "none", "micro_batches": 1}
 BY_PRICES = SearchLimits(max_exact_states=0)
 
 
-def searched(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> Search:
+def make_search(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> Search:
     return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}), limits=limits)  # type: ignore[arg-type]
 
 
-def searched_on_gpus(limits: SearchLimits) -> Search:
+def make_search_on_gpus(limits: SearchLimits) -> Search:
     """The step on four A100."""
     cluster = replace(CLUSTER, hardware=PLAIN_A100)
     return Search(STEP, cluster, PlanOptions(**ONE_WAY), limits=limits)  # type: ignore[arg-type]
 
 
 def test_one_dear_price_tells_that_nothing_fits() -> None:
-    search = searched(STEP, memory_budget=60_000)
+    search = make_search(STEP, memory_budget=60_000)
     with pytest.raises(MemoryBudgetError):
         search.run()
     outcome = search.search_meshes()
@@ -74,11 +74,11 @@ def test_one_dear_price_tells_that_nothing_fits() -> None:
 
 @pytest.mark.slow
 def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     limit = search.bytes_needed(fastest) * 985 // 1000
-    assert searched(STEP, memory_budget=limit).run().cost.step_s <= 1.02 * fastest.cost.step_s
+    assert make_search(STEP, memory_budget=limit).run().cost.step_s <= 1.02 * fastest.cost.step_s
     search.limit_bytes = limit
     fitting = LagrangianSearch(search, fastest, math.inf)
     assert fitting.find_best().cost.step_s <= 1.02 * fastest.cost.step_s
@@ -88,7 +88,7 @@ def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
-    search = searched(text)
+    search = make_search(text)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
@@ -111,7 +111,7 @@ NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=fro
 
 
 def test_what_products_turn_has_a_price() -> None:
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
@@ -133,7 +133,7 @@ def test_what_products_turn_has_a_price() -> None:
 
 def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
     """A plan changed so that one instruction reads a part of what the others read whole, or another part."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     graph = candidate.chain.graph
@@ -156,7 +156,7 @@ def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
 
 def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
     """Each reader has its own, however else the others read it: nothing is stored that all of them could share."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     graph = candidate.chain.graph
@@ -177,7 +177,7 @@ def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
 
 
 def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     flow = search.program.flow
@@ -198,7 +198,7 @@ def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
 def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() -> None:
     table, indices = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((16,), "int32")
     text = jax.jit(jax.grad(lambda t, i: (t[i] ** 2).sum())).lower(table, indices).as_text("hlo")
-    search = searched(text)
+    search = make_search(text)
     result = search.search_meshes().fastest
     scatter = next(node for node in search.flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
@@ -216,7 +216,7 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: str) -> None:
-    search = searched(text)
+    search = make_search(text)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     assert sum(buffer.size_bytes for buffer in candidate.live_buffers) == pytest.approx(
@@ -231,7 +231,7 @@ def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: st
 def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) -> None:
     """Else weights stay split, and each reader gathers them: of T5 at a quarter of the memory (8 A100) that was 0.16 of
     0.65 GB, and no price found a plan in two micro-batches that fits."""
-    search = searched(text, force="fsdp")
+    search = make_search(text, force="fsdp")
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
@@ -258,7 +258,7 @@ def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) 
 
 
 def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None:
-    search = searched(STEP, memory_budget=1 << 30)
+    search = make_search(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
@@ -284,7 +284,7 @@ def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None
 
 def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
     """Where more than there is would be counted with it; the rest still bounds."""
-    search = searched(STEP, memory_budget=1 << 30)
+    search = make_search(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
@@ -301,7 +301,7 @@ def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
-    search = searched(SCAN, force="fsdp")
+    search = make_search(SCAN, force="fsdp")
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
@@ -324,7 +324,7 @@ class _RecordingFit(LagrangianSearch):
 
 def test_parts_of_all_plans_that_prices_gave_make_one() -> None:
     """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
-    search = searched_on_gpus(BY_PRICES)
+    search = make_search_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
@@ -347,7 +347,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one() -> None:
 @pytest.mark.slow
 def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices() -> None:
     """A mixture of 8 experts on 16 devices at half of the memory: 30.73 instead of 30.81 ms."""
-    search = searched_on_gpus(BY_PRICES)
+    search = make_search_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
@@ -368,7 +368,7 @@ def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices() -> 
 @pytest.mark.parametrize("is_enough", [True, False])
 def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known_one(is_enough: bool) -> None:
     """The LSTM on 64 devices at half of the memory: 45.11 instead of 45.17 ms."""
-    search = searched_on_gpus(BY_PRICES)
+    search = make_search_on_gpus(BY_PRICES)
     chain = search.build_bounding_chain(Mesh.of(ONE_WAY["mesh"]), even_rank=9, uneven_rank=9).untie()
     fastest = search.evaluate(chain, solve_tied(chain), ())
     search.limit_bytes = search.bytes_needed(fastest) * 6 // 10
@@ -382,14 +382,14 @@ def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known
 
 
 def test_a_plan_is_worked_out_once() -> None:
-    outcome = searched(STEP).search_meshes()
+    outcome = make_search(STEP).search_meshes()
     assert outcome.evaluate(outcome.fastest) is outcome.evaluate(outcome.fastest)
 
 
 def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     peaks = []
     for force in (None, "data", "fsdp"):
-        search = searched(STEP, force=force)
+        search = make_search(STEP, force=force)
         outcome = search.search_meshes()
         candidate = outcome.evaluate(outcome.fastest)
         peaks.append(
@@ -401,7 +401,7 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("most_work", "count"), [(0, 2), (2 * 10**6, 5)])
 def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(most_work: int, count: int) -> None:
-    search = searched(lower(mlp()))
+    search = make_search(lower(mlp()))
     outcome = search.search_meshes()
     candidate = outcome.evaluate(outcome.fastest)
     peak = search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
@@ -457,7 +457,7 @@ class _SizedSearch(Search):
 def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long() -> None:
     """Plans that take less memory take longer than one that is known: twice the time at each price but the first
     three, and as much memory."""
-    search = searched(STEP, BY_PRICES)
+    search = make_search(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = round(search.bytes_needed(fastest) / 1.1)
@@ -487,7 +487,7 @@ def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
     descends: bool, over: float, gives_up: bool
 ) -> None:
     """BERT on 16 devices at a quarter of the memory: 36.31 instead of 36.91 ms."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     if descends:
@@ -504,7 +504,7 @@ def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
 
 
 def test_where_a_plan_is_known_to_fit_prices_begin_low() -> None:
-    search = searched(STEP, BY_PRICES)
+    search = make_search(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) // 2
@@ -544,7 +544,7 @@ class _FastestAlone(LagrangianSearch):
 
 def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
-    search = searched(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)
+    search = make_search(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)
     outcome = search.search_meshes()
     fast = outcome.evaluate(outcome.fastest)
     peak = search.memory_model(fast.chain.graph.variables.shared_layouts).constraint_of_buffers(

@@ -32,18 +32,18 @@ PROGRAM = gpt2(layers=2, batch=32, length=32)
 STEP = lower(PROGRAM)
 
 
-def planned(**options: object) -> Plan:
+def make_plan(**options: object) -> Plan:
     return plan(STEP, CLUSTER, PlanOptions(mesh={"data": DEVICES}, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def unlimited() -> Plan:
-    return planned()
+    return make_plan()
 
 
 @pytest.fixture(scope="module")
 def halved(unlimited: Plan) -> Plan:
-    return planned(memory_budget=unlimited.memory.peak_bytes // 2, micro_batches=1)
+    return make_plan(memory_budget=unlimited.memory.peak_bytes // 2, micro_batches=1)
 
 
 def random_kind(seed: int, count: int = 8) -> _SegmentKind:
@@ -74,7 +74,7 @@ def price_of(kind: _SegmentKind, again: set[int], price: float) -> float:
 
 @pytest.fixture(scope="module")
 def quartered(unlimited: Plan) -> Plan:
-    return planned(memory_budget=unlimited.memory.peak_bytes // 4)
+    return make_plan(memory_budget=unlimited.memory.peak_bytes // 4)
 
 
 def viewed(plan: Plan, arguments: list[np.ndarray]) -> list[np.ndarray]:
@@ -99,7 +99,7 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
     assert halved.cost.lower_bound_s <= halved.cost.step_s
     assert not unlimited.recomputed
     with pytest.raises(MemoryBudgetError, match="no plan over"):
-        planned(memory_budget=limit, remat="none", micro_batches=1)
+        make_plan(memory_budget=limit, remat="none", micro_batches=1)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered
 
 
 def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Plan) -> None:
-    full = planned(remat="full")
+    full = make_plan(remat="full")
     assert full.memory.temporaries_bytes < 0.5 * unlimited.memory.temporaries_bytes
     assert "Computed again for the backward pass" in explain_plan(full)
     assert decode(plan_to_json(full)) == full
@@ -195,10 +195,10 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
 
 def test_refusal_says_what_takes_most_and_what_would_do() -> None:
     with pytest.raises(MemoryBudgetError) as refused:
-        planned(memory_budget=60_000, micro_batches=1, remat="none")
+        make_plan(memory_budget=60_000, micro_batches=1, remat="none")
     message = str(refused.value)
     assert "kept free for what predictions miss" in message
     assert re.search(r"of what the program computes, [0-9.]+ [KM]iB of programs\.py:\d+", message)
     allowed = re.search(r"allow ([0-9.]+) MiB \(1 % to spare\), make the batch smaller", message)
     assert allowed
-    assert planned(memory_budget=int(float(allowed[1]) * 2**20), micro_batches=1, remat="none").memory.peak_bytes
+    assert make_plan(memory_budget=int(float(allowed[1]) * 2**20), micro_batches=1, remat="none").memory.peak_bytes

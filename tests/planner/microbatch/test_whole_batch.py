@@ -47,7 +47,7 @@ def run_parts(split: StepSplit, arguments: list[np.ndarray], micro_batches: int)
     micro = micro_module(split, micro_batches)
     program = compiled(micro.module.to_text())
     results = [run(program, inputs(split, micro, arguments, micro_batches, i)) for i in range(micro_batches)]
-    values = {shared: finished(shared, [m[k] for m in results]) for k, shared in enumerate(split.shared)}
+    values = {shared: finish(shared, [m[k] for m in results]) for k, shared in enumerate(split.shared)}
     once = once_module(split)
     read = [arguments[i.number] if isinstance(i, Argument) else values[i] for i in once.inputs]  # type: ignore[index]
     return run(once.module.to_text(), read)
@@ -68,7 +68,7 @@ def inputs(
     return results
 
 
-def finished(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
+def finish(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
     if isinstance(shared.kind, Along):
         dim, outer = shared.kind.dim, shared.kind.outer
         blocks = [v.reshape(*v.shape[:dim], outer, -1, *v.shape[dim + 1 :]) for v in values]

@@ -19,7 +19,7 @@ from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
 
 
-def lowered(case: Case) -> tuple[str, Module]:
+def lower_text(case: Case) -> tuple[str, Module]:
     """HLO text of a case, and its module with calls written out."""
     step, arguments, donated = case
 
@@ -36,7 +36,7 @@ def pipeline(
     case: Case, *, stages: int, micro_batches: int, schedule: str, devices: int = 1, chunks: int = 1
 ) -> PipelinePlan:
     """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
-    text, module = lowered(case)
+    text, module = lower_text(case)
     choice = PipelineSpec(
         module=module,
         groups=tuple(StageGroup(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),

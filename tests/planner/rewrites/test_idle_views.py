@@ -115,7 +115,7 @@ def two_fused(w: jax.Array, u: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.
     return w - 0.1 * by_w, u - 0.1 * by_u
 
 
-def planned_in_parallel(**options: Any) -> Plan:
+def plan_in_parallel(**options: Any) -> Plan:
     w, u, x = (np.zeros(shape, np.float32) for shape in ((64, 128), (4096, 10), (2, 4096)))
     text = lower((two_fused, (w, u, x), (0, 1)))
     cluster, chosen = Cluster.local(4), PlanOptions(mesh={"model": 4}, force="tensor", remat="none", micro_batches=1)
@@ -128,14 +128,14 @@ def views(made: Plan) -> list[bool]:
 
 def test_memory_is_that_of_the_program_without_the_views() -> None:
     """XLA:CPU copies donated arguments whose results are reshaped."""
-    result = planned_in_parallel()
+    result = plan_in_parallel()
     assert views(result) == [True, False]
     parts = result.instructions, result.parameters, result.outputs, result.mesh, hardware_profile("cpu")
     assert result.memory == predict_memory(parse(result.require_hlo()), *parts)
 
 
 def test_a_view_stays_where_the_program_without_it_does_not_fit() -> None:
-    needed = bytes_with_margin(planned_in_parallel().memory, hardware_profile("cpu"))
-    result = planned_in_parallel(memory_budget=needed - 1)
+    needed = bytes_with_margin(plan_in_parallel().memory, hardware_profile("cpu"))
+    result = plan_in_parallel(memory_budget=needed - 1)
     assert views(result) == [True, True]
     assert bytes_with_margin(result.memory, hardware_profile("cpu")) < needed

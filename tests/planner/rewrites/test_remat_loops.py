@@ -27,7 +27,7 @@ def module_of(program: Program) -> Module:
     return inline_calls(parse(lower(program)))
 
 
-def computed(pair: LoopPair) -> list[str]:
+def compute_values(pair: LoopPair) -> list[str]:
     """What a forward loop's body computes."""
     return [i.name for i in pair.body if pair.element(i) is None and not pair.is_at_hand(i)]
 
@@ -40,8 +40,8 @@ def test_numbers_stay_whatever_is_computed_again(name: str, part: float) -> None
     module = module_of(program)
     (pair,) = loop_pairs(module)
     random = np.random.default_rng(7)
-    again = {each for each in computed(pair) if random.random() < part}
-    again |= {row.value.name for row in pair.saved[::2]} & set(computed(pair))
+    again = {each for each in compute_values(pair) if random.random() < part}
+    again |= {row.value.name for row in pair.saved[::2]} & set(compute_values(pair))
     result, twins = rematerialize_loops(module, again)
     text = result.to_text()
     private.canonical_hlo(text)
@@ -55,7 +55,7 @@ def test_numbers_stay_whatever_is_computed_again(name: str, part: float) -> None
 def test_peak_falls() -> None:
     module = module_of(deep_scan())
     (pair,) = loop_pairs(module)
-    result, _ = rematerialize_loops(module, set(computed(pair)))
+    result, _ = rematerialize_loops(module, set(compute_values(pair)))
     before, after = (private.memory_figures(compiled(m.to_text()))[3] for m in (module, result))
     assert after < 0.4 * before
     (rest,) = loop_pairs(result)
@@ -66,7 +66,7 @@ def test_value_that_was_not_stacked_becomes_so() -> None:
     module = module_of(deep_scan())
     (pair,) = loop_pairs(module)
     saved = {row.value for row in pair.saved}
-    names = set(computed(pair))
+    names = set(compute_values(pair))
     inner = next(
         operand
         for value in pair.body
@@ -81,7 +81,7 @@ def test_value_that_was_not_stacked_becomes_so() -> None:
 def test_what_others_read_stays_stacked() -> None:
     module = module_of(deep_scan(hands_out=True))
     (pair,) = loop_pairs(module)
-    result, _ = rematerialize_loops(module, set(computed(pair)))
+    result, _ = rematerialize_loops(module, set(compute_values(pair)))
     (rest,) = loop_pairs(result)
     saved = {row.written for row in rest.saved}
     assert set(rest.forward.writes) - saved  # what is handed out

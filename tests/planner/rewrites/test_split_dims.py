@@ -31,7 +31,7 @@ VIEWS = {
 }
 
 
-def lowered(function: Any, *arguments: Any) -> Module:
+def lower_text(function: Any, *arguments: Any) -> Module:
     return parse(str(jax.jit(function).lower(*arguments).as_text("hlo")))
 
 
@@ -63,7 +63,7 @@ def _first_and_last(x: jax.Array) -> jax.Array:
 
 
 def test_what_is_cut_into_single_elements_splits_what_a_reshape_merges_it_into() -> None:
-    module = lowered(lambda x, w: _first_and_last((x @ w).reshape(8, 4, 8)), jnp.ones((8, 16)), jnp.ones((16, 32)))
+    module = lower_text(lambda x, w: _first_and_last((x @ w).reshape(8, 4, 8)), jnp.ones((8, 16)), jnp.ones((16, 32)))
     rewritten_module = rewrite(module)
     assert dict(rewritten_module.parameters) == {1: (16, 4, 8)}
     arguments = [
@@ -74,10 +74,10 @@ def test_what_is_cut_into_single_elements_splits_what_a_reshape_merges_it_into()
 
 def test_what_is_cut_into_single_elements_is_not_followed_for_itself() -> None:
     """No class of dimensions begins there."""
-    module = lowered(lambda x: _first_and_last(jnp.sin(x)), jnp.ones((8, 4, 8)))
+    module = lower_text(lambda x: _first_and_last(jnp.sin(x)), jnp.ones((8, 4, 8)))
     assert rewrite(module).module is module
     assert not _cut_classes(_Graph(module), {})
-    halves = lowered(lambda x: jnp.sin(x)[:, :2] * jnp.cos(x)[:, 2:], jnp.ones((8, 4, 8)))
+    halves = lower_text(lambda x: jnp.sin(x)[:, :2] * jnp.cos(x)[:, 2:], jnp.ones((8, 4, 8)))
     assert _cut_classes(_Graph(halves), {})
 
 
@@ -145,14 +145,14 @@ ARGUMENTS = [np.random.default_rng(n).normal(size=size).astype(np.float32) for n
 
 
 def test_argument_that_lies_as_written_stays() -> None:
-    module = lowered(halves, *ARGUMENTS)
+    module = lower_text(halves, *ARGUMENTS)
     rewritten_module = rewrite(module, Required(parameters={1: (8, 32)}))
     assert rewritten_module.module is module
     assert "stored otherwise already" in rewritten_module.notes[0]
 
 
 def test_argument_that_lies_in_the_view_is_taken_so() -> None:
-    module = lowered(halves, *ARGUMENTS)
+    module = lower_text(halves, *ARGUMENTS)
     rewritten_module = rewrite(module, Required(parameters={1: (8, 2, 16)}))
     assert rewritten_module.parameters == {1: (8, 2, 16)}
     assert rewritten_module.outputs == {1: (8, 2, 16)}
@@ -163,7 +163,7 @@ def test_coarser_view_than_the_program_would_choose() -> None:
     def quarters(x: Any, w: Any) -> Any:
         return tuple(jnp.split(x @ w, 4, axis=-1))
 
-    module = lowered(quarters, *ARGUMENTS)
+    module = lower_text(quarters, *ARGUMENTS)
     assert rewrite(module).parameters == {1: (8, 4, 8)}
     rewritten_module = rewrite(module, Required(parameters={1: (8, 2, 16)}))
     assert rewritten_module.parameters == {1: (8, 2, 16)}
@@ -178,7 +178,7 @@ def test_argument_in_a_foreign_view_is_reshaped_where_it_enters(view: tuple[int,
         y = jax.lax.cumsum(x @ w, 1)  # takes no split
         return y, w * 2
 
-    module = lowered(thirds, *ARGUMENTS)
+    module = lower_text(thirds, *ARGUMENTS)
     rewritten_module = rewrite(module, Required(parameters={1: view}, outputs={1: view}))
     assert rewritten_module.parameters[1] == view
     assert rewritten_module.outputs == {1: view}
@@ -206,7 +206,7 @@ def test_output_in_an_arguments_buffer_follows_even_if_it_is_made_of_something_e
 
 
 def test_initializer_makes_its_output_in_the_view() -> None:
-    module = lowered(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (8, 32)), np.zeros(2, np.uint32))
+    module = lower_text(lambda key: jax.random.normal(jax.random.wrap_key_data(key), (8, 32)), np.zeros(2, np.uint32))
     rewritten_module = rewrite(module, Required(outputs={0: (8, 2, 16)}))
     assert rewritten_module.outputs == {0: (8, 2, 16)}
     assert_same(module, rewritten_module, [np.array([1, 2], np.uint32)])
@@ -214,11 +214,11 @@ def test_initializer_makes_its_output_in_the_view() -> None:
 
 def test_view_of_other_elements_is_refused() -> None:
     with pytest.raises(PlanError, match=r"argument 1 is \[8, 32\] in the program and cannot be stored as \[8, 3, 16\]"):
-        rewrite(lowered(halves, *ARGUMENTS), Required(parameters={1: (8, 3, 16)}))
+        rewrite(lower_text(halves, *ARGUMENTS), Required(parameters={1: (8, 3, 16)}))
 
 
 def test_options_say_what_must_stay() -> None:
-    module = lowered(halves, *ARGUMENTS)
+    module = lower_text(halves, *ARGUMENTS)
     free = rewrite_for(module, PlanOptions())
     assert free.parameters == {1: (8, 2, 16)}
     lying = PlanOptions(mesh={"data": 8}, argument_axes={1: ((), ("data",))})
@@ -229,7 +229,7 @@ def test_options_say_what_must_stay() -> None:
 
 
 def test_no_rewrites_means_none_but_for_arrays_that_lie_in_a_view() -> None:
-    module = lowered(halves, *ARGUMENTS)
+    module = lower_text(halves, *ARGUMENTS)
     assert rewrite_for(module, PlanOptions(rewrites="none")).module is module
     viewed = PlanOptions(
         mesh={"data": 8}, argument_axes={1: ((), (), ("data",))}, argument_views={1: (8, 2, 16)}, rewrites="none"

@@ -25,7 +25,7 @@ FLOATS: list[Any] = [np.float32, np.float16, ml_dtypes.bfloat16]
 INTEGERS: list[Any] = [np.int32, np.int8, np.uint8]
 
 
-def searched(dtype: Any) -> np.ndarray:
+def make_search(dtype: Any) -> np.ndarray:
     """Few different numbers, so that most rows hold equal ones: the extreme ones of the type among them."""
     random = np.random.default_rng(0)
     if dtype in INTEGERS:
@@ -43,7 +43,7 @@ def searched(dtype: Any) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:
-    x = searched(dtype)
+    x = make_search(dtype)
     for k in (1, 2, MAX_ROUNDS):
         text = lower((lambda x, k=k: lax.top_k(x, k), (x,), ()))
         text = text.replace("largest=true", f"largest={str(largest).lower()}")

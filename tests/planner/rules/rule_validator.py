@@ -71,7 +71,7 @@ class Verdict:
     def extra(self) -> tuple[Moved, ...]:
         """Collectives that the factors do not promise."""
         left = list(self.moved)
-        for moved in promised(self.trial):
+        for moved in promise_bytes(self.trial):
             if moved in left:
                 left.remove(moved)
         return tuple(moved for moved in left if not (self.trial.summed and moved.kind == "all-reduce"))
@@ -80,13 +80,13 @@ class Verdict:
     def absent(self) -> tuple[Moved, ...]:
         """Borders that the factors promise to exchange and XLA does not."""
         left = list(self.moved)
-        return tuple(moved for moved in promised(self.trial) if moved not in left)
+        return tuple(moved for moved in promise_bytes(self.trial) if moved not in left)
 
     def __str__(self) -> str:
         return f"{self.trial}: error {self.error:.1e} {', '.join(map(str, self.moved))} {self.crash[:200]}"
 
 
-def promised(trial: Trial) -> list[Moved]:
+def promise_bytes(trial: Trial) -> list[Moved]:
     """The borders that neighbours exchange, by the halos of the trial's factors, and gathered partial results.
 
     XLA gathers along one reduced dimension after the other, the last first, what it has gathered before again.
@@ -178,7 +178,7 @@ def judge_all(trials: Iterable[Trial], batch: int = 150) -> list[Verdict]:
     return verdicts
 
 
-def partitioned(trial: Trial) -> str:
+def partition_text(trial: Trial) -> str:
     """What XLA's partitioner makes of a trial, also of one that XLA:CPU has no kernel for."""
     bundle = Bundle(trial.mesh)
     bundle.add(0, trial)
@@ -223,7 +223,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     executable = private.compile_and_load(stablehlo, devices, options)
     private.prepare_custom_calls(private.hlo_of_executable(executable))
     if plan:
-        arguments = [_stored(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
+        arguments = [_store_layout(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
     placed = [jax.device_put(a, placement) for a, placement in zip(arguments, placements, strict=True)]
     shards = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
     results = []
@@ -235,7 +235,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     return results, private.hlo_of_executable(executable)
 
 
-def _stored(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _store_layout(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Padded with what no result may depend on: not a number, where the type has one."""
     if array.shape == shape:
         return array

@@ -24,7 +24,7 @@ def step(table: Any, hidden: Any) -> Any:
     return table, jnp.argmax(hidden @ table, axis=-1)
 
 
-def planned(width: int, words: int, mesh: dict[str, int]) -> Plan:
+def make_plan(width: int, words: int, mesh: dict[str, int]) -> Plan:
     arguments = (jax.ShapeDtypeStruct((width, words), jnp.float32), jax.ShapeDtypeStruct((1, width), jnp.float32))
     text = jax.jit(step, donate_argnums=(0,), keep_unused=True).lower(*arguments).as_text("hlo", debug_info=True)
     return plan(text, replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions(mesh=mesh))
@@ -41,7 +41,7 @@ def reduction(made: Plan) -> InstructionPlan:
     ids=str,
 )
 def test_partial_results_are_gathered_not_what_is_searched(width: int, words: int, mesh: dict[str, int]) -> None:
-    step_plan = planned(width, words, mesh)
+    step_plan = make_plan(width, words, mesh)
     split = reduction(step_plan).operands[0][0]
     assert split.dims == ((), tuple(mesh))
     assert reduction(step_plan).partial == tuple(mesh)
@@ -61,4 +61,4 @@ def test_the_likeliest_word_is_that_of_one_device() -> None:
     keys = jax.random.split(jax.random.key(0))
     arguments = (jax.random.normal(keys[0], (8, 1 << 22)), jax.random.normal(keys[1], (1, 8)))
     program = (step, arguments, (0,))
-    assert_same(run_planned(program, planned(8, 1 << 22, {"data": 8})), run_single(program))
+    assert_same(run_planned(program, make_plan(8, 1 << 22, {"data": 8})), run_single(program))

@@ -70,15 +70,15 @@ def test_nothing_stays_partial_beside_it(gradient: Case) -> None:
 
 def test_the_checker_refuses_a_partial_result(gradient: Case) -> None:
     trial = Trial(gradient, {"x": names(gradient)["i"], "y": names(gradient)["c0"]}, TWO)
-    reduced = planned(trial, TensorSharding(((),) * 4), ("x", "y"))
+    reduced = make_plan(trial, TensorSharding(((),) * 4), ("x", "y"))
     assert rule_problems(gradient.instruction, reduced, TWO) == ()
     for unreduced, partial in ((("x",), ("y",)), (("y",), ("x",)), (("x", "y"), ())):
-        entry = planned(trial, TensorSharding(((),) * 4, unreduced), partial)
+        entry = make_plan(trial, TensorSharding(((),) * 4, unreduced), partial)
         (problem,) = rule_problems(gradient.instruction, entry, TWO)
         assert "split with borders" in problem
 
 
-def planned(trial: Trial, result: TensorSharding, partial: tuple[str, ...]) -> InstructionPlan:
+def make_plan(trial: Trial, result: TensorSharding, partial: tuple[str, ...]) -> InstructionPlan:
     instruction = trial.case.instruction
     operands = tuple((lies,) for lies in trial_shardings(trial, operands=True))
     return InstructionPlan(

@@ -31,11 +31,11 @@ def instructions() -> list[Instruction]:
 def test_xla_takes_partial_sums_through(instructions: list[Instruction], mesh: Mesh) -> None:
     """Of each opcode some trials; `make validate-linear` tries all."""
     trials = [trial for each in instructions for trial in trials_of(each, mesh)]
-    verdicts = judge_all(sampled(trials, per_opcode=2))
+    verdicts = judge_all(sample_values(trials, per_opcode=2))
     assert not [str(verdict) for verdict in verdicts if not (verdict.is_exact and verdict.is_cheap)]
 
 
-def sampled(trials: list[Trial], per_opcode: int) -> list[Trial]:
+def sample_values(trials: list[Trial], per_opcode: int) -> list[Trial]:
     """Trials spread evenly over those of each opcode."""
     total = Counter(trial.instruction.opcode for trial in trials)
     seen, result = Counter[str](), []

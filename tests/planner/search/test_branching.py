@@ -104,7 +104,7 @@ class _RecordsSearches(Search):
         return replace(found) if len(self.branches) in self.gains else found
 
 
-def known(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
+def incumbent_of(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
     """A plan that takes so long, with the bound of all plans."""
     search = root.dual.search
     assert isinstance(search, Search)
@@ -117,7 +117,7 @@ def known(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
 def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) -> None:
     """Prices alone leave more open; no branch is bounded by more than the best plan of all."""
     root, best_s = root_and_optimum(seed, kind=_OnlyBounds)
-    candidate = branch_and_bound(*known(root, 1.5 * best_s), root, MOST_OPEN)
+    candidate = branch_and_bound(*incumbent_of(root, 1.5 * best_s), root, MOST_OPEN)
     assert root.bound_s < best_s * (1 - MOST_OPEN)
     assert best_s * (1 - MOST_OPEN) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
@@ -155,7 +155,7 @@ def test_what_differs_in_no_value_is_not_divided() -> None:
     root, best_s = root_and_optimum(13)
     alike = replace(root, high=root.low)
     assert split_branch(alike) == split_branch(replace(root, high=None)) == ()
-    assert branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
+    assert branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
 def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes() -> None:
@@ -166,7 +166,7 @@ def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
     dearer = with_higher_multiplier(alike)
     assert dearer.high is not None
     assert dearer.high.multiplier == 2 * root.low.multiplier > 0
-    candidate = branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN)
+    candidate = branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN)
     bound_s = min(bound_branch(dearer, within, math.inf).bound_s for within in split_branch(dearer))
     assert root.bound_s < candidate.cost.lower_bound_s == pytest.approx(bound_s, rel=1e-4)
 
@@ -174,7 +174,7 @@ def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(most: int) -> None:
     root = root_of_perceptron(SearchLimits(max_branched=most), _OnlyBounds)
-    candidate = branch_and_bound(*known(root, 100 * root.bound_s), root, 0.0)
+    candidate = branch_and_bound(*incumbent_of(root, 100 * root.bound_s), root, 0.0)
     branches = [root]
     for _ in range(most):
         least = min(branches, key=lambda branch: branch.bound_s)
@@ -188,7 +188,7 @@ def test_a_branch_that_can_have_nothing_better_is_not_searched() -> None:
     root, _ = root_and_optimum(13, kind=_RecordsSearches)
     bounds_s = {within: bound_branch(root, within, math.inf).bound_s for within in split_branch(root)}
     assert min(bounds_s.values()) < max(bounds_s.values()) * (1 - MOST_OPEN)
-    search, result = known(root, max(bounds_s.values()))
+    search, result = incumbent_of(root, max(bounds_s.values()))
     branch_and_bound(search, result, root, MOST_OPEN)
     assert isinstance(search, _RecordsSearches)
     assert search.branches == [min(bounds_s, key=bounds_s.__getitem__)]
@@ -196,7 +196,7 @@ def test_a_branch_that_can_have_nothing_better_is_not_searched() -> None:
 
 def test_plans_are_looked_for_until_three_branches_in_a_row_have_none() -> None:
     root = root_of_perceptron(kind=_RecordsSearches)
-    search, result = known(root, 1e6 * root.bound_s)
+    search, result = incumbent_of(root, 1e6 * root.bound_s)
     assert isinstance(search, _RecordsSearches)
     search.gains = frozenset({2})
     branch_and_bound(search, result, root, 0.0)
@@ -289,7 +289,7 @@ class _LateInDepth(LagrangianDual):
 
 def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done() -> None:
     root = root_of_perceptron(kind=_OnlyBounds)
-    search, result = known(root, 100 * root.bound_s)
+    search, result = incumbent_of(root, 100 * root.bound_s)
     done = [bound_branch(root, within, math.inf) for within in split_branch(root)]
     dual = root.dual
     late = _LateInDepth(search=search, chain=dual.chain, constraints=dual.constraints, solve=dual.solve)

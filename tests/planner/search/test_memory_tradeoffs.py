@@ -259,12 +259,12 @@ def test_parts_that_cannot_be_enough_are_not_searched() -> None:
     search.limit_bytes = round(least.search.bytes_needed(least.evaluate(least.fastest)) / (2.2 * HOPELESS_RATIO))
     search.done.clear()
     search.verdict = lambda result, at_once: False
-    list(_bisected(memory_tradeoffs._TradeoffTable(search, ladder, {(1, memory_tradeoffs.NO_REMAT): outcome})))
+    list(_bisect(memory_tradeoffs._TradeoffTable(search, ladder, {(1, memory_tradeoffs.NO_REMAT): outcome})))
     assert 1 in search.searched
     assert [parts for parts in search.searched if parts > 1] == [4]
 
 
-def _bisected(table: memory_tradeoffs._TradeoffTable) -> Iterator[int]:
+def _bisect(table: memory_tradeoffs._TradeoffTable) -> Iterator[int]:
     for number in table._micro_batch_counts():
         table._bisect_levels(number)
         yield number

@@ -61,7 +61,7 @@ def chains(seed: int) -> tuple[Chain, Chain]:
     return coarse, fine
 
 
-def lifted_from(
+def lift_from(
     coarse: Chain, start: ChainSolution, fine: Chain
 ) -> tuple[dict[Variable, Strategy], CostGraph, list[str]]:
     at, axes = lift_plan(coarse, start.states, fine.graph.prices.mesh)
@@ -78,7 +78,7 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
     """The same plan costs as much on the finer mesh; the best one there is found by searching it outright."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    near, result = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
+    near, result = descend(coarse, *lift_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value <= result.value * (1 + SLACK)
     assert result.value <= start.value * (1 + SLACK)
     chosen = {v: near.graph.set_of(v).strategies[state] for v, state in result.states.items()}
@@ -93,7 +93,7 @@ def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     """Programs whose best plan on three axes beats every one on two: the descent ends there."""
     coarse, fine = chains(seed)
     start, best = coarse.solve(20.0), fine.solve(20.0)
-    _, result = descend(coarse, *lifted_from(coarse, start, fine), time_limit_s=20.0)
+    _, result = descend(coarse, *lift_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
     assert result.value <= best.value * (1 + SLACK)
 
@@ -326,7 +326,7 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
         search.build_chain(FINE, ForcedStrategy(), frozenset()),
     )
     start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
-    at, graph, axes = lifted_from(coarse, start.solution, fine)
+    at, graph, axes = lift_from(coarse, start.solution, fine)
     near, solved = descend(coarse, at, graph, axes, time_limit_s=20.0)
     peak = search.memory_model(graph.variables.shared_layouts).constraint_at_peak(
         search.evaluate(near, solved, ()).decisions
@@ -351,7 +351,7 @@ def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
         search.build_chain(FINE, ForcedStrategy(), frozenset()),
     )
     start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
-    near, solved = descend(coarse, *lifted_from(coarse, start.solution, fine), time_limit_s=20.0)
+    near, solved = descend(coarse, *lift_from(coarse, start.solution, fine), time_limit_s=20.0)
     fastest = replace(search.evaluate(near, solved, ()), coarse_solution=start)
     model = search.memory_model(fine.graph.variables.shared_layouts)
 

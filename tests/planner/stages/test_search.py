@@ -48,7 +48,7 @@ def nodes(*devices: int, slow: bool = True) -> Cluster:
     return Cluster.from_json(json.dumps(text))
 
 
-def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
+def choose_plan(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
     return search_pipeline(program(name), cluster, PipelineRequest(**wanted))
 
 
@@ -84,7 +84,7 @@ def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
 
 
 def test_scanned_layers_are_cut_by_rows() -> None:
-    result = chosen("scanned", Cluster.local(6), stages=3, micro_batches=4, schedule="1f1b")
+    result = choose_plan("scanned", Cluster.local(6), stages=3, micro_batches=4, schedule="1f1b")
     loops = [i for i in result.module.entry if i.opcode == "while"]
     assert sorted(result.chunk_of[loop.name] for loop in loops) == [0, 0, 1, 1, 2, 2]
     rows = {(piece.start, piece.stop) for piece in result.arguments if piece.start is not None}
@@ -96,7 +96,7 @@ def test_scanned_layers_are_cut_by_rows() -> None:
 
 def test_rows_of_layers_are_not_split_over_an_axis() -> None:
     """A stage has some of them only, however many devices the axis has."""
-    result = chosen("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
+    result = choose_plan("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
     stacked = [v for v in result.stage_plans[0].parameters if v.shape[:1] == (6,)]
     assert len(stacked) == 6
     assert all(variable.sharding.dims[0] == () for variable in stacked)
@@ -130,7 +130,7 @@ def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
 
 
 def test_the_fastest_candidate_is_taken_and_all_are_told() -> None:
-    result = chosen("dense", Cluster.local(8))
+    result = choose_plan("dense", Cluster.local(8))
     priced = [each for each in result.candidates if each.step_s is not None and each.note == ""]
     assert result.step_s == min(each.step_s for each in priced)
     assert {each.stages for each in result.candidates} == {2, 4, 8}
@@ -142,7 +142,7 @@ def test_the_fastest_candidate_is_taken_and_all_are_told() -> None:
 
 def test_zero_bubble_is_taken_where_it_pays() -> None:
     """Gradients of variables are a good part of the backward pass here."""
-    result = chosen("dense", Cluster.local(2), stages=2, micro_batches=4)
+    result = choose_plan("dense", Cluster.local(2), stages=2, micro_batches=4)
     seconds = {each.schedule: each.step_s for each in result.candidates if each.note == "" and each.step_s is not None}
     assert seconds["zero-bubble"] < seconds["1f1b"] * 0.98
     assert result.schedule == min(seconds, key=lambda schedule: seconds[schedule])
@@ -168,12 +168,12 @@ def test_groups_lie_inside_nodes() -> None:
     assert groups[4].nodes == ((2,),) * 4
     within, between = groups[4].link(0, 1), groups[4].link(1, 2)
     assert within.bandwidth_bytes_per_s > between.bandwidth_bytes_per_s == 1e9
-    result = chosen("dense", cluster, stages=2, micro_batches=4)
+    result = choose_plan("dense", cluster, stages=2, micro_batches=4)
     assert [group.first_device for group in result.groups] == [0, 4]
 
 
 def test_unequal_nodes_are_stages_of_their_own() -> None:
-    result = chosen("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
+    result = choose_plan("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
     assert [group.mesh.device_count for group in result.groups] == [4, 2]
     assert len(set(result.chunk_of.values())) == 2
 
@@ -222,7 +222,7 @@ def test_nodes_that_do_not_suit_are_left_over() -> None:
 
 
 def test_memory_is_a_constraint_of_every_stage() -> None:
-    free = chosen("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
+    free = choose_plan("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
     limit = int(max(free.memory_bytes) * 0.98)
     tight = search_pipeline(
         replace_budget(limit), Cluster.local(4), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
@@ -264,7 +264,7 @@ def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
 
 
 def test_everything_can_be_forced() -> None:
-    result = chosen(
+    result = choose_plan(
         "dense", Cluster.local(8), stages=2, micro_batches=2, schedule="gpipe", mesh={"a": 2, "b": 2}, imbalance=0.6
     )
     assert (result.stages, result.micro_batches, result.schedule) == (2, 2, "gpipe")
@@ -307,10 +307,10 @@ def test_an_evaluation_is_cut_too() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(OptionError, match="make no 3 groups"):
-        chosen("dense", Cluster.local(8), stages=3)
+        choose_plan("dense", Cluster.local(8), stages=3)
     with pytest.raises(MicroBatchError, match="do not divide"):
-        chosen("dense", Cluster.local(8), stages=2, micro_batches=BATCH + 1)
+        choose_plan("dense", Cluster.local(8), stages=2, micro_batches=BATCH + 1)
     with pytest.raises(OptionError, match="a stage 4"):
-        chosen("dense", Cluster.local(8), stages=2, mesh={"a": 8})
+        choose_plan("dense", Cluster.local(8), stages=2, mesh={"a": 8})
     with pytest.raises(PlanError, match="as balanced as imbalance=0 asks"):
-        chosen("dense", Cluster.local(8), stages=2, micro_batches=2, schedule="1f1b", imbalance=0.0)
+        choose_plan("dense", Cluster.local(8), stages=2, micro_batches=2, schedule="1f1b", imbalance=0.0)

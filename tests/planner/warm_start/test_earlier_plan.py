@@ -44,14 +44,14 @@ def step_of(batch: int = 16) -> str:
     return lower(gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=batch))
 
 
-def descended(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
+def descend_to_plan(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
     """The chain of a plan on three axes, and its states."""
     coarse = search.build_chain(coarse_mesh, ForcedStrategy(), frozenset())
     at, axes = lift_plan(coarse, coarse.solve(20.0).states, fine)
     return descend(coarse, at, search.refine_graph(coarse, fine), axes, time_limit_s=20.0)
 
 
-def named(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
+def names_of(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
     """What an axis does, in any size."""
     return (choice.factor.name if choice.factor else None), choice.linear
 
@@ -63,7 +63,7 @@ def fine_graph(search: Search, mesh: Mesh = FINE) -> tuple[CostGraph, Sequence[V
 
 @pytest.fixture(scope="module")
 def kept() -> tuple[EarlierPlan, Chain, dict[Variable, int]]:
-    chain, solved = descended(Search(step_of(), EIGHT, PlanOptions()))
+    chain, solved = descend_to_plan(Search(step_of(), EIGHT, PlanOptions()))
     return EarlierPlan.of(chain.graph, solved.states), chain, solved.states
 
 
@@ -77,7 +77,9 @@ def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dic
     for variable, state in states.items():
         strategy = chain.graph.set_of(variable).strategies[state]
         assert (strategies[variable].operands, strategies[variable].results) == (strategy.operands, strategy.results)
-        assert [named(each) for each in strategies[variable].choices] == [named(each) for each in strategy.choices]
+        assert [names_of(each) for each in strategies[variable].choices] == [
+            names_of(each) for each in strategy.choices
+        ]
 
 
 def test_the_order_of_axes_is_kept() -> None:
@@ -114,10 +116,10 @@ def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
     does_as_before = {True: 0, False: 0}
     for variable, state in states.items():
         before, now = chain.graph.set_of(variable).strategies[state].choices, strategies[variable].choices
-        assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
+        assert [names_of(each) for each in now[:2]] == [names_of(each) for each in before[:2]]
         if before and before[2] != AxisChoice():
-            does_as_before[named(now[2]) == named(before[2])] += 1
-            assert named(now[2]) in (named(before[2]), named(AxisChoice()))
+            does_as_before[names_of(now[2]) == names_of(before[2])] += 1
+            assert names_of(now[2]) in (names_of(before[2]), names_of(AxisChoice()))
     assert all(does_as_before.values())
 
 
@@ -151,7 +153,7 @@ class _SearchesNoMesh(Search):
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **names_of)
         self.evaluated: list[dict[Variable, Strategy]] = []
 
     def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
@@ -193,7 +195,7 @@ class _RecordsBounds(Search):
     """ranks: up to which moves are followed exactly in bounds that are begun ahead, even ones and uneven ones."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **names_of)
         self.ranks: list[tuple[int, int]] = []
 
     def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
@@ -236,7 +238,7 @@ def test_what_left_too_much_open_is_remembered(left: MemoryStore) -> None:
 def of_sixteen() -> EarlierPlan:
     """A plan on twice the devices."""
     fine = Mesh.of({"data": 4, "model": 2, "sequence": 2})
-    chain, solved = descended(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
+    chain, solved = descend_to_plan(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
     return EarlierPlan.of(chain.graph, solved.states)
 
 

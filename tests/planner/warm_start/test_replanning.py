@@ -74,7 +74,7 @@ class _RecordingSearch(Search):
         return super().search_variant(again, micro_batches, without)
 
 
-def recorded(
+def run_recorded(
     text: str, cluster: Cluster, options: PlanOptions | None = None, history: SearchHistory | None = None
 ) -> tuple[Plan, _RecordingSearch]:
     """The plan of a text, and the search for it."""
@@ -106,8 +106,8 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -
     text, cluster = SITUATIONS[situation]
     history = SearchHistory(MemoryStore())
     plan(text_of(), CLUSTER, history=history)
-    nothing, whole = recorded(text, cluster)
-    again, restricted = recorded(text, cluster, history=history)
+    nothing, whole = run_recorded(text, cluster)
+    again, restricted = run_recorded(text, cluster, history=history)
     assert follows(again)
     matches = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
     assert len(matches) == (cluster == CLUSTER)  # nothing is known of other devices
@@ -128,7 +128,7 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked() -> None:
     before = plan(first, FEWER, options, history=history)
     assert before.recomputed
     whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
-    again, search = recorded(first, FEWER, replace(options, force={whole.name: {0: None}}), history)
+    again, search = run_recorded(first, FEWER, replace(options, force={whole.name: {0: None}}), history)
     assert follows(again)
     assert len(search.variants) == 1
     assert again.recomputed == before.recomputed
@@ -162,9 +162,9 @@ STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=3
 @pytest.mark.slow
 def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again, restricted = recorded(STEP_OF_56, FEWER, options, SearchHistory(store))
+    again, restricted = run_recorded(STEP_OF_56, FEWER, options, SearchHistory(store))
     assert follows(again)
-    nothing, whole = recorded(STEP_OF_56, FEWER, options)
+    nothing, whole = run_recorded(STEP_OF_56, FEWER, options)
     assert 0 < len(restricted.variants) <= len(whole.variants) // 3
     assert again.memory.peak_bytes <= (options.memory_budget or 0)
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
@@ -172,7 +172,7 @@ def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple
 
 def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again, search = recorded(STEP_OF_12, FEWER, options, SearchHistory(store))
+    again, search = run_recorded(STEP_OF_12, FEWER, options, SearchHistory(store))
     assert follows(again)
     assert not search.variants
     assert not again.recomputed
@@ -183,7 +183,7 @@ def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> N
     history = SearchHistory(MemoryStore())
     before = plan(text_of(), CLUSTER, history=history)
     text = text_of({1: None})
-    again, search = recorded(text, CLUSTER, history=history)
+    again, search = run_recorded(text, CLUSTER, history=history)
     assert follows(again)
     assert again.cost.step_s > before.cost.step_s * 1.1
     assert set(search.meshes) == {Mesh.of({"data": 4, "model": 2})}
