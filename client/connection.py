@@ -208,6 +208,12 @@ class MasterConnection:
         """The raw stream of replies; its consumer converts errors (see stream.py)."""
         return self._stub.RunSteps(requests, metadata=self._metadata)
 
+    def cancel_steps(self, numbers: Sequence[int]) -> int:
+        """Asks to end steps; the number of those that had not ended yet."""
+        request = master_pb2.CancelStepsRequest(session_id=self.info.session_id, numbers=numbers)
+        reply = self._call(self._stub.CancelSteps, request)
+        return len(reply.cancelled) + len(reply.running)
+
     def wait_for_save(self, number: int) -> tuple[int, float]:
         """(bytes written, seconds) of the save whose step had this number, once its checkpoint is complete."""
         request = master_pb2.WaitForSaveRequest(session_id=self.info.session_id, number=number)

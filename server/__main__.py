@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 
@@ -23,6 +24,23 @@ exit codes: 0 ended as asked, 1 an error (one line says which), 2 wrong argument
 """
 
 
+#: Option → the limit that it sets, and its help.
+_SECONDS = {
+    "--grace": ("grace_s", "how long a session outlives its client's connection"),
+    "--step-timeout": ("step_s", "how long a step may run, unless its plan or its client says longer"),
+    "--stall": ("stall_s", "how long a step runs before it is named to all who wait for it"),
+    "--cancel-grace": ("cancel_grace_s", "how long a cancelled step may still run before its executors are replaced"),
+}
+
+
+def _seconds(text: str) -> float:
+    """Argparse's type of a positive number of seconds."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="launch_worker.sh",
@@ -35,13 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait for the other nodes (300)"
     )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=Limits().grace_s,
-        metavar="SECONDS",
-        help=f"how long a session outlives its client's connection ({Limits().grace_s:g})",
-    )
+    for option, (limit, text) in _SECONDS.items():
+        default = getattr(Limits(), limit)
+        parser.add_argument(
+            option, type=_seconds, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
+        )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--embedded", type=int, metavar="DEVICES", help="serve CPU devices to the process at stdin and stdout"
@@ -60,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("shardwright").setLevel(options.log_level.upper())
-    limits = Limits(grace_s=options.grace)
+    limits = Limits(**{limit: getattr(options, limit) for limit, _ in _SECONDS.values()})
     try:
         if options.embedded is not None:
             return _start_embedded(options.embedded, limits)

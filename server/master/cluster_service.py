@@ -98,7 +98,13 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         data_address=hello.data_address,
                         device_count=hello.device_count,
                         transfer_address=hello.transfer_address,
+                        pid=hello.pid,
                     )
+                )
+            case "heartbeat":
+                heard = event.heartbeat
+                self._master.handle_event(
+                    ev.ExecutorHeard(connection=number, sequence=heard.sequence, doing=heard.doing)
                 )
 
     async def _stream(

@@ -30,6 +30,7 @@ from shardwright.server.master.events import (
     DaemonJoined,
     DaemonLeft,
     ExecutorExited,
+    ExecutorHeard,
     ExecutorJoined,
     ExecutorLeft,
     Halt,
@@ -70,7 +71,7 @@ class Identity:
 class NodeRecord:
     """daemon: its connection, or None. executor: whether one may be running, as far as is known.
 
-    executor_connection: its Execute stream, or None until it joined.
+    executor_connection: its Execute stream, or None until it joined. pid: of the executor.
     """
 
     member: Member
@@ -82,6 +83,8 @@ class NodeRecord:
     transfer_address: str = ""
     data_port: int = 0
     detail: str = ""
+    pid: int = 0
+    busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
 
 
 class Formation:
@@ -138,6 +141,13 @@ class Formation:
         if record.daemon is not None:
             return record.detail
         return f"{record.member.address}: {record.detail or 'it has not come yet'}"
+
+    def describe_executor(self, index: int, sequence: int) -> str:
+        """A node's executor, for people: its process, and where it is in the command of this number."""
+        record = self.nodes[index]
+        at, doing = record.busy
+        place = f"node {index} ({record.member.address}), process {record.pid}"
+        return f"{place}, {doing}" if at == sequence and doing else place
 
     # ---- daemons -----------------------------------------------------------
     def daemon_joined(self, event: DaemonJoined, now_s: float) -> list[Command]:
@@ -202,6 +212,7 @@ class Formation:
         record.data_address = event.data_address
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
+        record.pid, record.busy = event.pid, (0, "")
         if any(other.executor_connection is None for other in self.nodes.values()):
             return []
         self.phase = "ready"
@@ -242,6 +253,17 @@ class Formation:
         """Start a new generation although all executors are there."""
         return self._stop(None, reason, now_s)
 
+    def replace_executors(self, reason: str, now_s: float) -> list[Command]:
+        """The same, because of what one of them is busy with."""
+        return self._stop(None, reason, now_s, text=f"all executors were replaced: {reason}")
+
+    def executor_heard(self, event: ExecutorHeard, now_s: float) -> list[Command]:
+        del now_s
+        index = self.connections.get(event.connection)
+        if index is not None:
+            self.nodes[index].busy = (event.sequence, event.doing)
+        return []
+
     # ---- time --------------------------------------------------------------
     def tick(self, now_s: float) -> list[Command]:
         waited_s = now_s - self._since_s
@@ -258,13 +280,16 @@ class Formation:
         return []
 
     # ---- transitions -------------------------------------------------------
-    def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float) -> list[Command]:
-        """End all executors that still run; a new generation follows when the last is gone."""
+    def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float, *, text: str = "") -> list[Command]:
+        """End all executors that still run; a new generation follows when the last is gone.
+
+        text: what clients are told, if not that the culprit was lost.
+        """
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
             who = _describe_culprit(culprit)
             self.last_lost = None if culprit is None else culprit.member.index
-            self.last_loss = WorkerLostError(f"{who} was lost: {reason}", remedy=_remedy(culprit))
+            self.last_loss = WorkerLostError(text or f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
             if self.phase == "starting":
                 self._failed_starts += 1
@@ -346,7 +371,7 @@ def _remedy(culprit: NodeRecord | None) -> str:
             f"start it again with launch_worker.sh, the same cluster file and task number {culprit.member.index}, "
             "unless its network comes back; then run init again, or restore a checkpoint"
         )
-    return "the server starts it again; run init again, or restore a checkpoint"
+    return "arrays of before are gone: run init again, or restore a checkpoint; the server starts executors by itself"
 
 
 def _describe_exit(exit_code: int) -> str:

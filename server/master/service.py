@@ -15,6 +15,7 @@ from shardwright.plans.plan_text import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.server.master import events as ev
+from shardwright.server.master import watchdog
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
 from shardwright.server.master.shell import Master, OutgoingStream
@@ -229,6 +230,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
             outlet.end()
 
     @_with_typed_errors
+    async def CancelSteps(
+        self, request: master_pb2.CancelStepsRequest, context: Context
+    ) -> master_pb2.CancelStepsReply:
+        call = self._master.call(
+            lambda number: ev.StepsCancelled(call=number, session_id=request.session_id, numbers=tuple(request.numbers))
+        )
+        done: ev.Cancellation = await call.answer()
+        return master_pb2.CancelStepsReply(cancelled=done.cancelled, running=done.running)
+
+    @_with_typed_errors
     async def WaitForSave(
         self, request: master_pb2.WaitForSaveRequest, context: Context
     ) -> master_pb2.WaitForSaveReply:
@@ -259,13 +270,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         state, cluster = self._master.state, self._master.cluster
         formation = state.formation
         states = [formation.node_state(node.index) for node in self._nodes()]
-        overall = "ready" if formation.phase == "ready" else "degraded" if "lost" in states else "waiting"
         return master_pb2.StatusReply(
             server_version=shardwright_version(),
             jax_version=jax_version(),
             cluster_name=cluster.name,
             platform=cluster.platform,
-            state=overall,
+            state=state.summary,
+            waiting_for=watchdog.waiting_for(state),
             nodes=[
                 master_pb2.NodeStatus(
                     node=node,
@@ -313,6 +324,7 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         released=tuple(request.released),
         files=_files(request),
         moved_bytes=_output_bytes_of_move(request),
+        timeout_s=request.timeout_s,
         payload=request,
     )
 

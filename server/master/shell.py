@@ -248,6 +248,9 @@ class Master:
             if not isinstance(command, ev.Progress):
                 del self._calls[command.call]
 
+    def _send_notice(self, command: ev.Notice) -> None:
+        self._to_peer(command.stream, master_pb2.RunStepsReply(waiting_for=command.text))
+
     def _reply_step(self, command: ev.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
             number=command.number,
@@ -305,6 +308,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.RunOnWorkers: Master._run_on_workers,
     ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
+    ev.Notice: Master._send_notice,
     ev.OpenOnWorkers: Master._open_on_workers,
     ev.CloseOnWorkers: Master._close_on_workers,
     ev.LoadOnWorkers: Master._load_on_workers,

@@ -377,6 +377,8 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "worker_lost": grpc.StatusCode.ABORTED,  # not UNAVAILABLE, which invites blind retries
     "resource_limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "execution": grpc.StatusCode.ABORTED,
+    "step_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "step_cancelled": grpc.StatusCode.ABORTED,
     "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
 }
 

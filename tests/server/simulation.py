@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
@@ -12,6 +13,7 @@ from shardwright.server.master.state import MasterState
 
 IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")
 WAIT_S = 100.0
+TICK_S = 0.5
 PROGRAM = ev.ProgramInfo(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
 
 C = TypeVar("C")
@@ -27,6 +29,7 @@ class World:
     commands: list[ev.Command] = field(default_factory=list)
     orders: list[ev.ToWorkers] = field(default_factory=list)
     generation_of: dict[int, int] = field(default_factory=dict)  # node → generation it was told to start
+    heard: dict[int, dict[str, Any]] = field(default_factory=dict)  # node → what its executor says that it is doing
 
     def __post_init__(self) -> None:
         members = tuple(
@@ -54,6 +57,16 @@ class World:
         self.now_s += seconds
         return self.send(ev.Tick())
 
+    def passes(self, seconds: float, *, silent: Collection[int] = ()) -> list[ev.Command]:
+        """Time in ticks, with signs of life of all executors but `silent` nodes'; what came of it."""
+        commands: list[ev.Command] = []
+        for _ in range(round(seconds / TICK_S)):
+            for connection, node in self.state.formation.connections.items():
+                if node not in silent:
+                    commands += self.send(ev.ExecutorHeard(connection=connection, **self.heard.get(node, {})))
+            commands += self.later(TICK_S)
+        return commands
+
     # ---- nodes: daemon connections are 10 + node, executor connections 100·generation + node ----
     def daemon_joins(self, node: int, /, **wrong: object) -> list[ev.Command]:
         hello: dict[str, object] = {
@@ -69,7 +82,7 @@ class World:
         return self.send(
             ev.ExecutorJoined(
                 connection=self.executor_connection(node), node=node, generation=self.generation_of[node],
-                data_address=f"host:{9000 + node}", device_count=device_count,
+                data_address=f"host:{9000 + node}", device_count=device_count, pid=1000 + node,
             )
         )  # fmt: skip
 

@@ -105,6 +105,12 @@ class MasterHistory(RuleBasedStateMachine):
         self.world.later(seconds)
         self.deliver()
 
+    @rule(seconds=st.sampled_from([5.0, 15.0]))
+    def time_passes_in_ticks(self, seconds: float) -> None:
+        """So that cancelled steps are ended, and too long ones."""
+        self.world.passes(seconds)
+        self.deliver()
+
     # ---- a client ----------------------------------------------------------
     @precondition(lambda self: not self.has_session)
     @rule()
@@ -170,6 +176,12 @@ class MasterHistory(RuleBasedStateMachine):
         self.next_call += 1
         self.waiting.add(self.next_call)
         self.world.send(ev.SaveAwaited(call=self.next_call, session_id="s", number=max(1, self.next_number - back)))
+        self.deliver()
+
+    @rule(back=st.integers(-1, 3))
+    def cancels(self, back: int) -> None:
+        number = max(1, self.next_number - back)
+        self.world.send(ev.StepsCancelled(call=6, session_id="s", numbers=(number,)))
         self.deliver()
 
     @rule(array_ids=st.lists(ids, max_size=3).map(tuple), ahead=st.integers(-1, 2))
