@@ -29,6 +29,7 @@ _SECONDS = {
     "--grace": ("grace_s", "how long a session outlives its client's connection"),
     "--step-timeout": ("step_s", "how long a step may run, unless its plan or its client says longer"),
     "--stall": ("stall_s", "how long a step runs before it is named to all who wait for it"),
+    "--silence": ("silence_s", "how long a process may give no sign of life; 5 or more"),
     "--cancel-grace": ("cancel_grace_s", "how long a cancelled step may still run before its executors are replaced"),
 }
 
@@ -72,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("CLUSTER_JSON and TASK_INDEX are needed")
     if options.embedded is not None and options.cluster is not None:
         parser.error("--embedded takes no cluster file")
+    if options.silence_s < 5:  # signs of life come every 2 seconds
+        parser.error("--silence is 5 or more")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)

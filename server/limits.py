@@ -20,6 +20,7 @@ class Limits:
     stall_s: age from which a step is a suspect, and named to all who wait.
     cancel_grace_s: time a cancelled step has to end by itself, at least; also one whose session was closed.
     load_s: longest time of a load.
+    silence_s: time without a sign of life after which an executor is replaced, and a daemon counts as gone.
     divergence_s: time the other executors may go on with a step failed on one of them; then all are started anew (they
         may wait in a collective for ever).
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
@@ -40,6 +41,7 @@ class Limits:
     stall_s: float = 10.0
     cancel_grace_s: float = 10.0
     load_s: float = 3600.0
+    silence_s: float = 15.0
     divergence_s: float = 15.0
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0

@@ -24,6 +24,14 @@ class DaemonJoined:
     shardwright_version: str
     jax_version: str
     coordinator_address: str
+    executor_generation: int = 0  # of an executor that it kept over a broken connection; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonHeard:
+    """A daemon's sign of life."""
+
+    connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,10 @@ class ExecutorLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorHeard:
-    """An executor's sign of life. sequence: of what it has been busy with for seconds, 0: nothing; doing: where in it."""
+    """An executor's sign of life. sequence: of the command that it has been busy with for seconds, 0: of none.
+
+    doing: where in it.
+    """
 
     connection: int
     sequence: int = 0
@@ -246,8 +257,8 @@ class Tick:
 
 
 Event = (
-    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysUploaded
-    | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
+    DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
+    | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
     | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested | ExecutorHeard | Tick
 )  # fmt: skip
 
@@ -280,6 +291,13 @@ class Refuse:
 
     connection: int
     error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnect:
+    """Of a daemon that has been silent: its stream ends; when it lives, it dials again."""
+
+    connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +472,6 @@ ToWorkers = (
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | ToWorkers | AbortOnWorkers | Compile | Progress | Answer | Fail | ReplyStep
-    | Notice | EndStream | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | Progress | Answer
+    | Fail | ReplyStep | Notice | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

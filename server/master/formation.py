@@ -10,8 +10,14 @@ takes the others of its `jax.distributed` job with it:
 | starting | the last executor joins                  | ready    | Log                          |
 | starting | an executor exits, or too much time      | stopping | StopExecutor to the others   |
 | ready    | an executor exits or leaves              | stopping | StopExecutor to the others   |
-| any      | a daemon leaves                          | stopping | StopExecutor to the others   |
+| any      | a daemon leaves, its executor never came | stopping | StopExecutor to the others   |
+| ready    | a daemon leaves, its executor goes on    | ready    | Log                          |
+| ready    | an executor is silent for `silence_s`    | stopping | StopExecutor to all          |
 | stopping | the last executor has exited             | waiting  | (then as above)              |
+
+Daemons and executors have a connection each, and send signs of life. A daemon that freezes or loses its connection
+costs nothing while its executor is heard: it is taken up again when it is back. An executor dies with its daemon's
+process, and by itself when its own connection breaks.
 
 After `start_attempts` generations in a row that never got ready, or an executor that says
 it cannot start (`CANNOT_START`): Halt.
@@ -20,15 +26,17 @@ it cannot start (`CANNOT_START`): Halt.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.errors import ClusterConfigError, ServerUnavailableError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
 from shardwright.server.master.events import (
     Command,
+    DaemonHeard,
     DaemonJoined,
     DaemonLeft,
+    Disconnect,
     ExecutorExited,
     ExecutorHeard,
     ExecutorJoined,
@@ -43,6 +51,7 @@ from shardwright.server.master.events import (
 #: Exit code of an executor that starting again will not help.
 CANNOT_START = 3
 
+_DAEMON_LOST = "its daemon ended, or its connection to the master broke"
 _STREAM_LOST = "its connection was lost"
 
 Phase = Literal["waiting", "starting", "ready", "stopping"]
@@ -68,6 +77,21 @@ class Identity:
 
 
 @dataclass(slots=True)
+class Pulse:
+    """Since when a peer has been silent, in seconds of the awake clock; looked at once a tick."""
+
+    is_heard: bool = True
+    silent_s: float = 0.0
+    _heard_s: float = 0.0
+
+    def look(self, awake_s: float) -> float:
+        if self.is_heard:
+            self.is_heard, self._heard_s = False, awake_s
+        self.silent_s = awake_s - self._heard_s
+        return self.silent_s
+
+
+@dataclass(slots=True)
 class NodeRecord:
     """daemon: its connection, or None. executor: whether one may be running, as far as is known.
 
@@ -85,6 +109,9 @@ class NodeRecord:
     detail: str = ""
     pid: int = 0
     busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
+    daemon_pulse: Pulse = field(default_factory=Pulse)
+    executor_pulse: Pulse = field(default_factory=Pulse)
+    is_daemon_silent: bool = False
 
 
 class Formation:
@@ -131,16 +158,34 @@ class Formation:
     def node_state(self, index: int) -> str:
         """One of "waiting", "starting", "ready", "lost", for people."""
         record = self.nodes[index]
-        if record.daemon is None:
+        if record.daemon is None and record.executor_connection is None:
             return "lost" if self._was_ready else "waiting"
         return "ready" if self.phase == "ready" else "starting"
 
     def detail_of(self, index: int) -> str:
         """A node's known details beyond its state, for people: the reason of its absence."""
         record = self.nodes[index]
-        if record.daemon is not None:
+        if self._is_suspect(record):
+            return f"its executor, process {record.pid}, has been silent for {record.executor_pulse.silent_s:.0f} s"
+        if record.is_daemon_silent:
+            return f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s; its executor goes on"
+        if record.daemon is not None or record.executor_connection is not None:
             return record.detail
         return f"{record.member.address}: {record.detail or 'it has not come yet'}"
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether an executor has been silent for longer than it should."""
+        return any(self._is_suspect(record) for record in self.nodes.values())
+
+    @property
+    def lacks_daemons(self) -> bool:
+        """Whether a daemon is gone or silent, whatever its executor does."""
+        return any(record.daemon is None or record.is_daemon_silent for record in self.nodes.values())
+
+    def _is_suspect(self, record: NodeRecord) -> bool:
+        is_silent = record.executor_pulse.silent_s > self._limits.silence_s / 3
+        return record.executor_connection is not None and is_silent
 
     def describe_executor(self, index: int, sequence: int) -> str:
         """A node's executor, for people: its process, and where it is in the command of this number."""
@@ -155,12 +200,17 @@ class Formation:
         if error is not None:
             return [Refuse(connection=event.connection, error=error), Log(text=f"refused a worker: {error.message}")]
         record = self.nodes[event.node]
-        record.daemon = event.connection
+        commands = self._disconnect(record)  # a silent one
+        record.daemon, record.daemon_pulse = event.connection, Pulse()
         record.coordinator_address = event.coordinator_address
         record.detail = ""
+        if record.executor_connection is not None:
+            if event.executor_generation == self.generation:
+                return [*commands, Log(text=f"the daemon of node {event.node} is back; its executor has gone on")]
+            return [*commands, *self._let_go(record), *self._stop(record, "another daemon took its place", now_s)]
         missing = [str(member.index) for member in self.missing]
         text = f"node {event.node} joined" + (f"; waiting for workers {', '.join(missing)}" if missing else "")
-        return [Log(text=text), *self._start_if_complete(now_s)]
+        return [*commands, Log(text=text), *self._start_if_complete(now_s)]
 
     def _refusal(self, event: DaemonJoined) -> ShardwrightError | None:
         mine = self.identity
@@ -182,7 +232,7 @@ class Formation:
                     f"node {event.node} runs {what} {theirs}, the master {ours}",
                     remedy="install the same versions on all nodes",
                 )
-        if self.nodes[event.node].daemon is not None:
+        if self.nodes[event.node].daemon is not None and not self.nodes[event.node].is_daemon_silent:
             return ClusterConfigError(
                 f"task {event.node} is running already", remedy="give each node its own task index, or stop the other"
             )
@@ -190,13 +240,37 @@ class Formation:
 
     def daemon_left(self, event: DaemonLeft, now_s: float) -> list[Command]:
         record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
-        if record is None:
-            return []
-        record.daemon = None
-        record.executor = False  # it dies with its daemon
-        record.executor_connection = None
-        record.detail = "its daemon ended, or its connection to the master broke"
-        return self._stop(record, record.detail, now_s)
+        return [] if record is None else self._lose_daemon(record, _DAEMON_LOST, now_s)
+
+    def daemon_heard(self, event: DaemonHeard, now_s: float) -> list[Command]:
+        del now_s
+        for record in self.nodes.values():
+            if record.daemon == event.connection:
+                record.daemon_pulse.is_heard = True
+                if record.is_daemon_silent:
+                    record.is_daemon_silent = False
+                    return [Log(text=f"the daemon of node {record.member.index} is heard again")]
+        return []
+
+    def _lose_daemon(self, record: NodeRecord, why: str, now_s: float) -> list[Command]:
+        """An executor that is connected goes on: it dies with its daemon's process, but not with its connection."""
+        record.daemon, record.is_daemon_silent = None, False
+        record.detail = why
+        if record.executor_connection is not None:
+            return [Log(text=f"node {record.member.index}: {why}; its executor is still connected")]
+        record.executor = False
+        return self._stop(record, why, now_s)
+
+    def _disconnect(self, record: NodeRecord) -> list[Command]:
+        """Give up a daemon's connection, if there is one."""
+        connection, record.daemon, record.is_daemon_silent = record.daemon, None, False
+        return [] if connection is None else [Disconnect(connection=connection)]
+
+    def _let_go(self, record: NodeRecord) -> list[Command]:
+        """End an executor without its daemon: by its own connection, or it is gone already."""
+        connection, record.executor_connection, record.executor = record.executor_connection, None, False
+        over = WorkerLostError(f"generation {self.generation} is over")
+        return [] if connection is None else [Refuse(connection=connection, error=over)]
 
     # ---- executors ---------------------------------------------------------
     def executor_joined(self, event: ExecutorJoined, now_s: float) -> list[Command]:
@@ -212,7 +286,7 @@ class Formation:
         record.data_address = event.data_address
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
-        record.pid, record.busy = event.pid, (0, "")
+        record.pid, record.busy, record.executor_pulse = event.pid, (0, ""), Pulse()
         if any(other.executor_connection is None for other in self.nodes.values()):
             return []
         self.phase = "ready"
@@ -246,6 +320,9 @@ class Formation:
         for record in self.nodes.values():
             if record.executor_connection == event.connection:
                 record.executor_connection = None
+                if record.daemon is None:
+                    record.executor = False  # nobody will tell of its end
+                    return self._stop(record, record.detail, now_s)
                 return self._stop(record, _STREAM_LOST, now_s)
         return []
 
@@ -262,6 +339,7 @@ class Formation:
         index = self.connections.get(event.connection)
         if index is not None:
             self.nodes[index].busy = (event.sequence, event.doing)
+            self.nodes[index].executor_pulse.is_heard = True
         return []
 
     # ---- time --------------------------------------------------------------
@@ -279,6 +357,28 @@ class Formation:
             return self._stop(late, f"it did not start within {self._limits.start_timeout_s:g} s", now_s)
         return []
 
+    def watch(self, awake_s: float, now_s: float) -> list[Command]:
+        """Look for signs of life; `awake_s` is the awake clock's time."""
+        limit_s, commands = self._limits.silence_s, list[Command]()
+        for record in self.nodes.values():
+            daemon_s, executor_s = record.daemon_pulse.look(awake_s), record.executor_pulse.look(awake_s)
+            if record.daemon is not None and daemon_s > limit_s:
+                commands += self._notice_silent_daemon(record, now_s)
+            if record.executor_connection is not None and executor_s > limit_s:
+                why = f"process {record.pid} has been silent for {executor_s:.0f} s: it hangs, or its machine does"
+                commands += self._stop(record, why, now_s)
+        return commands
+
+    def _notice_silent_daemon(self, record: NodeRecord, now_s: float) -> list[Command]:
+        why = f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s"
+        if record.executor_connection is None or self._is_suspect(record):
+            return [*self._disconnect(record), *self._lose_daemon(record, why, now_s)]
+        if record.is_daemon_silent:
+            return []
+        record.is_daemon_silent = True
+        text = f"node {record.member.index}: {why}; its executor goes on, but could not be replaced"
+        return [Log(text=text, is_warning=True)]
+
     # ---- transitions -------------------------------------------------------
     def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float, *, text: str = "") -> list[Command]:
         """End all executors that still run; a new generation follows when the last is gone.
@@ -295,14 +395,13 @@ class Formation:
                 self._failed_starts += 1
             if culprit is not None:
                 culprit.detail = reason
-            commands += [
-                StopExecutor(connection=record.daemon, generation=self.generation)
-                for record in self.nodes.values()
-                if record.executor and record.daemon is not None
-            ]
-            self.phase = "stopping"
             for record in self.nodes.values():
+                if record.executor and record.daemon is not None and not record.is_daemon_silent:
+                    commands.append(StopExecutor(connection=record.daemon, generation=self.generation))
+                elif record.executor:
+                    commands += [*self._let_go(record), *self._disconnect(record)]
                 record.executor_connection = None
+            self.phase = "stopping"
             if self._failed_starts >= self._limits.start_attempts:
                 commands += self._give_up(who, reason)
         if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
@@ -351,7 +450,9 @@ class Formation:
         assert (self.phase == "stopping") <= any(record.executor for record in records)
         for record in records:
             assert (record.executor_connection is not None) <= record.executor, "no stream without an executor"
-            assert record.executor <= (record.daemon is not None), "an executor dies with its daemon"
+            has_connection = record.daemon is not None or record.executor_connection is not None
+            assert record.executor <= has_connection, "what nobody can tell of is gone"
+            assert record.is_daemon_silent <= (record.daemon is not None)
         daemons = [record.daemon for record in records if record.daemon is not None]
         assert len(set(daemons)) == len(daemons)
 

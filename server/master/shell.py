@@ -242,6 +242,10 @@ class Master:
         if number in self._outlets:
             self._outlets[number].end(command.error)
 
+    def _disconnect(self, command: ev.Disconnect) -> None:
+        if command.connection in self._outlets:
+            self._outlets[command.connection].end()
+
     def _to_call(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
         if command.call in self._calls:
             self._calls[command.call].put(command)
@@ -319,6 +323,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,
     ev.Refuse: Master._end_outgoing,
+    ev.Disconnect: Master._disconnect,
     ev.EndStream: Master._end_outgoing,
     ev.Progress: Master._to_call,
     ev.Answer: Master._to_call,

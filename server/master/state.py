@@ -169,7 +169,9 @@ class MasterState:
         formation = self.formation
         if formation.phase != "ready":
             return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
-        return "stalled" if watchdog.stalled(self) is not None else "ready"
+        if watchdog.stalled(self) is not None or formation.has_suspects:
+            return "stalled"
+        return "degraded" if formation.lacks_daemons else "ready"
 
     # ---- executors answer --------------------------------------------------
     def _command_done(self, event: ev.CommandDone) -> Commands:
@@ -532,6 +534,7 @@ class MasterState:
     def _tick(self, event: ev.Tick) -> Commands:
         del event
         commands = self._with_formation(self.formation.tick(self._now_s))
+        commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
             commands += self._advance(session)
             idle_s = self._now_s - session.last_seen_s
@@ -589,6 +592,7 @@ def unknown_session(session_id: str) -> SessionError:
 
 _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {
     ev.DaemonJoined: Formation.daemon_joined,
+    ev.DaemonHeard: Formation.daemon_heard,
     ev.DaemonLeft: Formation.daemon_left,
     ev.ExecutorJoined: Formation.executor_joined,
     ev.ExecutorExited: Formation.executor_exited,

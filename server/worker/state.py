@@ -5,7 +5,7 @@
 | dialing | Dialed                 | joined  | SayHello                                |
 | dialing | Undialed, in time      | dialing | Dial again, later                       |
 | dialing | Undialed, `wait_s` over| ended   | Exit 1                                  |
-| joined  | Undialed               | dialing | KillExecutor, Dial                      |
+| joined  | Undialed               | dialing | Dial: the executor has a connection     |
 | joined  | Start                  | joined  | Spawn (once an older child is gone)     |
 | joined  | Stop                   | joined  | KillExecutor                            |
 | joined  | ChildExited            | joined  | ReportExit                              |
@@ -103,7 +103,9 @@ class Dial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SayHello:
-    pass
+    """generation: of the executor that runs; 0: none."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ class DaemonState:
         match event:
             case ConnectionOpened():
                 self.phase, self._deadline_s, self._retry_s = "joined", None, FIRST_RETRY_S
-                return [SayHello()]
+                return [SayHello(generation=self.child or 0)]
             case ConnectionLost(error=error):
                 return self._lose_connection(error, now_s)
             case StartRequested():
@@ -183,7 +185,6 @@ class DaemonState:
             commands.append(Log(text=f"lost the master at {self.master_address}; dialing again"))
             self.phase = "dialing"
             self.wanted = None
-            commands += self._kill()
         if self._deadline_s is None:
             self._deadline_s = now_s + self.wait_s
         if now_s >= self._deadline_s:

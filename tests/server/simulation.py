@@ -57,13 +57,18 @@ class World:
         self.now_s += seconds
         return self.send(ev.Tick())
 
-    def passes(self, seconds: float, *, silent: Collection[int] = ()) -> list[ev.Command]:
-        """Time in ticks, with signs of life of all executors but `silent` nodes'; what came of it."""
+    def passes(
+        self, seconds: float, *, silent: Collection[int] = (), silent_daemons: Collection[int] = ()
+    ) -> list[ev.Command]:
+        """Time in ticks, with signs of life of all but these nodes' executors and daemons; what came of it."""
         commands: list[ev.Command] = []
         for _ in range(round(seconds / TICK_S)):
             for connection, node in self.state.formation.connections.items():
                 if node not in silent:
                     commands += self.send(ev.ExecutorHeard(connection=connection, **self.heard.get(node, {})))
+            for node, record in self.state.formation.nodes.items():
+                if record.daemon is not None and node not in silent_daemons:
+                    commands += self.send(ev.DaemonHeard(connection=record.daemon))
             commands += self.later(TICK_S)
         return commands
 
@@ -93,6 +98,13 @@ class World:
                 coordinator_address=f"host:{node}",
             )
         )  # fmt: skip
+
+    def node_leaves(self, node: int) -> None:
+        """Its daemon died, and its executor with it."""
+        connection = self.state.formation.nodes[node].executor_connection
+        self.send(ev.DaemonLeft(connection=10 + node))
+        if connection is not None:
+            self.send(ev.ExecutorLeft(connection=connection))
 
     def form(self) -> None:
         """All nodes are there, all executors run."""

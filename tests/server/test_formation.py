@@ -98,7 +98,7 @@ def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
 def test_a_daemon_that_left_is_waited_for() -> None:
     world = World()
     world.form()
-    world.send(ev.DaemonLeft(connection=11))
+    world.node_leaves(1)
     world.executor_dies(0)
     assert world.state.formation.node_state(1) == "lost"
     world.later(10 * WAIT_S)

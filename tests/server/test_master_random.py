@@ -69,6 +69,21 @@ class MasterHistory(RuleBasedStateMachine):
         self.deliver()
 
     @rule(node=nodes)
+    def node_goes(self, node: int) -> None:
+        self.world.node_leaves(node)
+        self.deliver()
+
+    @rule(node=nodes, generation=st.integers(0, 3))
+    def daemon_comes_back(self, node: int, generation: int) -> None:
+        self.world.daemon_joins(node, executor_generation=generation)
+        self.deliver()
+
+    @rule(silent=st.sets(nodes), silent_daemons=st.sets(nodes))
+    def some_are_silent(self, silent: set[int], silent_daemons: set[int]) -> None:
+        self.world.passes(20.0, silent=silent, silent_daemons=silent_daemons)
+        self.deliver()
+
+    @rule(node=nodes)
     def executor_comes(self, node: int) -> None:
         record = self.world.state.formation.nodes[node]
         if record.executor and record.executor_connection is None:
