@@ -1,7 +1,10 @@
 """`python -m shardwright.server CLUSTER_JSON TASK_INDEX` or `… --embedded N`: starts one server process.
 
 Exit codes: 0 ended as asked (SIGTERM, the master's end, or the client's of an
-embedded server); 1 an error, printed as one line; 2 wrong arguments; 130 Ctrl-C.
+embedded server); 1 an error that a person has to mend, printed as one line; 2 wrong
+arguments; 75 it gave up (nodes that did not come, executors that did not start, a master
+that was not there or gave up): start it again; 130 Ctrl-C. In systemd:
+`Restart=on-failure` and `RestartPreventExitStatus=1 2`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ _EPILOG = """examples:
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 0    on the master's machine
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 1    on the next, in any order
 
-exit codes: 0 ended as asked, 1 an error (one line says which), 2 wrong arguments, 130 Ctrl-C
+exit codes: 0 ended as asked, 1 an error that a person has to mend (one line says which), 2 wrong arguments,
+75 it gave up on others and may be started again, 130 Ctrl-C
 """
 
 

@@ -25,7 +25,9 @@ class Limits:
         may wait in a collective for ever).
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
     save_s: longest time of a save until its checkpoint is complete.
-    start_attempts: generations in a row that may fail to start before the server gives up.
+    first_retry_s, last_retry_s: pause after a start that failed, doubled from the first to the last.
+    start_attempts: generations in a row that may fail to start before the server gives up, if none has ever started.
+    restart_patience_s: the same in seconds, for a cluster that has been ready before.
     """
 
     sessions: int = 64
@@ -46,5 +48,8 @@ class Limits:
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0
     start_timeout_s: float = 300.0
-    start_attempts: int = 3
+    first_retry_s: float = 1.0
+    last_retry_s: float = 60.0
+    start_attempts: int = 5
+    restart_patience_s: float = 1800.0
     max_streams: int = 256

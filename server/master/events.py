@@ -258,8 +258,9 @@ class Tick:
 
 Event = (
     DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
-    | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
-    | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested | ExecutorHeard | Tick
+    | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
+    | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
+    | ExecutorHeard | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -456,9 +457,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """The server cannot go on: print the error, exit not 0."""
+    """The server cannot go on: print the error, exit not 0. is_final: starting it again will not help."""
 
     error: ShardwrightError
+    is_final: bool = False
 
 
 ToWorkers = (

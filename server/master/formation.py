@@ -19,8 +19,9 @@ Daemons and executors have a connection each, and send signs of life. A daemon t
 costs nothing while its executor is heard: it is taken up again when it is back. An executor dies with its daemon's
 process, and by itself when its own connection breaks.
 
-After `start_attempts` generations in a row that never got ready, or an executor that says
-it cannot start (`CANNOT_START`): Halt.
+A start that failed is tried again after a pause, which grows. Halt after `start_attempts` of them in a row, or one
+where the executor says that it cannot start (`CANNOT_START`); where the cluster was ready before, after
+`restart_patience_s`.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ class Formation:
         self._limits = limits
         self._wait_s = wait_s
         self._since_s = now_s
-        self._failed_starts = 0
+        self._failed_starts = 0  # in a row
+        self._failing_since_s = now_s
+        self._retry_s = now_s  # no start before
         self._was_ready = False
         self._is_halted = False
 
@@ -308,9 +311,8 @@ class Formation:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
         how = f"it ended with {_describe_exit(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
-        if self.phase == "starting" and event.exit_code == CANNOT_START:
-            self._failed_starts = self._limits.start_attempts
-        commands = self._stop(record, how, now_s)
+        is_final = self.phase == "starting" and event.exit_code == CANNOT_START and not self._was_ready
+        commands = self._stop(record, how, now_s, is_final=is_final)
         if record.detail == _STREAM_LOST:  # now it is known why
             record.detail = how
             commands = [Log(text=f"the executor of node {record.member.index}: {how}", is_warning=True), *commands]
@@ -355,7 +357,7 @@ class Formation:
         if self.phase == "starting" and waited_s > self._limits.start_timeout_s:
             late = next(record for record in self.nodes.values() if record.executor_connection is None)
             return self._stop(late, f"it did not start within {self._limits.start_timeout_s:g} s", now_s)
-        return []
+        return self._start_if_complete(now_s)
 
     def watch(self, awake_s: float, now_s: float) -> list[Command]:
         """Look for signs of life; `awake_s` is the awake clock's time."""
@@ -380,10 +382,12 @@ class Formation:
         return [Log(text=text, is_warning=True)]
 
     # ---- transitions -------------------------------------------------------
-    def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float, *, text: str = "") -> list[Command]:
+    def _stop(
+        self, culprit: NodeRecord | None, reason: str, now_s: float, *, text: str = "", is_final: bool = False
+    ) -> list[Command]:
         """End all executors that still run; a new generation follows when the last is gone.
 
-        text: what clients are told, if not that the culprit was lost.
+        text: what clients are told, if not that the culprit was lost. is_final: another start will not help.
         """
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
@@ -392,7 +396,7 @@ class Formation:
             self.last_loss = WorkerLostError(text or f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
             if self.phase == "starting":
-                self._failed_starts += 1
+                commands += self._record_failed_start(who, reason, now_s, is_final=is_final)
             if culprit is not None:
                 culprit.detail = reason
             for record in self.nodes.values():
@@ -402,23 +406,34 @@ class Formation:
                     commands += [*self._let_go(record), *self._disconnect(record)]
                 record.executor_connection = None
             self.phase = "stopping"
-            if self._failed_starts >= self._limits.start_attempts:
-                commands += self._give_up(who, reason)
         if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
             self.phase = "waiting"
             self._since_s = now_s
             commands += self._start_if_complete(now_s)
         return commands
 
-    def _give_up(self, who: str, reason: str) -> list[Command]:
+    def _record_failed_start(self, who: str, reason: str, now_s: float, *, is_final: bool) -> list[Command]:
+        """Pause before the next start, or give up."""
+        limits = self._limits
+        if self._failed_starts == 0:
+            self._failing_since_s = now_s
+        self._failed_starts += 1
+        if self._was_ready:
+            is_over = now_s - self._failing_since_s > limits.restart_patience_s
+        else:
+            is_over = self._failed_starts >= limits.start_attempts
+        if not (is_over or is_final):
+            pause_s = min(limits.first_retry_s * 2.0 ** min(self._failed_starts - 1, 30), limits.last_retry_s)
+            self._retry_s = now_s + pause_s
+            return [Log(text=f"start {self._failed_starts} failed; the next one in {pause_s:g} s", is_warning=True)]
         if self._is_halted:
             return []
         self._is_halted = True
         error = WorkerLostError(f"{who} does not start: {reason}", remedy="the log of that node says more")
-        return [Halt(error=error)]
+        return [Halt(error=error, is_final=is_final)]
 
     def _start_if_complete(self, now_s: float) -> list[Command]:
-        if self.phase != "waiting" or self.missing or self._is_halted:
+        if self.phase != "waiting" or self.missing or self._is_halted or now_s < self._retry_s:
             return []
         self.phase = "starting"
         self.generation += 1
@@ -445,7 +460,8 @@ class Formation:
         records = self.nodes.values()
         assert (self.phase == "ready") <= all(record.executor_connection is not None for record in records)
         assert (self.phase in ("waiting", "stopping")) <= all(record.executor_connection is None for record in records)
-        assert (self.phase == "waiting") <= (bool(self.missing) or self._is_halted), "a complete cluster does not wait"
+        has_reason = bool(self.missing) or self._is_halted or self._failed_starts > 0
+        assert (self.phase == "waiting") <= has_reason, "a complete cluster waits after a failed start only"
         assert (self.phase == "waiting") <= (not any(record.executor for record in records))
         assert (self.phase == "stopping") <= any(record.executor for record in records)
         for record in records:

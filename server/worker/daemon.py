@@ -199,4 +199,5 @@ class Daemon:
             case "refused":
                 self._handle_event(st.NodeRefused(error=wire.error_from_proto(command.refused.error)))
             case "shutdown":
-                self._handle_event(st.MasterEnded(reason=command.shutdown.reason))
+                shutdown = command.shutdown
+                self._handle_event(st.MasterEnded(reason=shutdown.reason, is_failure=shutdown.is_failure))

@@ -228,6 +228,8 @@ class MasterHistory(RuleBasedStateMachine):
             if formation.nodes[node].daemon is None:
                 world.daemon_joins(node)
         for _ in range(3):
+            world.now_s += world.limits.last_retry_s
+            world.passes(0.5)
             for node in range(NODES):
                 record = formation.nodes[node]
                 if formation.phase == "stopping" and record.executor:

@@ -38,7 +38,7 @@ def test_dialing_backs_off_and_gives_up_after_the_wait() -> None:
     assert max(delays) == st_.LAST_RETRY_S
     assert now_s == 10.0
     assert isinstance(command, st_.Exit)
-    assert command.code == 1
+    assert command.code == 75
     assert "did not answer within 10 s" in str(command.error)
 
 
@@ -74,6 +74,7 @@ def test_every_end_waits_for_the_executor() -> None:
     for event, code in (
         (st_.NodeRefused(error=refusal), 1),
         (st_.MasterEnded(reason="stopping"), 0),
+        (st_.MasterEnded(reason="gave up", is_failure=True), 75),
         (st_.ExitRequested(exit_code=130), 130),
     ):
         state = joined()
