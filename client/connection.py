@@ -51,6 +51,7 @@ class SessionInfo:
     nodes: tuple[NodeInfo, ...]
     chunk_bytes: int
     jax_version: str
+    grace_s: float  # how long the server keeps the session without a connection
 
     @property
     def device_count(self) -> int:
@@ -122,6 +123,7 @@ class MasterConnection:
             ),
             chunk_bytes=reply.chunk_bytes or wire.CHUNK_BYTES,
             jax_version=reply.jax_version,
+            grace_s=reply.grace_s,
         )
         return self.info
 

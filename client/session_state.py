@@ -69,7 +69,13 @@ class SessionState:
         self.lock = threading.RLock()
         self._transfer = ArrayTransfer(self.info, dialer, partial(explain_node_failure, self.master))
         self._reader = ArrayReader(self._transfer)
-        self._stream = StepStream(self.master.run_steps, self.info.session_id, self.master.cancel_steps)
+        self._stream = StepStream(
+            self.master.run_steps,
+            self.info.session_id,
+            self.master.cancel_steps,
+            reconnect_s=self.info.grace_s,
+            is_gone=(lambda: False) if server is None else server.has_ended,
+        )
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
@@ -346,7 +352,7 @@ class SessionState:
                 return self._transfer.ask_first_node(method, request)
             except (ServerUnavailableError, SessionError):
                 status = self.master.status()  # raises where the master is gone as well
-                is_mine = any(other.session_id == self.info.session_id for other in status.sessions)
+                is_mine = any(self.info.session_id.startswith(other.session_id) for other in status.sessions)
                 if not is_mine or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)

@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import (
+    ServerUnavailableError,
     SessionError,
     ShardwrightError,
     StepCancelledError,
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 _LOSSES = (WorkerLostError, StepTimeoutError, StepCancelledError)
 #: Steps that may be under way before `submit` waits for the oldest.
 STEPS_AHEAD = 4
-#: Seconds during which a lost connection is tried again.
-RECONNECT_S = 30.0
 #: Seconds between two attempts.
 RETRY_PAUSE_S = 0.5
 
@@ -105,6 +104,8 @@ class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
 
     call: opens the stream, given the iterator of requests. cancel: asks the server to end steps, by their numbers.
+    reconnect_s: how long a lost connection is tried again: as long as the server keeps the session. is_gone: whether
+    the server is known to have ended for good.
     losses: number of steps that failed together with arrays of before.
     """
 
@@ -113,9 +114,14 @@ class StepStream:
         call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any],
         session_id: str,
         cancel: Callable[[Sequence[int]], object] = lambda numbers: None,
+        *,
+        reconnect_s: float,
+        is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._call = call
         self._cancel = cancel
+        self._reconnect_s = reconnect_s
+        self._is_gone = is_gone
         self._session_id = session_id
         self._next_number = 1
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
@@ -243,7 +249,7 @@ class StepStream:
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False after the session's end or a permanent error."""
         lived_s = time.monotonic() - self._opened_at_s
-        if lived_s > RECONNECT_S:
+        if lived_s > self._reconnect_s:
             self._broken_since = None  # it had recovered
         if not self._is_closed:
             time.sleep(RETRY_PAUSE_S)
@@ -254,7 +260,7 @@ class StepStream:
             if is_transient and not self._has_been_broken_too_long():
                 self._open()
                 return True
-            self._failure = wire.error_from_rpc(error) if error is not None else SessionError("the server ended it")
+            self._failure = self._final_error(error)
             self._fail_all(self._failure)
             self._changed.notify_all()
         return False
@@ -262,7 +268,19 @@ class StepStream:
     def _has_been_broken_too_long(self) -> bool:
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        return now - self._broken_since > RECONNECT_S
+        return self._is_gone() or now - self._broken_since > self._reconnect_s
+
+    def _final_error(self, error: grpc.RpcError | None) -> ShardwrightError:
+        if error is None:
+            return SessionError("the server ended it", remedy="connect again: shardwright.connect(…)")
+        failure = wire.error_from_rpc(error)
+        if not isinstance(failure, ServerUnavailableError):
+            return failure
+        return ServerUnavailableError(
+            f"the server could not be reached for {self._reconnect_s:g} s, as long as it keeps a session: "
+            f"{failure.message}",
+            remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
+        )
 
     def _fail_all(self, error: ShardwrightError) -> None:
         while self._unanswered:

@@ -25,6 +25,8 @@ from shardwright.server.versions import jax_version, shardwright_version
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 _PROGRESS_S = 1.0
+#: Digits of a session id in Status: the whole id opens the session.
+SHOWN_DIGITS = 8
 
 
 def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -288,7 +290,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             ],
             sessions=[
                 master_pb2.SessionStatus(
-                    session_id=session.session_id,
+                    session_id=session.session_id[:SHOWN_DIGITS],
                     last_step=session.last_number,
                     array_count=len(session.arrays),
                     array_bytes=session.array_bytes,

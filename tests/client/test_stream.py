@@ -48,7 +48,6 @@ class ScriptedMaster(master_pb2_grpc.MasterServicer):
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[ScriptedMaster, StepStream]]]:
     """Starts a server with these acts and a stream to it; all acts must have been played at the end."""
     monkeypatch.setattr(stream_module, "RETRY_PAUSE_S", 0.02)
-    monkeypatch.setattr(stream_module, "RECONNECT_S", 0.5)
     made: list[tuple[Any, ...]] = []
 
     def start(*acts: Act) -> tuple[ScriptedMaster, StepStream]:
@@ -58,7 +57,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Script
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=wire.CHANNEL_OPTIONS)
-        stream = StepStream(master_pb2_grpc.MasterStub(channel).RunSteps, "s")
+        stream = StepStream(master_pb2_grpc.MasterStub(channel).RunSteps, "s", reconnect_s=0.5)
         made.append((master, server, channel, stream))
         return master, stream
 
