@@ -113,11 +113,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 self._require_session(session_id)
             else:
                 self._master.handle_event(ev.SessionTouched(session_id=session_id))
-            unpacker.feed(request.chunk)
+            await asyncio.to_thread(unpacker.feed, request.chunk)  # a chunk may unpack to a thousand times as much
         if session_id is None:
             raise unknown_session("")
-        text = unpacker.text()
-        program_id = hashlib.sha256(text.encode()).hexdigest()
+        text = await asyncio.to_thread(unpacker.text)
+        program_id = await asyncio.to_thread(_program_id, text)
         self._require_session(session_id)
         self._master.programs.put(session_id, program_id, text)
         return master_pb2.UploadProgramReply(program_id=program_id)
@@ -299,6 +299,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 for session in state.sessions.values()
             ],
         )
+
+
+def _program_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _record(plan_json: str, hlo_text: str, first_device: int) -> PlanRecord:
