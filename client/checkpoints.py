@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
 
-#: Seconds during which a lost connection is tried again while a save is waited for.
-RECONNECT_S = 30.0
 #: The most that `max_to_keep` may ask for.
 MAX_KEPT = (1 << 31) - 1
 
@@ -108,7 +106,7 @@ class Save:
             self._error = self._error or error
 
     def _await_end(self) -> tuple[int, float]:
-        deadline_s = time.monotonic() + RECONNECT_S
+        deadline_s = time.monotonic() + self._master.info.grace_s
         while True:
             try:
                 return self._master.wait_for_save(self._result.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from shardwright.client.frontends.program import FrontEnd, Program
 from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram, describe_difference, donated_leaves
 from shardwright.client.resharding import fits, pin_layouts, place
+from shardwright.client.stream import STEPS_AHEAD, StepResult
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
@@ -52,8 +54,12 @@ class Step:
         function: FrontEnd,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
+        *,
+        timeout_s: float = 0.0,
     ) -> None:
         self._state = state
+        self._timeout_s = timeout_s
+        self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
         self._function = function
         self._options = options
         self._progress = progress
@@ -118,13 +124,24 @@ class Step:
             self._function.check_arguments(dynamic)
         self._check_donated(program, leaves)
         checks = checks_from_settings()
-        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks)
+        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks, timeout_s=self._timeout_s)
+        self._under_way.extend(handle._result for handle in results[:1] if handle is not None and handle._result)
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
+
+    def cancel(self) -> int:
+        """Ends the unfinished calls; may be called from another thread. Returns how many there were.
+
+        A call that waits fails with StepCancelledError at once. One that runs keeps its results if it ends within the
+        server's grace: 10 seconds, or twice what it took before. After that the executors are replaced; then every
+        array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
+        """
+        numbers = [result.number for result in self._under_way if not result.is_done]
+        return self._state.master.cancel_steps(numbers) if numbers else 0
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers in the layouts of this step's arguments.

@@ -76,6 +76,9 @@ class PipelineExecutable:
         """All of them: they come from many programs."""
         return tuple(results)
 
+    def place(self) -> str:
+        return self.runner.place()
+
     def close(self) -> None:
         """End the threads of its stages."""
         self.runner.close()

@@ -52,6 +52,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),  # a network that is back is found at once
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
 )
@@ -372,6 +375,8 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "worker_lost": grpc.StatusCode.ABORTED,  # not UNAVAILABLE, which invites blind retries
     "resource_limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "execution": grpc.StatusCode.ABORTED,
+    "step_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "step_cancelled": grpc.StatusCode.ABORTED,
     "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
 }
 

@@ -174,11 +174,20 @@ def test_an_address_of_another_machine(tmp_path: Path, start: Start) -> None:
 
 
 def test_a_worker_that_never_comes(tmp_path: Path, start: Start) -> None:
-    assert "worker 1 (127.0.0.1:" in one_line(start(cluster_file(tmp_path), 0, "--wait", 1))
+    assert "worker 1 (127.0.0.1:" in one_line(start(cluster_file(tmp_path), 0, "--wait", 1), 75)
+
+
+def test_a_worker_whose_master_gives_up_may_be_started_again(tmp_path: Path, start: Start) -> None:
+    nodes = [{"ip": "127.0.0.1", "port": free_port(), "devices": 1} for _ in range(3)]
+    path = tmp_path / "three.json"
+    path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
+    worker = start(path, 1)
+    assert "worker 2 (127.0.0.1:" in one_line(start(path, 0, "--wait", 2), 75)
+    assert worker.end()[0] == 75
 
 
 def test_a_master_that_never_comes(tmp_path: Path, start: Start) -> None:
-    assert "the master at 127.0.0.1:" in one_line(start(cluster_file(tmp_path), 1, "--wait", 1))
+    assert "the master at 127.0.0.1:" in one_line(start(cluster_file(tmp_path), 1, "--wait", 1), 75)
 
 
 def test_files_that_differ(tmp_path: Path, start: Start) -> None:
@@ -228,7 +237,7 @@ def test_launch_worker_starts_a_server(tmp_path: Path) -> None:
         [ROOT / "launch_worker.sh", cluster_file(tmp_path), "0", "--wait", "0.5"],
         capture_output=True, check=False, text=True, timeout=20, cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 75
     assert "worker 1" in done.stderr
 
 
