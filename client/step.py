@@ -67,7 +67,7 @@ class Step:
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
 
         Does not wait for the result: an error of the step is raised when a result is read, or by the next call.
@@ -78,7 +78,7 @@ class Step:
         """
         return self._run(args, kwargs)[1]
 
-    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
+    def measure(self, /, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
         """A measured call, waited for: its result, and the times of each stage's tasks.
 
         Tasks wait for their results one by one: the step is a little slower than usual.
@@ -164,7 +164,7 @@ class Step:
         """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
         return self._state.restore(directory, step=step, like=like)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Program:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Program:
         """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
 
         Arguments may be `jax.ShapeDtypeStruct`s.
@@ -172,7 +172,7 @@ class Step:
         signature, _, _ = self._function.describe(args, kwargs, takes_types=True)
         return self._lower(signature)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it."""
         signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
         leaves = self._lower(signature).with_captured(leaves)

@@ -121,6 +121,27 @@ def test_state_of_64_bits_is_born_on_the_servers(session: sw.Session, exported: 
     check_state(state, losses, exported)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("donated", "options"),
+    [(STATE, {"mesh": "2x4"}), (("w", "b", "key"), {"stages": 2, "micro_batches": 2})],
+    ids=["mesh", "pipeline"],
+)
+def test_two_workers_share_a_program(
+    two_workers: sw.Session, exported: Path, donated: Sequence[str], options: Any
+) -> None:
+    step = two_workers.program(exported / "train.pb", names=NAMES, donated=donated, **options)
+    state: Sequence[Any] = start()
+    losses = []
+    for number in range(STEPS):
+        *state, loss = step(*state, *batch(number))
+        losses.append(loss)
+    if "stages" not in options:  # micro-batches draw noise of their own
+        check_state(state, losses, exported)
+    assert int(state[2]) == 2**40 * (STEPS + 1) + 1
+    assert state[0].dtype == np.float64
+
+
 def test_arrays_of_64_bits_change_their_layout(session: sw.Session, exported: Path) -> None:
     step = session.program(exported / "eval.hlo", mesh="8", force={"x": {0: "data"}})
     other = session.program(exported / "eval.hlo", mesh="2x4", force={"x": {1: "model"}})
@@ -196,6 +217,12 @@ def test_what_is_no_array_is_refused_by_name(session: sw.Session, value: Any) ->
     assert caught.value.where == "x"
 
 
+def test_arguments_may_have_any_name(session: sw.Session) -> None:
+    step = session.program(HLO, names=["self", "params['x']", "args", "a b"])
+    arguments = dict(zip(step.lower().argument_names, ([1, 2], ROW, [1, 2, 3, 4], True), strict=True))
+    np.testing.assert_array_equal(step(**arguments)[0], -ROW)
+
+
 def test_names_of_arguments_are_checked(session: sw.Session) -> None:
     step = session.program(HLO, names={0: "number", "small": "tiny"})
     assert step.lower().argument_names == ("number", "x", "tiny", "flag")
@@ -218,6 +245,7 @@ def test_names_of_arguments_are_checked(session: sw.Session) -> None:
         ({"names": ["a", "b", "c", 4]}, "4 is no name of argument 3"),
         ({"names": "abcd"}, "str is no list of names"),
         ({"donated": ["y"]}, "donated: the program has no argument 'y'"),
+        ({"donated": 1.5}, "donated: 1.5 names no arguments"),
         ({"donated": 9}, "donated: the program has no argument 9"),
         ({"results": {"a": 3}}, r"results\['a'\]: 3 is no output"),
         ({"results": [0, "y"]}, r"results\[1\]: 'y' is no output"),

@@ -153,6 +153,10 @@ class _State:
         if donated is None:
             consumed = self._donors | set(self._aliases.values())
         else:
+            if not isinstance(donated, int | str | Iterable):
+                raise OptionError(
+                    f"{donated!r} names no arguments", where="donated", remedy="give numbers or names of arguments"
+                )
             keys = [donated] if isinstance(donated, int | str) else list(donated)
             consumed = {argument_number(key, names, where="donated") for key in keys}
         aliases = {output: argument for output, argument in self._aliases.items() if argument in consumed}
