@@ -72,12 +72,12 @@ def test_nothing_partial_beside_rows_that_are_looked_up(instructions: list[Instr
 
 
 _COMPLEX = """
-from tests.xla.hand import entry, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, lower, names_of, plan, run_planned, sharding
 import numpy as np
 x = np.ones((4, 8), np.complex64)
 text = lower(lambda a: -a, x)
 part = sharding((None, None), ("x",))
-run_planned(plan(text, {"x": 2}, {}, {}, [entry(named(text, "negate")[0], [part], part)]), x)
+run_planned(plan(text, {"x": 2}, {}, {}, [entry(names_of(text, "negate")[0], [part], part)]), x)
 """
 
 
