@@ -36,14 +36,18 @@ class LaunchedJob:
 
     def processes(self) -> list[psutil.Process]:
         """Everything with this job's mark but the launcher: agents, ssh clients, ranks and what those started."""
-        return [
-            process for process in psutil.process_iter() if process.pid != self.process.pid and self._is_ours(process)
-        ]
+        return list(self.environments())
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error, OSError):
-            return process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE
-        return False
+    def environments(self) -> dict[psutil.Process, dict[str, str]]:
+        """`processes`, each with its environment variables; what ends while it is looked at is left out."""
+        environments = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                variables = process.environ()
+                is_ours = process.pid != self.process.pid and variables.get(MARK) == self.mark
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    environments[process] = variables
+        return environments
 
     def wait_for_line(self, text: str) -> str:
         """The first line of standard output that holds a text."""

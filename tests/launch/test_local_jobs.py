@@ -115,7 +115,7 @@ def test_a_killed_agent_leaves_no_rank_behind() -> None:
     with launched("-np", "2", "bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done") as job:
         for _ in range(2):
             job.wait_for_line("ready")
-        (agent,) = [process for process in job.processes() if "SHARDWRIGHT_RANK" not in process.environ()]
+        (agent,) = [process for process, names in job.environments().items() if "SHARDWRIGHT_RANK" not in names]
         agent.kill()
         code, _, err = job.result(10.0)
         job.gone_after_s(3.0)
