@@ -203,16 +203,16 @@ def test_groups_of_nodes_that_differ() -> None:
 
 
 def test_work_follows_the_speed_of_what_stages_have() -> None:
-    """Twelve equal layers: an H100 has two and a half times the speed of an A100 and gets three times as many."""
+    """Twelve equal layers: an H100 has twice the speed of an A100 and gets twice as many."""
     node = {"ip": "127.0.0.1", "port": 1, "gpu_ids": [0]}
     nodes = {"master": node, "workers": [{**node, "port": 2, "hardware": "h100"}]}
     searched = Program(lower(typed_scan(layers=12, width=2048, batch=8192)), PlanOptions())
     result = search_pipeline(
         searched, Cluster.from_json(json.dumps(nodes)), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
     )
-    assert {(piece.start, piece.stop) for piece in result.arguments if piece.start is not None} == {(0, 3), (3, 12)}
+    assert {(piece.start, piece.stop) for piece in result.arguments if piece.start is not None} == {(0, 4), (4, 12)}
     slow_s, fast_s = (plan.cost.compute_s for plan in result.stage_plans)
-    assert slow_s > 2 * fast_s
+    assert slow_s > 1.9 * fast_s
 
 
 def test_nodes_that_do_not_suit_are_left_over() -> None:
