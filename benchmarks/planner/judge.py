@@ -57,10 +57,10 @@ MACHINES = {
     "h100": Machine(
         devices_per_node=8,
         product_flops_per_s={"f32": 495e12, "bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12},
-        product_efficiency=0.52,
+        product_efficiency=0.6,
         memory_bandwidth=3352e9,
-        memory_efficiency=0.77,
-        launch_s=2e-6,
+        memory_efficiency=0.85,
+        launch_s=3e-6,
         inside=450e9,
         inside_latency_s=3e-6,
         node_ports=400e9,
