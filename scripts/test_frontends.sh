@@ -7,8 +7,7 @@ cd "$(dirname "$0")/.."
 # What the tests of an extra need besides the extra itself.
 declare -A tools=([torch]="transformers>=5,<6 expecttest")
 declare -A folder=([torch]=tests/torch_frontend)
-# PyTorch's wheels without CUDA; another index, or none: TORCH_INDEX=… make test-frontends.
-torch_index=${TORCH_INDEX-https://download.pytorch.org/whl/cpu}
+# PIP_EXTRA_INDEX_URL names another index, such as that of PyTorch's wheels without CUDA.
 
 names=()
 while [[ $# -gt 0 && $1 != -- ]]; do names+=("$1"); shift; done
@@ -33,15 +32,8 @@ install() {
     .venv/bin/python -m venv "$place"
     .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
         > "$("$place/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-    if [[ $name == torch && -n $torch_index ]]; then
-        mapfile -t lines <<< "$wanted"
-        # The index of CPU wheels where it can be reached; else what pip finds.
-        "$place/bin/python" -m pip install --quiet --index-url "$torch_index" "${lines[@]}" 2>/dev/null ||
-            "$place/bin/python" -m pip install --quiet "${lines[@]}"
-    else
-        mapfile -t lines <<< "$wanted"
-        "$place/bin/python" -m pip install --quiet "${lines[@]}"
-    fi
+    mapfile -t lines <<< "$wanted"
+    "$place/bin/python" -m pip install --quiet "${lines[@]}"
     # shellcheck disable=SC2086
     [[ -z ${tools[$name]:-} ]] || "$place/bin/python" -m pip install --quiet ${tools[$name]}
     printf '%s\n' "$state" > "$stamp"

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy import special
 
 from shardwright.client.frontends.torch.lowerings.registry import (
     TO_BOOL,
@@ -44,7 +43,6 @@ for _name, _function in {
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
-    "digamma": special.digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -107,11 +105,6 @@ for _name, _function in {
     "mul": jnp.multiply,
 }.items():
     pointwise(_name)(_function)
-
-
-@lowers("polygamma")
-def _polygamma(call: Call, order: int, x: Any) -> Any:
-    return special.polygamma(order, x.astype(call.dtype))
 
 
 @pointwise("relu")
