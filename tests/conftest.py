@@ -12,5 +12,6 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 os.environ["SHARDWRIGHT_CACHE"] = "off"
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell has put in the background hears no Ctrl-C
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signal) is signal.SIG_IGN:  # what a shell has put in the background hears no Ctrl-C
+        signal.signal(_signal, _handler)

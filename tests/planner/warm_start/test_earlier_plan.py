@@ -153,7 +153,7 @@ class _SearchesNoMesh(Search):
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **names_of)
+        super().__init__(*arguments, **named)
         self.evaluated: list[dict[Variable, Strategy]] = []
 
     def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
@@ -195,7 +195,7 @@ class _RecordsBounds(Search):
     """ranks: up to which moves are followed exactly in bounds that are begun ahead, even ones and uneven ones."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **names_of)
+        super().__init__(*arguments, **named)
         self.ranks: list[tuple[int, int]] = []
 
     def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
