@@ -1,14 +1,14 @@
 """Variables that are types only, until their initializers run on the servers.
 
 Inside a scope a variable of Keras stays as Keras itself keeps one that is made in a stateless scope: its type and its
-initializer, without a value. Layers trace their shapes with it as ever. At the end of the scope all initializers become
-one program, and the variables hold handles of its results: nothing runs before they are needed, and then it runs in the
+initializer, without a value. Layers trace their shapes with it as ever. Afterwards `settle` makes all initializers one
+program, and the variables hold handles of its results: nothing runs before they are needed, and then it runs in the
 layouts of the step that needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -28,21 +28,20 @@ class Births:
     """The variables and the models made inside a scope."""
 
     def __init__(self) -> None:
-        self.variables: list[tuple[Any, Callable[..., Any]]] = []
+        self.variables: list[Any] = []
         self.models: list[Any] = []
 
-    def settle(self, session: SessionState) -> None:
-        """Gives every variable without a value a handle of its initializer's result."""
-        waiting = [(variable, initializer) for variable, initializer in self.variables if variable._value is None]
-        for variable, _ in self.variables:
-            variable._initializer = None
-        self.variables = []
-        if not waiting:
-            return
-        types = [(initializer, variable._shape, variable._dtype) for variable, initializer in waiting]
-        handles = PendingInit(session, _initializers(types), ()).handles()
-        for (variable, _), handle in zip(waiting, handles, strict=True):
-            variable._value = handle
+
+def settle(session: SessionState, variables: Iterable[Any]) -> None:
+    """Gives every variable without a value a handle of its initializer's result in a session."""
+    waiting = [variable for variable in variables if variable._value is None and variable._initializer is not None]
+    if not waiting:
+        return
+    types = [(variable._initializer, variable._shape, variable._dtype) for variable in waiting]
+    handles = PendingInit(session, _initializers(types), ()).handles()
+    for variable, handle in zip(waiting, handles, strict=True):
+        variable._value = handle
+        variable._initializer = None
 
 
 _births: ContextVar[Births | None] = ContextVar("shardwright_keras_births", default=None)
@@ -89,7 +88,7 @@ def _initialize(self: Any, initializer: Any) -> None:
         return
     self._value = None
     self._initializer = initializer
-    births.variables.append((self, initializer))
+    births.variables.append(self)
 
 
 def _initialize_deferred(self: Any) -> None:
@@ -98,7 +97,7 @@ def _initialize_deferred(self: Any) -> None:
     if births is None or self._value is not None or not self._shape or not _is_pure(initializer):
         _initialize_deferred_here(self)
         return
-    births.variables.append((self, initializer))
+    births.variables.append(self)
 
 
 def _init_trainer(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -6,7 +6,7 @@ where its step left it, and is fetched when it is read. What is assigned to a va
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from shardwright.client.array_operators import keep_handles
 from shardwright.client.array_specs import array_spec
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.keras.births import collect_births
+from shardwright.client.frontends.keras.births import collect_births, settle
 from shardwright.client.frontends.keras.function import KerasFunction, StatelessStep, batch_name, unique_names
 from shardwright.client.frontends.keras.layouts import Layouts, filter_pins, require_no_distribution
 from shardwright.client.initializer import PendingInit
@@ -27,6 +27,7 @@ from shardwright.errors import OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
+    from shardwright.client.placement import Placement
     from shardwright.client.session import Session
     from shardwright.client.session_state import SessionState
     from shardwright.progress import PlanProgress
@@ -118,7 +119,7 @@ class DistributedModel:
         """As Keras' own; the variables that it makes, such as an optimizer's, are born on the servers."""
         with collect_births() as births, keep_handles():
             type(self.model)._symbolic_build(self.model, iterator=iterator, data_batch=data_batch)
-        births.settle(self.session)
+        settle(self.session, births.variables)
 
     def _make_function(self, kind: str, force: bool) -> Any:
         model = self.model
@@ -152,6 +153,7 @@ class DistributedModel:
     def _run(self, kind: str, data: Any) -> tuple[Any, tuple[list[Any], ...]]:
         """One step over what the variables hold; they hold its results afterwards."""
         of_kind = self._kinds[kind]
+        data = packed(data)
         if kind != "train":
             self._upload_weights(of_kind)
         values = self._values_of(of_kind.variables)
@@ -173,7 +175,7 @@ class DistributedModel:
             elif value._state is not self.session:
                 value = np.asarray(value)
             elif id(value) in seen:  # assigned from another variable, as averages of weights are
-                (value,) = self.session.move([value.block_until_ready()], [_place_of(value)])
+                (value,) = self.session.move([value.block_until_ready()], [_placement(value)])
             seen.add(id(value))
             values.append(value)
         return values
@@ -283,6 +285,7 @@ def attach(
     former = vars(model).get(_ATTRIBUTE)
     if former is not None and former.session is not session._state:
         former.fetch_all()
+    settle(session._state, all_variables(model))
     DistributedModel(model, session, options, Layouts(layouts), progress).attach()
 
 
@@ -347,6 +350,13 @@ def all_variables(model: Any) -> list[Any]:
     return list(found.values())
 
 
+def packed(data: Any) -> Any:
+    """A batch without the `None`s at its end, which mean what their absence means."""
+    while isinstance(data, tuple) and len(data) > 1 and data[-1] is None:
+        data = data[:-1]
+    return data
+
+
 def variable_types(variables: Sequence[Any]) -> list[Any]:
     """Types of variables, with or without values."""
     return [array_spec(tuple(variable.shape), np.dtype(variable._dtype)).aval for variable in variables]
@@ -360,7 +370,8 @@ def local_value(variable: Any) -> np.ndarray:
     return np.asarray(variable._value)
 
 
-def _place_of(handle: RemoteArray) -> Any:
+def _placement(handle: RemoteArray) -> Placement:
+    assert handle._place is not None  # it is ready
     return handle._place
 
 
@@ -368,7 +379,3 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-def named_variables(model: Any) -> Mapping[str, Any]:
-    """All variables of a model by unique path."""
-    variables = all_variables(model)
-    return dict(zip(unique_names([variable.path for variable in variables]), variables, strict=True))
