@@ -53,8 +53,8 @@ def restore(model: Any, directory: str | os.PathLike[str], *, step: int | None =
         restored = session.restore(directory, step=step, like={"variables": types})
     except CheckpointError as error:
         remedy = error.remedy or (
-            "give the layers and the optimizer the names that they had (name=): Keras numbers unnamed ones in the order "
-            "in which a process makes them"
+            "give the layers and the optimizer the names that they had (name=): Keras numbers unnamed ones in the "
+            "order in which a process makes them"
         )
         raise CheckpointError(error.message, where=error.where, remedy=remedy) from None
     for path, handle in restored["variables"].items():

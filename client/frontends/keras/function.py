@@ -70,9 +70,7 @@ class KerasFunction:
         state = [self._names[number] for number in (*changed, *read)]
         arguments = [replace(kind, name=name) for kind, name in zip(program.arguments, state, strict=False)]
         arguments += [replace(kind, name=batch_name(kind.name)) for kind in program.arguments[len(state) :]]
-        outputs = [
-            replace(kind, name=name) for kind, name in zip(program.outputs, state[: len(changed)], strict=False)
-        ]
+        outputs = [replace(kind, name=name) for kind, name in zip(program.outputs, state[: len(changed)], strict=False)]
         outputs += [
             replace(kind, name=kind.name.replace("result[1]", self._result_name, 1))
             for kind in program.outputs[len(changed) :]
@@ -125,5 +123,3 @@ def batch_name(name: str) -> str:
         if name.startswith(prefix):
             return part + name[len(prefix) :]
     return name
-
-

@@ -377,5 +377,3 @@ def _placement(handle: RemoteArray) -> Placement:
 
 def _is(one: Any, other: Any) -> bool:
     return one is other
-
-
