@@ -56,6 +56,13 @@ test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on
 test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
+# Front ends whose tests have an environment of their own, in build/frontends.
+FRONTENDS ?= torch
+
+.PHONY: test-frontends
+test-frontends: $(VENV)/.stamp-dev ## Run all tests of the front ends, each in an environment with its framework.
+	@scripts/test_frontends.sh $(FRONTENDS) -- $(PYTEST_ARGS)
+
 .PHONY: golden
 golden: $(VENV)/.stamp-dev ## Write the golden plans of the benchmark's models anew; git diff shows what changed.
 	@$(BIN)/python -m tests.planner.golden_plans

@@ -124,10 +124,10 @@ def _handles(session: Any, values: list[Any], layout: Any) -> list[Any]:
     from shardwright.client.array_specs import spec_of
     from shardwright.client.arrays import RemoteArray
 
-    made = session._state.upload([(value, layout) for value in values])
+    result = session._state.upload([(value, layout) for value in values])
     return [
         RemoteArray(session._state, spec_of(value), ids=ids, place=layout)
-        for value, ids in zip(values, made, strict=True)
+        for value, ids in zip(values, result, strict=True)
     ]
 
 

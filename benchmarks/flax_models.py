@@ -96,8 +96,8 @@ def main() -> None:
         parser.error("--python is missing")
     with tempfile.TemporaryDirectory(prefix="flax-models-") as folder:
         for name in arguments.only:
-            made = [arguments.python, __file__, "--lower", folder, "--only", name]
-            subprocess.run(made, check=True, stderr=subprocess.DEVNULL)
+            results = [arguments.python, __file__, "--lower", folder, "--only", name]
+            subprocess.run(results, check=True, stderr=subprocess.DEVNULL)
             print(_planned(name, Path(folder), arguments.devices, prove=arguments.prove), flush=True)
 
 
@@ -189,21 +189,21 @@ def _loss(name: str) -> tuple[Any, Any, Any]:
 def _of_tokens(model: Any, training: dict[str, bool]) -> Any:
     def loss(parameters: Any, statistics: Any, batch: Any, key: Any) -> Any:
         read = {name: value for name, value in batch.items() if name != "labels"}
-        made = model(**read, params=parameters, dropout_rng=key, **training)
-        return _cross_entropy(made.logits, batch["labels"]), statistics
+        result = model(**read, params=parameters, dropout_rng=key, **training)
+        return _cross_entropy(result.logits, batch["labels"]), statistics
 
     return loss
 
 
 def _seeing(model: Any, variables: Any) -> Any:
     def loss(parameters: Any, _: Any, batch: Any, key: Any) -> Any:
-        made = model(batch["image"], params=parameters, dropout_rng=key, train=True)
-        return _cross_entropy(made.logits, batch["labels"]), None
+        result = model(batch["image"], params=parameters, dropout_rng=key, train=True)
+        return _cross_entropy(result.logits, batch["labels"]), None
 
     def normalized(parameters: Any, statistics: Any, batch: Any, _: Any) -> Any:
         of = {"params": parameters, "batch_stats": statistics}
-        made, changed = model(batch["image"], params=of, train=True)
-        return _cross_entropy(made.logits, batch["labels"]), changed["batch_stats"]
+        result, changed = model(batch["image"], params=of, train=True)
+        return _cross_entropy(result.logits, batch["labels"]), changed["batch_stats"]
 
     return normalized if "batch_stats" in variables else loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 
 from shardwright.clusters.cluster import join_address
@@ -79,3 +80,14 @@ def _is_ipv6(text: str) -> bool:
         return ipaddress.ip_address(text).version == 6
     except ValueError:
         return False
+
+
+def address_from_environment() -> str | None:
+    """`$SERVER_IP:$SERVER_PORT`, or None without both. Raises OptionError on half an address."""
+    host, port = os.environ.get("SERVER_IP"), os.environ.get("SERVER_PORT")
+    if not host and not port:
+        return None
+    if not host or not port:
+        missing = "SERVER_PORT" if host else "SERVER_IP"
+        raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
+    return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))

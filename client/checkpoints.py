@@ -14,14 +14,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from shardwright.checkpoints import trees
 from shardwright.checkpoints.directories import MAX_STEP, resolve_directory
-from shardwright.client.array_specs import ArraySpec, ArrayType, array_type, host_value, spec_of, spec_of_stored
+from shardwright.client.array_specs import (
+    ArraySpec,
+    ArrayType,
+    array_spec,
+    array_type,
+    host_value,
+    spec_of,
+    spec_of_stored,
+)
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
 from shardwright.client.resharding import materialize
+from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shard_pieces import chunk_shape
@@ -34,8 +44,6 @@ if TYPE_CHECKING:
     from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
 
-#: Seconds during which a lost connection is tried again while a save is waited for.
-RECONNECT_S = 30.0
 #: The most that `max_to_keep` may ask for.
 MAX_KEPT = (1 << 31) - 1
 
@@ -98,7 +106,7 @@ class Save:
             self._error = self._error or error
 
     def _await_end(self) -> tuple[int, float]:
-        deadline_s = time.monotonic() + RECONNECT_S
+        deadline_s = time.monotonic() + self._master.info.grace_s
         while True:
             try:
                 return self._master.wait_for_save(self._result.number)
@@ -162,7 +170,7 @@ def restore(session: SessionState, directory: str | os.PathLike[str], *, step: i
     where = f"{folder}/{step}"
     handles = []
     for leaf, wanted in zip(trees.leaves_of(tree), leaves, strict=True):
-        spec = _spec(wanted)
+        spec = _spec_like(wanted, stored.get(leaf.name))
         _check_type(leaf.name, spec, stored, where)
         handles.append(pending.handle(leaf.name, spec))
     return jax.tree.unflatten(jax.tree.structure(like), handles)
@@ -251,6 +259,25 @@ def _spec(leaf: Any) -> ArraySpec:
     return leaf.spec if isinstance(leaf, RemoteArray) else spec_of(leaf)
 
 
+def _spec_like(leaf: Any, stored: common_pb2.ArrayType | None) -> ArraySpec:
+    """Type of a leaf of `like`: of a numpy array its own, also of 64 bits, if the checkpoint has that."""
+    is_numpy = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+    if is_numpy and stored is not None and stored.element_type == to_element_type(leaf.dtype):
+        return array_spec(leaf.shape, leaf.dtype)
+    return _spec(leaf)
+
+
+def _value_to_save(leaf: Any, name: str) -> np.ndarray:
+    """The contents of a leaf. Raises CheckpointError where the type that JAX gives it does not hold them."""
+    value = host_value(leaf, _spec(leaf))
+    if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "iu" and not np.array_equal(value, leaf):
+        raise CheckpointError(
+            f"{name} holds integers of {leaf.dtype} beyond {value.dtype}, as which JAX without x64 takes them",
+            remedy="save the handle that a step returned, or under jax.enable_x64(True)",
+        )
+    return value
+
+
 def _upload_leaves(
     session: SessionState, leaves: Sequence[Any], kinds: Sequence[ArrayType]
 ) -> dict[int, tuple[tuple[int, ...], Placement]]:
@@ -261,7 +288,7 @@ def _upload_leaves(
         for number, (leaf, kind) in enumerate(zip(leaves, kinds, strict=True))
         if not isinstance(leaf, RemoteArray)
     }
-    values = [(host_value(leaves[number], _spec(leaves[number])), place) for number, place in places.items()]
+    values = [(_value_to_save(leaves[number], kinds[number].name), place) for number, place in places.items()]
     uploaded = session.upload(values)
     return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
 

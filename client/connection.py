@@ -51,6 +51,7 @@ class SessionInfo:
     nodes: tuple[NodeInfo, ...]
     chunk_bytes: int
     jax_version: str
+    grace_s: float  # how long the server keeps the session without a connection
 
     @property
     def device_count(self) -> int:
@@ -122,6 +123,7 @@ class MasterConnection:
             ),
             chunk_bytes=reply.chunk_bytes or wire.CHUNK_BYTES,
             jax_version=reply.jax_version,
+            grace_s=reply.grace_s,
         )
         return self.info
 
@@ -207,6 +209,12 @@ class MasterConnection:
     def run_steps(self, requests: Iterator[master_pb2.RunStepsRequest]) -> Any:
         """The raw stream of replies; its consumer converts errors (see stream.py)."""
         return self._stub.RunSteps(requests, metadata=self._metadata)
+
+    def cancel_steps(self, numbers: Sequence[int]) -> int:
+        """Asks to end steps; the number of those that had not ended yet."""
+        request = master_pb2.CancelStepsRequest(session_id=self.info.session_id, numbers=numbers)
+        reply = self._call(self._stub.CancelSteps, request)
+        return len(reply.cancelled) + len(reply.running)
 
     def wait_for_save(self, number: int) -> tuple[int, float]:
         """(bytes written, seconds) of the save whose step had this number, once its checkpoint is complete."""

@@ -43,6 +43,10 @@ class EmbeddedServer:
     def pid(self) -> int:
         return self._process.pid
 
+    def has_ended(self) -> bool:
+        """Whether the child is gone; it does not come back."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """Ends the child and waits for it; may be called twice."""
         process = self._process

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shardwright.client.addresses import read_address, read_host, read_port
+from shardwright.client.addresses import address_from_environment, read_address
 from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
-from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError
 from shardwright.options.user_options import UserOptions, plan_options, show_options
 from shardwright.progress import PlanProgress
@@ -37,7 +37,7 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
     Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token.
     """
     server = None
-    address = _address_from_environment() if address is None else read_address(address)
+    address = address_from_environment() if address is None else read_address(address)
     if address is None:
         server = EmbeddedServer(devices)
         address, token = server.address, server.token
@@ -53,14 +53,18 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
         raise
 
 
-def _address_from_environment() -> str | None:
-    host, port = os.environ.get("SERVER_IP"), os.environ.get("SERVER_PORT")
-    if not host and not port:
-        return None
-    if not host or not port:
-        missing = "SERVER_PORT" if host else "SERVER_IP"
-        raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
-    return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))
+def _timeout_s(step_timeout: float | None) -> float:
+    """0.0: the server's choice. Raises OptionError on anything but positive seconds."""
+    if step_timeout is None:
+        return 0.0
+    is_number = isinstance(step_timeout, int | float) and not isinstance(step_timeout, bool)
+    if not is_number or not 0 < step_timeout < math.inf:
+        raise OptionError(
+            f"step_timeout={step_timeout!r}",
+            where="step_timeout",
+            remedy="seconds, more than 0, or None for the default",
+        )
+    return float(step_timeout)
 
 
 class Session:
@@ -87,6 +91,7 @@ class Session:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
+        step_timeout: float | None = None,
         **options: Unpack[UserOptions],
     ) -> Step:
         """`fn` wrapped in a step that runs on the servers; it is called like `jax.jit(fn, ...)`.
@@ -96,6 +101,9 @@ class Session:
             of `fn`, when it is a `jax.jit`.
           static_argnums, static_argnames: arguments compiled into the program by value, besides those of a `jax.jit`.
           progress: called in this thread with a `PlanProgress` during planning.
+          step_timeout: seconds that a call may run on the servers, from the end of the calls before it. Afterwards it
+            fails with StepTimeoutError, the executors are replaced, and the arrays of every session are gone. Default:
+            ten minutes, a hundred times the plan's prediction, or ten times its longest run so far; the longest counts.
 
         Raises OptionError: a wrong option. Nothing is traced before the first call.
         """
@@ -107,7 +115,7 @@ class Session:
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self._state, function, checked, progress)
+        return Step(self._state, function, checked, progress, timeout_s=_timeout_s(step_timeout))
 
     @show_options
     def program(

@@ -69,7 +69,13 @@ class SessionState:
         self.lock = threading.RLock()
         self._transfer = ArrayTransfer(self.info, dialer, partial(explain_node_failure, self.master))
         self._reader = ArrayReader(self._transfer)
-        self._stream = StepStream(self.master.run_steps, self.info.session_id)
+        self._stream = StepStream(
+            self.master.run_steps,
+            self.info.session_id,
+            self.master.cancel_steps,
+            reconnect_s=self.info.grace_s,
+            is_gone=(lambda: False) if server is None else server.has_ended,
+        )
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
@@ -136,16 +142,21 @@ class SessionState:
         *,
         is_traced: bool = False,
         checks: Checks = NO_CHECKS,
+        timeout_s: float = 0.0,
     ) -> list[RemoteArray | None]:
         """Runs one step; returns handles at once, None at unwanted outputs.
 
-        Handles in `leaves` must have the layouts of `program.leaf_places`. Raises an earlier step's error not raised
-        before. Raises ArrayError on a deleted handle.
+        Handles in `leaves` must have the layouts of `program.leaf_places`. timeout_s: the step's time limit, 0: the
+        server's. Raises an earlier step's error not raised before. Raises ArrayError on a deleted handle.
         """
         with self.lock:
             self._raise_unreported()
             request = master_pb2.RunStepsRequest(
-                executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
+                executable_id=program.executable_id,
+                trace=is_traced,
+                check_nans=checks.nans,
+                check_infs=checks.infs,
+                timeout_s=timeout_s,
             )
             next_id = self._array_ids.__next__
             result_ids = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
@@ -341,7 +352,7 @@ class SessionState:
                 return self._transfer.ask_first_node(method, request)
             except (ServerUnavailableError, SessionError):
                 status = self.master.status()  # raises where the master is gone as well
-                is_mine = any(other.session_id == self.info.session_id for other in status.sessions)
+                is_mine = any(self.info.session_id.startswith(other.session_id) for other in status.sessions)
                 if not is_mine or time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)
@@ -349,7 +360,9 @@ class SessionState:
     def _await_workers(self) -> None:
         """Waits for restarting workers."""
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
-        while self.master.status().state != "ready" and time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s:
+            if all(node.state == "ready" for node in self.master.status().nodes):
+                return
             time.sleep(0.2)
 
     def release_later(self, *array_ids: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,10 @@ import jax
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.frontends.program import FrontEnd, Program
-from shardwright.client.initializer import PendingInit
 from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram, describe_difference, donated_leaves
 from shardwright.client.resharding import fits, pin_layouts, place
+from shardwright.client.stream import STEPS_AHEAD, StepResult
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
@@ -53,8 +54,12 @@ class Step:
         function: FrontEnd,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
+        *,
+        timeout_s: float = 0.0,
     ) -> None:
         self._state = state
+        self._timeout_s = timeout_s
+        self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
         self._function = function
         self._options = options
         self._progress = progress
@@ -62,7 +67,7 @@ class Step:
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
 
         Does not wait for the result: an error of the step is raised when a result is read, or by the next call.
@@ -73,7 +78,7 @@ class Step:
         """
         return self._run(args, kwargs)[1]
 
-    def measure(self, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
+    def measure(self, /, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
         """A measured call, waited for: its result, and the times of each stage's tasks.
 
         Tasks wait for their results one by one: the step is a little slower than usual.
@@ -119,7 +124,8 @@ class Step:
             self._function.check_arguments(dynamic)
         self._check_donated(program, leaves)
         checks = checks_from_settings()
-        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks)
+        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks, timeout_s=self._timeout_s)
+        self._under_way.extend(handle._result for handle in results[:1] if handle is not None and handle._result)
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
@@ -127,12 +133,24 @@ class Step:
             raise_not_finite(program.lowered, results, result)
         return program, result
 
+    def cancel(self) -> int:
+        """Ends the unfinished calls; may be called from another thread. Returns how many there were.
+
+        A call that waits fails with StepCancelledError at once. One that runs keeps its results if it ends within the
+        server's grace: 10 seconds, or twice what it took before. After that the executors are replaced; then every
+        array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
+        """
+        numbers = [result.number for result in self._under_way if not result.is_done]
+        return self._state.master.cancel_steps(numbers) if numbers else 0
+
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers in the layouts of this step's arguments.
 
         Returns handles at once; it runs when the step is first called with them, or when one of them is read. Raises
         UnsupportedProgramError on host callbacks in `init_fn`.
         """
+        from shardwright.client.initializer import PendingInit
+
         self._state.require_open()
         return PendingInit(self._state, init_fn, args).handles()
 
@@ -146,7 +164,7 @@ class Step:
         """A checkpoint in handles, laid out by this step's plan when the step is called; see `Session.restore`."""
         return self._state.restore(directory, step=step, like=like)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Program:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Program:
         """The HLO text of the call, with names of arguments and outputs; nothing is sent or run.
 
         Arguments may be `jax.ShapeDtypeStruct`s.
@@ -154,7 +172,7 @@ class Step:
         signature, _, _ = self._function.describe(args, kwargs, takes_types=True)
         return self._lower(signature)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it."""
         signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
         leaves = self._lower(signature).with_captured(leaves)

@@ -7,11 +7,12 @@ server knows by their numbers which it has run already.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +20,28 @@ import grpc
 import numpy as np
 
 from shardwright.dtypes import to_dtype
-from shardwright.errors import SessionError, ShardwrightError, WorkerLostError
+from shardwright.errors import (
+    ServerUnavailableError,
+    SessionError,
+    ShardwrightError,
+    StepCancelledError,
+    StepTimeoutError,
+    WorkerLostError,
+)
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
 
+#: Errors of steps after which arrays on the servers may be gone.
+_LOSSES = (WorkerLostError, StepTimeoutError, StepCancelledError)
 #: Steps that may be under way before `submit` waits for the oldest.
 STEPS_AHEAD = 4
-#: Seconds during which a lost connection is tried again.
-RECONNECT_S = 30.0
 #: Seconds between two attempts.
 RETRY_PAUSE_S = 0.5
+
+_log = logging.getLogger("shardwright")
 
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
@@ -41,6 +51,7 @@ class StepResult:
 
     __slots__ = (
         "_done",
+        "_interrupted",
         "error",
         "handles",
         "is_followed",
@@ -53,7 +64,10 @@ class StepResult:
         "values",
     )
 
-    def __init__(self, number: int, name: str, *, is_followed: bool = False) -> None:
+    def __init__(
+        self, number: int, name: str, *, is_followed: bool = False, interrupted: Callable[[], None] = lambda: None
+    ) -> None:
+        self._interrupted = interrupted  # called when Ctrl-C ends a wait
         self.number = number
         self.name = name
         self.is_followed = is_followed  # whether somebody waits for it and tells of its error
@@ -67,8 +81,12 @@ class StepResult:
         self._done = threading.Event()
 
     def wait(self) -> None:
-        """Returns when the step has run; raises the step's error."""
-        self._done.wait()
+        """Returns when the step has run; raises the step's error. Ctrl-C cancels what runs."""
+        try:
+            self._done.wait()
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
         if self.error is not None:
             self.is_seen = True
             raise self.error
@@ -85,12 +103,28 @@ class StepResult:
 class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
 
-    call: opens the stream, given the iterator of requests. losses: number of steps failed by a lost worker.
+    call: opens the stream, given the iterator of requests. cancel: asks the server to end steps, by their numbers.
+    reconnect_s: how long a lost connection is tried again: as long as the server keeps the session. retry_pause_s:
+    seconds between two attempts. is_gone: whether the server is known to have ended for good.
+    losses: number of steps that failed together with arrays of before.
     """
 
-    def __init__(self, call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any], session_id: str) -> None:
+    def __init__(
+        self,
+        call: Callable[[Iterator[master_pb2.RunStepsRequest]], Any],
+        session_id: str,
+        cancel: Callable[[Sequence[int]], object] = lambda numbers: None,
+        *,
+        reconnect_s: float,
+        retry_pause_s: float = RETRY_PAUSE_S,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._call = call
+        self._cancel = cancel
+        self._is_gone = is_gone
         self._session_id = session_id
+        self._reconnect_s = reconnect_s
+        self._retry_pause_s = retry_pause_s
         self._next_number = 1
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
         self._changed = threading.Condition()
@@ -115,16 +149,29 @@ class StepStream:
         Raises the error of an ended stream.
         """
         with self._changed:
-            while len(self._unanswered) >= STEPS_AHEAD and self._failure is None and not self._is_closed:
-                self._changed.wait()
+            try:
+                while len(self._unanswered) >= STEPS_AHEAD and self._failure is None and not self._is_closed:
+                    self._changed.wait()
+            except KeyboardInterrupt:
+                self.cancel_all()
+                raise
             self._check_open()
             request.session_id = self._session_id
             request.number = self._next_number
             self._next_number += 1
-            result = StepResult(request.number, name, is_followed=is_followed)
+            result = StepResult(request.number, name, is_followed=is_followed, interrupted=self.cancel_all)
             self._unanswered.append((request, result))
             self._outbox.put(request)
         return result
+
+    def cancel_all(self) -> None:
+        """Asks the server to end all unfinished steps; raises nothing."""
+        numbers = [result.number for _, result in list(self._unanswered)]
+        try:
+            if numbers:
+                self._cancel(numbers)
+        except ShardwrightError as error:
+            _log.warning("could not cancel the steps under way: %s", error.message)
 
     def take_error(self) -> ShardwrightError | None:
         """The error of the first failed step since the last call, unless already raised.
@@ -180,6 +227,9 @@ class StepStream:
         return None
 
     def _answer(self, reply: master_pb2.RunStepsReply) -> None:
+        if not reply.number:
+            _log.warning("%s", reply.waiting_for)
+            return
         with self._changed:
             if not self._unanswered or self._unanswered[0][1].number != reply.number:
                 return  # an answer to a step that was answered before the connection broke
@@ -193,7 +243,7 @@ class StepStream:
         result.traces = tuple(reply.traces)
         result.not_finite = tuple(reply.not_finite)
         error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
-        self.losses += isinstance(error, WorkerLostError)
+        self.losses += isinstance(error, _LOSSES)
         if error is not None and not result.is_followed:
             self._failed.append(result)
         result.finish(error)
@@ -201,10 +251,10 @@ class StepStream:
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False after the session's end or a permanent error."""
         lived_s = time.monotonic() - self._opened_at_s
-        if lived_s > RECONNECT_S:
+        if lived_s > self._reconnect_s:
             self._broken_since = None  # it had recovered
         if not self._is_closed:
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(self._retry_pause_s)
         with self._changed:
             if self._is_closed:
                 return False
@@ -212,7 +262,7 @@ class StepStream:
             if is_transient and not self._has_been_broken_too_long():
                 self._open()
                 return True
-            self._failure = wire.error_from_rpc(error) if error is not None else SessionError("the server ended it")
+            self._failure = self._final_error(error)
             self._fail_all(self._failure)
             self._changed.notify_all()
         return False
@@ -220,7 +270,19 @@ class StepStream:
     def _has_been_broken_too_long(self) -> bool:
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        return now - self._broken_since > RECONNECT_S
+        return self._is_gone() or now - self._broken_since > self._reconnect_s
+
+    def _final_error(self, error: grpc.RpcError | None) -> ShardwrightError:
+        if error is None:
+            return SessionError("the server ended it", remedy="connect again: shardwright.connect(…)")
+        failure = wire.error_from_rpc(error)
+        if not isinstance(failure, ServerUnavailableError):
+            return failure
+        return ServerUnavailableError(
+            f"the server could not be reached for {self._reconnect_s:g} s, as long as it keeps a session: "
+            f"{failure.message}",
+            remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
+        )
 
     def _fail_all(self, error: ShardwrightError) -> None:
         while self._unanswered:

@@ -124,9 +124,9 @@ class Subject:
     cluster: Cluster
 
     def plan(self, **options: Any) -> Plan:
-        made = shardwright.plan(self.hlo_text, self.cluster, stages=1, cache=False, **options)
-        assert isinstance(made, Plan)
-        return made
+        step_plan = shardwright.plan(self.hlo_text, self.cluster, stages=1, cache=False, **options)
+        assert isinstance(step_plan, Plan)
+        return step_plan
 
     @property
     def peak_bytes(self) -> int:
@@ -149,11 +149,11 @@ def cases(models: Sequence[str], plans: Sequence[str], meshes: Sequence[str], cl
     """Every case that makes sense: forced strategies on named meshes (`mixed` on more axes than one), the search on
     each, memory limits on any."""
     for model in models:
-        made = subject(model, cluster)
+        result = subject(model, cluster)
         for plan in plans:
             for mesh in meshes if plan in (*FORCED, "search") else ("any",):
                 if plan not in FORCED or (mesh != "any" and (plan != "mixed" or "x" in mesh)):
-                    yield prove(made, plan, mesh)
+                    yield prove(result, plan, mesh)
 
 
 def prove(model: Subject, plan: str, mesh: str) -> Case:
@@ -165,8 +165,8 @@ def prove(model: Subject, plan: str, mesh: str) -> Case:
     try:
         if plan in BUDGETS:
             options["memory_budget"] = round(BUDGETS[plan] * model.peak_bytes)
-        made = model.plan(**options)
-        return Case(model=model.name, plan=plan, mesh=str(made.mesh), proof=made.prove())
+        step_plan = model.plan(**options)
+        return Case(model=model.name, plan=plan, mesh=str(step_plan.mesh), proof=step_plan.prove())
     except ShardwrightError as error:
         said = f"{type(error).__name__}: {error.message.splitlines()[0]}"
         refused = isinstance(error, MemoryBudgetError | MicroBatchError)

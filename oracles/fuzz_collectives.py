@@ -126,13 +126,13 @@ def judged(
     options = drawn(rng, shapes, cluster.device_count, uneven)
     asked = f"{dict(options.mesh or {})} {dict(options.argument_axes)}"
     try:
-        made = plan(text, drawn_cluster(rng, cluster), options)
-        program = service.compile(made.require_hlo(), made, want_executable=False, inspect="partition-pass")
+        step_plan = plan(text, drawn_cluster(rng, cluster), options)
+        program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False, inspect="partition-pass")
     except AnnotationError as error:
         return f"refused: {error.message.splitlines()[0]}", None
     except ShardwrightError as error:
         return f"{asked}: {type(error).__name__}: {error.message.splitlines()[0]}", None
-    proof = prove(made, program.collectives)
+    proof = prove(step_plan, program.collectives)
     unlike = f"{len(proof.differences)} of {len(proof.lines)} lines, {proof.difference:.2%} of the bytes"
     return f"{asked}: {'holds' if proof.holds else 'does not hold'}, {unlike} differ", proof
 

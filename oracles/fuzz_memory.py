@@ -99,10 +99,10 @@ def planned(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
     """The plan of one case. Raises ShardwrightError where there is none."""
     linked = replace(cluster, intra_node=Link(bandwidth_bytes_per_s=10 ** rng.uniform(*LINK_POWERS)))
     options = options_drawn(rng, kind, text, cluster.device_count)
-    made = plan(text, linked, options)
+    step_plan = plan(text, linked, options)
     if kind != "limit":
-        return made
-    budget = int(rng.uniform(*LIMITS) * bytes_with_margin(made.memory, hardware_profile(linked.hardware)))
+        return step_plan
+    budget = int(rng.uniform(*LIMITS) * bytes_with_margin(step_plan.memory, hardware_profile(linked.hardware)))
     return plan(text, linked, replace(options, memory_budget=budget))
 
 
@@ -112,14 +112,14 @@ def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
         program = Path(folder) / "program.mlir"
         program.write_text(emit_stablehlo(made.require_hlo(), made))
         job = {"stablehlo": str(program), "devices": cluster.device_count}
-        found = partition(job, cluster.device_count, limit_s=limit_s)
-    if found.memory_bytes is None or found.temporaries_bytes is None:
+        result = partition(job, cluster.device_count, limit_s=limit_s)
+    if result.memory_bytes is None or result.temporaries_bytes is None:
         raise PartitionError("no buffers were assigned")
     return Judged(
         predicted=made.memory.peak_bytes,
         required=bytes_with_margin(made.memory, hardware_profile(cluster.hardware)),
-        taken=found.memory_bytes,
-        temporaries=(made.memory.temporaries_bytes, found.temporaries_bytes),
+        taken=result.memory_bytes,
+        temporaries=(made.memory.temporaries_bytes, result.temporaries_bytes),
     )
 
 

@@ -119,8 +119,8 @@ class Probe:
         whole, by_columns, by_rows = (self._named(*axes) for axes in ((None, None), (None, "x"), ("x", None)))
 
         def function(x: Any, v: Any, w: Any) -> Any:
-            made = {LOOP: jnp.sin, STORED: lambda x: x, PRODUCT: lambda x: x @ v}[case.ends.maker](x)
-            y = made if case.kind == SCATTER else moved(made, before)
+            result = {LOOP: jnp.sin, STORED: lambda x: x, PRODUCT: lambda x: x @ v}[case.ends.maker](x)
+            y = result if case.kind == SCATTER else moved(result, before)
             y = moved(y, after)
             reads = {LOOP: jnp.cos, STORED: lambda y: y, ROWS: self.jax.nn.softmax, PRODUCT: lambda y: y @ w}
             return reads[case.ends.reader](y)

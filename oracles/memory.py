@@ -64,10 +64,10 @@ def judged_by_cpu(text: str, plan: Plan, service: CompileService) -> CompiledMem
 def judged_elsewhere(text: str, plan: Plan, python: str, judge: str, *more: str) -> CompiledMemory:
     """Another compiler's figures, from a process that has it."""
     with tempfile.TemporaryDirectory() as folder:
-        hlo, made = Path(folder) / "step.hlo", Path(folder) / "plan.json"
+        hlo, result = Path(folder) / "step.hlo", Path(folder) / "plan.json"
         hlo.write_text(text)
-        made.write_text(plan.to_json())
-        command = [python, "-m", f"oracles.{judge}", str(hlo), str(made), *more]
+        result.write_text(plan.to_json())
+        command = [python, "-m", f"oracles.{judge}", str(hlo), str(result), *more]
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEEP_COMPILE_S, check=False, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-500:])
@@ -88,11 +88,11 @@ def compare(model: str, name: str, text: str, arguments: argparse.Namespace, ser
         profile = hardware_profile("cpu")
         judged = judged_by_cpu(text, plan, service)
     predicted = predict_memory(parse(text), plan.instructions, plan.parameters, plan.outputs, plan.mesh, profile)
-    found, required = row(model, name, predicted, judged), bytes_with_margin(predicted, profile)
+    result, required = row(model, name, predicted, judged), bytes_with_margin(predicted, profile)
     if arguments.tpu_python and required < judged.peak_bytes:  # it had room: what does it take where it has none?
         judged = judged_elsewhere(text, plan, arguments.tpu_python, "tpu_judge", str(required))
-        found["peak_ratio_within_limit"] = round(predicted.peak_bytes / judged.peak_bytes, 3)
-    return found | {"never_over": required >= judged.peak_bytes}
+        result["peak_ratio_within_limit"] = round(predicted.peak_bytes / judged.peak_bytes, 3)
+    return result | {"never_over": required >= judged.peak_bytes}
 
 
 def row(model: str, name: str, predicted: MemorySummary, judged: CompiledMemory) -> dict[str, Any]:
@@ -108,11 +108,11 @@ def row(model: str, name: str, predicted: MemorySummary, judged: CompiledMemory)
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    known = LARGE_MODELS if arguments.tpu_python else MODELS
-    models = arguments.models.split(",") if arguments.models else list(known)
+    result = LARGE_MODELS if arguments.tpu_python else MODELS
+    models = arguments.models.split(",") if arguments.models else list(result)
     with CompileService(DEVICES) as service:
         for model in models:
-            text = known[model]()
+            text = result[model]()
             for name in arguments.plans.split(",") if arguments.plans else FEW_PLANS.get(model, PLANS):
                 try:
                     yield compare(model, name, text, arguments, service)
@@ -148,12 +148,12 @@ def main() -> int:
     parser.add_argument("--plans", help=f"some of {', '.join(PLANS)}")
     parser.add_argument("--tpu-python", help="an interpreter with jax and libtpu: judge by the TPU compiler")
     parser.add_argument("--gpu-packages", help="a folder with JAX's CUDA plugin and nvcc: judge by XLA:GPU")
-    found = []
+    results = []
     arguments = parser.parse_args()
     for each in rows(arguments):
-        found.append(each)
+        results.append(each)
         print(json.dumps(each), flush=True)
-    result = summary(found)
+    result = summary(results)
     print(json.dumps(result, indent=2))
     return 0 if result["passed"] else 1
 

@@ -109,13 +109,13 @@ def realised(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[l
     """What XLA inserts for each case, in order."""
     with CompileService(mesh.device_count) as service:
         text = service.compile_stablehlo(program(mesh, chosen, shape), inspect="partition-pass")
-    found: list[list[Collective]] = [[] for _ in chosen]
+    results: list[list[Collective]] = [[] for _ in chosen]
     for seen in find_collectives(text, mesh.device_count):
         if seen.group_size > 1 and seen.op_name.startswith("case"):
             groups = [range(mesh.device_count)] if seen.groups == "all" else parse_replica_groups(seen.groups)
-            made = _plain(seen.kind, seen.group_size, seen.payload_bytes, groups)
-            found[int(seen.op_name.removeprefix("case"))].append(made)
-    return found
+            result = _plain(seen.kind, seen.group_size, seen.payload_bytes, groups)
+            results[int(seen.op_name.removeprefix("case"))].append(result)
+    return results
 
 
 def program(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> str:

@@ -85,12 +85,12 @@ def main() -> int:
     parser.add_argument("--model", default="", help="models whose name has this in it")
     parser.add_argument("--schedule", default="", help="one schedule")
     arguments = parser.parse_args()
-    found = []
+    results = []
     for row in rows(arguments):
         print(json.dumps(row), flush=True)
-        found.append(row)
-    print(worst(found))
-    return any(not row["holds"] for row in found)
+        results.append(row)
+    print(worst(results))
+    return any(not row["holds"] for row in results)
 
 
 if __name__ == "__main__":

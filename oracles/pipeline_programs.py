@@ -57,13 +57,13 @@ def distances(case: cases.Case, plan: PipelinePlan) -> tuple[float, float]:
     executor, ours, theirs = Executor(plan), list(flat), arguments
     loss, tensor = 0.0, 0.0
     for _ in range(STEPS):
-        made, expected = executor.step(ours), reference(*theirs)
-        for a, b in zip(made, map(np.asarray, jax.tree.leaves(expected)), strict=True):
+        result, expected = executor.step(ours), reference(*theirs)
+        for a, b in zip(result, map(np.asarray, jax.tree.leaves(expected)), strict=True):
             if b.ndim:
                 tensor = max(tensor, float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-6)))
             else:
                 loss = max(loss, float(abs(a - b)))
-        ours = made[:state] + flat[state:]
+        ours = result[:state] + flat[state:]
         theirs = (*expected[: len(donated)], *arguments[len(donated) :])
     return loss, tensor
 

@@ -83,8 +83,8 @@ def _judge(mesh: str, trials: list[Trial], options: argparse.Namespace) -> dict[
     print(f"mesh {mesh}: {len(trials)} of {possible} trials in {time.perf_counter() - began:.0f} s", flush=True)
     row: dict[str, object] = {"mesh": mesh, "possible": possible, "tried": len(trials), "wrong": 0}
     if options.missing:
-        found = [v for v in verdicts if not v.wrong and not v.extra and (not v.trial.summed or _sums(v))]
-        return row | {"realised": _print("realised, but no rule offers it", found)}
+        results = [v for v in verdicts if not v.wrong and not v.extra and (not v.trial.summed or _sums(v))]
+        return row | {"realised": _print("realised, but no rule offers it", results)}
     row["wrong"] = _print("WRONG", [v for v in verdicts if v.wrong])
     right = [v for v in verdicts if not v.wrong]
     row["other collectives"] = _print("right, with other collectives", [v for v in right if v.extra or v.absent])

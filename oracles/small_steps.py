@@ -58,8 +58,8 @@ def checked(step: Step, session: sw.Session, devices: int, memory: float | None)
     except MemoryBudgetError:
         return ["nothing fits", "", f"{time.process_time() - began:.1f}", "", ""], True
     planned_s = time.process_time() - began
-    found = session.parallelize(step.function, **limit)(*step.arguments)
-    proof, far = plan.prove(), distance(jax.jit(step.function)(*step.arguments), found)
+    result = session.parallelize(step.function, **limit)(*step.arguments)
+    proof, far = plan.prove(), distance(jax.jit(step.function)(*step.arguments), result)
     row = [
         str(plan.mesh),
         f"{plan.cost.gap:.2%}",

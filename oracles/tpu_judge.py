@@ -63,10 +63,10 @@ def assigned(hlo: str, plan: str, limit_bytes: int | None = None) -> Assigned:
             finally:
                 child.kill()
                 child.wait()
-        found = _dumped(folder)
-        if found is None:
+        result = _dumped(folder)
+        if result is None:
             raise RuntimeError(log.read_text()[-500:])
-        return found
+        return result
 
 
 def _dumped(folder: str) -> Assigned | None:
@@ -84,14 +84,14 @@ def main() -> None:
     if more == ["--compile"]:
         compile_step(hlo, plan)
         return
-    found = assigned(hlo, plan, *map(int, more))
+    result = assigned(hlo, plan, *map(int, more))
     print(
         json.dumps(
             {
-                "argument_bytes": found.arguments_bytes,
-                "output_bytes": found.outputs_bytes,
+                "argument_bytes": result.arguments_bytes,
+                "output_bytes": result.outputs_bytes,
                 "alias_bytes": 0,
-                "temporary_bytes": found.live_bytes,
+                "temporary_bytes": result.live_bytes,
             }
         )
     )

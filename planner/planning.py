@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
@@ -13,9 +13,9 @@ from shardwright.planner.clock import Clock, OutOfTimeError
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.min_devices import suggest_device_count
-from shardwright.planner.pipeline.build import build_pipeline, choose_pipeline
+from shardwright.planner.pipeline.build import PipelineSearchResult, build_pipeline, choose_pipeline
 from shardwright.planner.search.feasibility import StateTooLargeError
-from shardwright.planner.search.search import plan as plan_whole
+from shardwright.planner.search.search import plan as plan_single_program
 from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
@@ -47,44 +47,17 @@ def plan_step(
     Raises the errors of `search.plan` and `choose_pipeline`.
     """
     options = options or PlanOptions()
-    clock = clock or Clock(options.deadline_s)
-    source = Source(hlo) if isinstance(hlo, str) else hlo
-    step_plan = _plan(source, cluster, options, progress, history, clock, limits)
-    return replace(step_plan, planning_s=clock.elapsed_s) if isinstance(step_plan, PipelinePlan) else step_plan
-
-
-def _plan(
-    source: Source,
-    cluster: Cluster,
-    options: PlanOptions,
-    progress: Listener | None,
-    history: SearchHistory | None,
-    clock: Clock,
-    limits: SearchLimits,
-) -> Plan | PipelinePlan:
-    if options.stages is not None and options.stages > 1:
-        searched = choose_pipeline(source, cluster, options, progress=progress, clock=clock)
-        return build_pipeline(source.text, cluster, options, searched, progress=progress)
-    narrowed = single_program_options(cluster, options, limits)
-    try:
-        whole = plan_whole(
-            source, cluster, narrowed, progress=progress, history=history, clock=clock.renew(), limits=limits
-        )
-    except MemoryBudgetError as error:
-        if isinstance(error, StateTooLargeError) or clock.is_expired or not _may_pipeline(cluster, options):
-            raise suggest_device_count(error, source, cluster, options, clock) from None
-        return _plan_fitting_pipeline(source, cluster, options, error, progress, clock)
-    if not (_may_pipeline(cluster, options) and _is_pipeline_worthwhile(cluster, options, whole, limits)):
-        return (
-            whole
-            if narrowed is options
-            else _search_all_meshes(source, cluster, options, whole, progress, history, clock, limits)
-        )
-    if narrowed is not options:
-        whole = _add_note(
-            whole, f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all"
-        )
-    return _choose_pipeline(source, cluster, options, whole, progress, clock)
+    request = _PlanRequest(
+        source=Source(hlo) if isinstance(hlo, str) else hlo,
+        cluster=cluster,
+        options=options,
+        progress=progress,
+        history=history,
+        clock=clock or Clock(options.deadline_s),
+        limits=limits,
+    )
+    plan = request.plan()
+    return replace(plan, planning_s=request.clock.elapsed_s) if isinstance(plan, PipelinePlan) else plan
 
 
 def single_program_options(
@@ -101,79 +74,120 @@ def single_program_options(
     return replace(options, mesh=mesh, remat="none", micro_batches=options.micro_batches or 1)
 
 
-def _search_all_meshes(
-    source: Source,
-    cluster: Cluster,
-    options: PlanOptions,
-    narrow: Plan,
-    progress: Listener | None,
-    history: SearchHistory | None,
-    clock: Clock,
-    limits: SearchLimits,
-) -> Plan:
-    """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
-    if clock.is_expired:
-        return narrow
-    try:
-        interruptible = clock.renew(interrupts=True)
-        whole = plan_whole(
-            source, cluster, options, progress=progress, history=history, clock=interruptible, limits=limits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanRequest:
+    """The arguments of `plan_step`; its methods are the ways to a plan."""
+
+    source: Source
+    cluster: Cluster
+    options: PlanOptions
+    progress: Listener | None
+    history: SearchHistory | None
+    clock: Clock
+    limits: SearchLimits
+
+    def plan(self) -> Plan | PipelinePlan:
+        """One program on all devices or a pipeline: see `plan_step`."""
+        if self.options.stages is not None and self.options.stages > 1:
+            return self._build_pipeline(self._choose_pipeline(self.clock))
+        options = single_program_options(self.cluster, self.options, self.limits)
+        try:
+            whole = self._plan_single_program(options, self.clock.renew())
+        except MemoryBudgetError as error:
+            if isinstance(error, StateTooLargeError) or self.clock.is_expired or not self._may_pipeline:
+                raise self._suggest_device_count(error) from None
+            return self._plan_fitting_pipeline(error)
+        if not (self._may_pipeline and self._is_pipeline_worthwhile(whole)):
+            return whole if options is self.options else self._search_all_meshes(whole)
+        if options is not self.options:
+            note = f"one program on so many devices is planned on {whole.mesh} only; stages=1 searches all"
+            whole = _add_note(whole, note)
+        return self._compare_with_pipeline(whole)
+
+    # ---- one program on all devices ----------------------------------------------
+
+    def _plan_single_program(self, options: PlanOptions, clock: Clock) -> Plan:
+        return plan_single_program(
+            self.source,
+            self.cluster,
+            options,
+            progress=self.progress,
+            history=self.history,
+            clock=clock,
+            limits=self.limits,
         )
-    except OutOfTimeError:
-        return narrow
-    return min(narrow, whole, key=lambda plan: plan.cost.step_s)
+
+    def _search_all_meshes(self, narrow: Plan) -> Plan:
+        """The single-program plan when no pipeline is considered: on every mesh, in the time left."""
+        if self.clock.is_expired:
+            return narrow
+        try:
+            whole = self._plan_single_program(self.options, self.clock.renew(interrupts=True))
+        except OutOfTimeError:
+            return narrow
+        return min(narrow, whole, key=lambda plan: plan.cost.step_s)
+
+    # ---- a pipeline ----------------------------------------------------------------
+
+    @property
+    def _may_pipeline(self) -> bool:
+        return _may_pipeline(self.cluster, self.options)
+
+    def _is_pipeline_worthwhile(self, whole: Plan) -> bool:
+        has_nodes = len(self.cluster.workers) > 1
+        return has_nodes and self.options.effort != "fast" and whole.cost.step_s >= self.limits.min_pipeline_step_s
+
+    def _plan_fitting_pipeline(self, error: MemoryBudgetError) -> PipelinePlan:
+        """A pipeline where one program does not fit. error: what that one said."""
+        try:
+            return self._build_pipeline(self._choose_pipeline(self.clock.renew(), why_not=error.message))
+        except PlanError as why:
+            raise self._suggest_device_count(error) from why
+
+    def _compare_with_pipeline(self, whole: Plan) -> Plan | PipelinePlan:
+        """A pipeline, if its step is shorter including its tasks' launches; else the plan, with a note on the
+        reason."""
+        if self.clock.is_expired:
+            return _add_note(whole, "no pipeline: the deadline came before one was looked for")
+        try:
+            searched = self._choose_pipeline(self.clock.renew(interrupts=True), whole_s=whole.cost.step_s)
+            choice = searched.choice
+            if choice.step_s >= whole.cost.step_s:
+                return _add_note(whole, choice.notes[0] if choice.notes else "no pipeline is faster")
+            pipeline = self._build_pipeline(searched)
+        except PlanError as why:
+            return _add_note(whole, f"no pipeline: {why.message}")
+        task_s = hardware_profile(self.cluster.hardware).task_s
+        dispatch_s = task_s * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
+        if pipeline.step_s + dispatch_s < whole.cost.step_s:
+            return pipeline
+        slower = f"the best one, of {choice.stages} stages, is not shorter once its tasks are started one by one"
+        return _add_note(whole, f"no pipeline: {slower}")
+
+    def _choose_pipeline(
+        self, clock: Clock, *, whole_s: float | None = None, why_not: str = ""
+    ) -> PipelineSearchResult:
+        return choose_pipeline(
+            self.source,
+            self.cluster,
+            self.options,
+            whole_s=whole_s,
+            why_not=why_not,
+            progress=self.progress,
+            clock=clock,
+        )
+
+    def _build_pipeline(self, searched: PipelineSearchResult) -> PipelinePlan:
+        return build_pipeline(self.source.text, self.cluster, self.options, searched, progress=self.progress)
+
+    def _suggest_device_count(self, error: MemoryBudgetError) -> MemoryBudgetError:
+        return suggest_device_count(error, self.source, self.cluster, self.options, self.clock)
 
 
 def _may_pipeline(cluster: Cluster, options: PlanOptions) -> bool:
     """Whether stages are left to the planner, and no other option asks for one program."""
     is_free = options.stages is None and options.mesh is None and options.force is None and options.mode == "search"
     return is_free and cluster.device_count > 1 and not (options.argument_axes or options.output_axes)
-
-
-def _is_pipeline_worthwhile(cluster: Cluster, options: PlanOptions, whole: Plan, limits: SearchLimits) -> bool:
-    return len(cluster.workers) > 1 and options.effort != "fast" and whole.cost.step_s >= limits.min_pipeline_step_s
-
-
-def _plan_fitting_pipeline(
-    source: Source,
-    cluster: Cluster,
-    options: PlanOptions,
-    error: MemoryBudgetError,
-    progress: Listener | None,
-    clock: Clock,
-) -> PipelinePlan:
-    try:
-        searched = choose_pipeline(
-            source, cluster, options, why_not=error.message, progress=progress, clock=clock.renew()
-        )
-        return build_pipeline(source.text, cluster, options, searched, progress=progress)
-    except PlanError as why:
-        raise suggest_device_count(error, source, cluster, options, clock) from why
-
-
-def _choose_pipeline(
-    source: Source, cluster: Cluster, options: PlanOptions, whole: Plan, progress: Listener | None, clock: Clock
-) -> Plan | PipelinePlan:
-    """A pipeline, if its step is shorter including its tasks' launches; else the plan, with a note on the reason."""
-    if clock.is_expired:
-        return _add_note(whole, "no pipeline: the deadline came before one was looked for")
-    try:
-        interruptible = clock.renew(interrupts=True)
-        searched = choose_pipeline(
-            source, cluster, options, whole_s=whole.cost.step_s, progress=progress, clock=interruptible
-        )
-        choice = searched.choice
-        if choice.step_s >= whole.cost.step_s:
-            return _add_note(whole, choice.notes[0] if choice.notes else "no pipeline is faster")
-        pipeline = build_pipeline(source.text, cluster, options, searched, progress=progress)
-    except PlanError as why:
-        return _add_note(whole, f"no pipeline: {why.message}")
-    task_s = hardware_profile(cluster.hardware).task_s
-    dispatch_s = task_s * max(sum(task.is_compute for task in tasks) for tasks in pipeline.tasks.stages)
-    if pipeline.step_s + dispatch_s < whole.cost.step_s:
-        return pipeline
-    slower = f"the best one, of {choice.stages} stages, is not shorter once its tasks are started one by one"
-    return _add_note(whole, f"no pipeline: {slower}")
 
 
 def _add_note(whole: Plan, note: str) -> Plan:

@@ -1,13 +1,17 @@
 """`python -m shardwright.server CLUSTER_JSON TASK_INDEX` or `… --embedded N`: starts one server process.
 
 Exit codes: 0 ended as asked (SIGTERM, the master's end, or the client's of an
-embedded server); 1 an error, printed as one line; 2 wrong arguments; 130 Ctrl-C.
+embedded server); 1 an error that a person has to mend, printed as one line; 2 wrong
+arguments; 75 it gave up (nodes that did not come, executors that did not start, a master
+that was not there or gave up): start it again; 130 Ctrl-C. In systemd:
+`Restart=on-failure` and `RestartPreventExitStatus=1 2`.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 
@@ -19,8 +23,27 @@ _EPILOG = """examples:
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 0    on the master's machine
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 1    on the next, in any order
 
-exit codes: 0 ended as asked, 1 an error (one line says which), 2 wrong arguments, 130 Ctrl-C
+exit codes: 0 ended as asked, 1 an error that a person has to mend (one line says which), 2 wrong arguments,
+75 it gave up on others and may be started again, 130 Ctrl-C
 """
+
+
+#: Option → the limit that it sets, and its help.
+_SECONDS = {
+    "--grace": ("grace_s", "how long a session outlives its client's connection"),
+    "--step-timeout": ("step_s", "how long a step may run, unless its plan or its client says longer"),
+    "--stall": ("stall_s", "how long a step runs before it is named to all who wait for it"),
+    "--silence": ("silence_s", "how long a process may give no sign of life; 5 or more"),
+    "--cancel-grace": ("cancel_grace_s", "how long a cancelled step may still run before its executors are replaced"),
+}
+
+
+def _seconds(text: str) -> float:
+    """Argparse's type of a positive number of seconds."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,13 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait for the other nodes (300)"
     )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=Limits().grace_s,
-        metavar="SECONDS",
-        help=f"how long a session outlives its client's connection ({Limits().grace_s:g})",
-    )
+    for option, (limit, text) in _SECONDS.items():
+        default = getattr(Limits(), limit)
+        parser.add_argument(
+            option, type=_seconds, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
+        )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--embedded", type=int, metavar="DEVICES", help="serve CPU devices to the process at stdin and stdout"
@@ -56,11 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("CLUSTER_JSON and TASK_INDEX are needed")
     if options.embedded is not None and options.cluster is not None:
         parser.error("--embedded takes no cluster file")
+    if options.silence_s < 5:  # signs of life come every 2 seconds
+        parser.error("--silence is 5 or more")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("shardwright").setLevel(options.log_level.upper())
-    limits = Limits(grace_s=options.grace)
+    limits = Limits(**{limit: getattr(options, limit) for limit, _ in _SECONDS.values()})
     try:
         if options.embedded is not None:
             return _start_embedded(options.embedded, limits)

@@ -15,11 +15,19 @@ class Limits:
         until a client comes back.
     grace_s: lifetime of a session without an open RunSteps stream or a call.
     argument_wait_s: a step's longest wait on arguments still on their way.
+    step_s: a step's time limit, at least: a plan that predicts more, or a step that took long before, has a longer one;
+        the user's `step_timeout` takes its place. It counts from the end of the steps before.
+    stall_s: age from which a step is a suspect, and named to all who wait.
+    cancel_grace_s: time a cancelled step has to end by itself, at least; also one whose session was closed.
+    load_s: longest time of a load.
+    silence_s: time without a sign of life after which an executor is replaced, and a daemon counts as gone.
     divergence_s: time the other executors may go on with a step failed on one of them; then all are started anew (they
         may wait in a collective for ever).
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
     save_s: longest time of a save until its checkpoint is complete.
-    start_attempts: generations in a row that may fail to start before the server gives up.
+    first_retry_s, last_retry_s: pause after a start that failed, doubled from the first to the last.
+    start_attempts: generations in a row that may fail to start before the server gives up, if none has ever started.
+    restart_patience_s: the same in seconds, for a cluster that has been ready before.
     """
 
     sessions: int = 64
@@ -31,9 +39,17 @@ class Limits:
     read_back_bytes: int = 64 << 10
     grace_s: float = 60.0
     argument_wait_s: float = 60.0
+    step_s: float = 600.0
+    stall_s: float = 10.0
+    cancel_grace_s: float = 10.0
+    load_s: float = 3600.0
+    silence_s: float = 15.0
     divergence_s: float = 15.0
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0
     start_timeout_s: float = 300.0
-    start_attempts: int = 3
+    first_retry_s: float = 1.0
+    last_retry_s: float = 60.0
+    start_attempts: int = 5
+    restart_patience_s: float = 1800.0
     max_streams: int = 256

@@ -121,7 +121,8 @@ def _ending(
     if stop.exit_code.done():
         return stop.exit_code.result(), None
     if master.halted.done():
-        return 1, master.halted.result()
+        halt = master.halted.result()
+        return 1 if halt.is_final else st.EXIT_TRY_AGAIN, halt.error
     if daemon is not None and daemon.done():
         ending = daemon.result()
         return ending.code, ending.error

@@ -170,6 +170,21 @@ class ExecutionError(ShardwrightError):
     code = "execution"
 
 
+class StepTimeoutError(ExecutionError):
+    """A step did not end within its time limit; the executors were replaced, and all arrays on the servers are gone.
+
+    Names the node, the process and the device or task that did not end.
+    """
+
+    code = "step_timeout"
+
+
+class StepCancelledError(ExecutionError):
+    """A step was cancelled: before it ran, or while it did, after a grace."""
+
+    code = "step_cancelled"
+
+
 class NonFiniteError(ExecutionError, FloatingPointError):
     """A result of a step holds NaNs or infinities, while JAX's `jax_debug_nans` or `jax_debug_infs` is on.
 
@@ -184,6 +199,12 @@ class CheckpointError(ShardwrightError):
     """A checkpoint cannot be written or read: the directory, a step number, or its contents."""
 
     code = "checkpoint"
+
+
+class LaunchError(ShardwrightError):
+    """Processes of a job cannot be started, or one of them failed; names the host or the rank."""
+
+    code = "launch"
 
 
 class InternalError(ShardwrightError):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class PlanProgress:
     """One report of a planner; 0.0: a figure not known yet.
 
-    phase: parse, rules, search, rewrite (when memory binds) or check; stages and programs of a pipeline; cache: an
-    earlier plan is the answer.
+    phase: queue (other clients plan), parse, rules, search, rewrite (when memory binds) or check; stages and programs
+    of a pipeline; cache: an earlier plan is the answer.
     detail: in the phase, e.g. the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.

@@ -20,7 +20,7 @@ from tests.snippets.blocks import DOCUMENTS, ROOT
 
 #: Folders whose files documents name by path.
 FOLDERS = (
-    "shardwright", "client", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
+    "shardwright", "client", "launch", "planner", "server", "examples", "cluster_configs", "docs", "benchmarks",
     "oracles", "workloads", "tests",
 )  # fmt: skip
 
@@ -74,10 +74,10 @@ def test_decisions_are_short() -> None:
 def test_every_key_of_a_cluster_file_is_explained() -> None:
     schema = json.loads((ROOT / "shardwright" / "clusters" / "cluster.schema.json").read_text())
     options = (ROOT / "docs" / "options.md").read_text()
-    known = [*schema["properties"], *schema["properties"]["security"]["properties"]]
-    known += [*schema["properties"]["links"]["properties"], *schema["$defs"]["node"]["properties"]]
-    known += [*schema["$defs"]["link"]["properties"]]
-    assert [key for key in known if f"`{key}`" not in options and f'"{key}"' not in options] == []
+    results = [*schema["properties"], *schema["properties"]["security"]["properties"]]
+    results += [*schema["properties"]["links"]["properties"], *schema["$defs"]["node"]["properties"]]
+    results += [*schema["$defs"]["link"]["properties"]]
+    assert [key for key in results if f"`{key}`" not in options and f'"{key}"' not in options] == []
 
 
 def test_every_option_of_a_plan_is_explained() -> None:

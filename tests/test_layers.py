@@ -25,7 +25,9 @@ def modules_after(statement: str) -> set[str]:
         ("import shardwright.clusters.cluster", HEAVY),
         ("import shardwright.plans.plan", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.hlo", ("jax", "jaxlib", "pulp", "highspy")),
+        ("import shardwright.launch", HEAVY),
         ("import shardwright.planner", ("jax", "jaxlib")),
+        ("import shardwright.client.step, shardwright.client.session", ("shardwright.client.frontends.jax", "flax")),
         ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),
     ],
 )

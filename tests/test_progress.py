@@ -33,6 +33,6 @@ def test_pacing_keeps_order_the_first_and_the_last(pauses: list[float]) -> None:
 
 def test_a_report_in_words() -> None:
     assert str(PlanProgress(phase="parse", elapsed_s=0.25)) == "0.2 s  parse"
-    known = PlanProgress(phase="search", detail="data=8", incumbent_s=0.002, lower_bound_s=0.003)
-    assert known.gap == 0.0  # a bound over the plan is no less than optimal
+    plan_progress = PlanProgress(phase="search", detail="data=8", incumbent_s=0.002, lower_bound_s=0.003)
+    assert plan_progress.gap == 0.0  # a bound over the plan is no less than optimal
     assert PlanProgress(phase="search", incumbent_s=1.0).gap is None

@@ -38,12 +38,12 @@ def step_text(loss: Callable[..., jax.Array], params: Shapes, *batch: Shapes, op
         return optax.apply_updates(params, updates), state, value
 
     state = jax.eval_shape(chosen.init, params)
-    return lowered(step, params, state, *batch)
+    return lower_text(step, params, state, *batch)
 
 
-def lowered(step: Callable[..., Any], *arguments: Shapes) -> str:
-    made = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(*arguments)
-    return made.as_text("hlo", debug_info=True)
+def lower_text(step: Callable[..., Any], *arguments: Shapes) -> str:
+    lowering = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(*arguments)
+    return lowering.as_text("hlo", debug_info=True)
 
 
 def gpt2(**sizes: int) -> str:
@@ -51,7 +51,7 @@ def gpt2(**sizes: int) -> str:
     config = Config(**{"vocabulary": 512, "context": 64, "layers": 2, "heads": 8, "width": 128, **sizes})
     init, step, _ = make_steps(config, optax.adamw(1e-3))
     params, state = jax.eval_shape(init, jax.random.key(0))
-    return lowered(step, params, state, tokens(batch, config.context + 1))
+    return lower_text(step, params, state, tokens(batch, config.context + 1))
 
 
 def mlp(width: int = 256) -> str:

@@ -36,8 +36,8 @@ def random_step(rng: random.Random) -> tuple[str, str]:
     if rng.random() < ODD:
         length += rng.choice((1, 3))
     kinds = [rng.choice(list(BLOCKS)) for _ in range(rng.randint(1, MOST_BLOCKS))]
-    made = [BLOCKS[kind](rng, width) for kind in kinds]
-    params, blocks = [each for each, _ in made], [block for _, block in made]
+    results = [BLOCKS[kind](rng, width) for kind in kinds]
+    params, blocks = [each for each, _ in results], [block for _, block in results]
     layers = rng.randint(2, MOST_LAYERS) if rng.random() < SCANNED else 1
     again = rng.random() < AGAIN
     vocabulary = rng.choice((0, *VOCABULARIES))

@@ -110,8 +110,8 @@ def main() -> None:
         print(json.dumps(measure(json.load(sys.stdin))))
         return
     results = Results(path=arguments.json, commit=commit(), how={"deadline_s": arguments.deadline})
-    known = {entry.name: entry for entry in entries()}
-    chosen = [(known[name], budget) for name, budget in CASES if name in (arguments.case or known)]
+    result = {entry.name: entry for entry in entries()}
+    chosen = [(result[name], budget) for name, budget in CASES if name in (arguments.case or result)]
     for entry, budget in chosen:
         run_case(entry, budget, results)
     rows = [results.of([entry], [budget], ("", *COLUMNS)) for entry, budget in chosen]

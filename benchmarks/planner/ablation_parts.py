@@ -108,8 +108,8 @@ class _Chain(Chain):
         reduction = self._reduced(problem)
         solution = self._solved(reduction.core, time_limit_s)
         self.core_size = len(reduction.core.costs), sum(map(len, reduction.core.costs))
-        found = reduction.complete(solution.states)
-        chosen = {key: int(states[key][found[i]]) for key, i in variables.items()}
+        result = reduction.complete(solution.states)
+        chosen = {key: int(states[key][result[i]]) for key, i in variables.items()}
         constant = self.constant + reduction.constant
         return ChainSolution(
             states=self.expand_tied(chosen),
@@ -127,18 +127,18 @@ class _Chain(Chain):
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
         close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
         bounded = dual.tighten(core, close)
-        known = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
-        if self.off == "ILP" or known.value - known.lower_bound <= close * abs(known.value):
-            return known
-        kept = bounded.surviving_states(bounded.value)
-        rest = self._reduced(core.restrict(kept))
+        solution = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
+        if self.off == "ILP" or solution.value - solution.lower_bound <= close * abs(solution.value):
+            return solution
+        result = bounded.surviving_states(bounded.value)
+        rest = self._reduced(core.restrict(result))
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
         value = rest.constant + solved.value
-        bound = max(known.lower_bound, min(rest.constant + solved.lower_bound, known.value))
-        if value >= known.value:
-            return replace(known, lower_bound=bound)
+        bound = max(solution.lower_bound, min(rest.constant + solved.lower_bound, solution.value))
+        if value >= solution.value:
+            return replace(solution, lower_bound=bound)
         chosen = rest.complete(solved.states)
-        states = np.array([left[i] for left, i in zip(kept, chosen, strict=True)], np.int64)
+        states = np.array([left[i] for left, i in zip(result, chosen, strict=True)], np.int64)
         return Solution(states=states, value=value, lower_bound=min(bound, value))
 
 
@@ -167,8 +167,8 @@ def measure(case: str, off: str) -> Measured:
 
 def _chain_without(search: Search, off: str) -> _Chain:
     program, flow = search.program, search.flow
-    made = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
-    graph, instances, runs = made.graph, made.instances, made.runs
+    result = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
+    graph, instances, runs = result.graph, result.instances, result.runs
     layout = graph.variables
     if off == "segments":
         free = layout.is_cheap_to_recompute

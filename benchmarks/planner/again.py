@@ -64,11 +64,11 @@ def main() -> None:
     cases = [(_entry(name, arguments.layers), arguments.memory) for name in arguments.case or ()] or CASES
     print(f"{'case':34} {'situation':12} {'from nothing':>12} {'again':>8} {'ratio':>6} {'step':>7}")
     for entry, memory in cases:
-        first_s, found = measure(entry, memory, arguments.situation or SITUATIONS)
+        first_s, result = measure(entry, memory, arguments.situation or SITUATIONS)
         name = " ".join([entry.name, *(f"{key}={value}" for key, value in entry.changes.items())])
         name += f" {memory:.0%}" if memory else ""
         print(f"{name:34} {'first':12} {first_s:10.2f} s", flush=True)
-        for each in found:
+        for each in result:
             ratio = each.again_s / each.from_nothing_s
             seconds = f"{each.from_nothing_s:10.2f} s {each.again_s:6.2f} s"
             how = "" if each.follows else "  searched whole"
@@ -115,9 +115,9 @@ def _again(
 
 def _planned(text: str, cluster: Cluster, options: PlanOptions, store: Store | None) -> tuple[float, Plan]:
     begin_s = time.process_time()
-    made = plan_with_cache(text, cluster, options, store=store)
-    assert isinstance(made, Plan)
-    return time.process_time() - begin_s, made
+    step_plan = plan_with_cache(text, cluster, options, store=store)
+    assert isinstance(step_plan, Plan)
+    return time.process_time() - begin_s, step_plan
 
 
 def _text(entry: Entry, *, annotated: bool = False) -> str:

@@ -47,7 +47,7 @@ def _of(module: Module, computation: str, device_count: int, machine: Machine) -
             communication_s += trips * inside.communication_s
             clock_s += trips * (inside.compute_s + inside.waited_s)
             continue
-        kernels_s, moving_s = _taken_s(module, computation, instruction, device_count, machine)
+        kernels_s, moving_s = _elapsed_s(module, computation, instruction, device_count, machine)
         compute_s, communication_s, clock_s = compute_s + kernels_s, communication_s + moving_s, clock_s + kernels_s
         if moving_s:
             channel_s = max(clock_s, channel_s) + moving_s
@@ -60,7 +60,7 @@ def _of(module: Module, computation: str, device_count: int, machine: Machine) -
     return Beside(compute_s=compute_s, communication_s=communication_s, waited_s=clock_s - compute_s)
 
 
-def _taken_s(
+def _elapsed_s(
     module: Module, computation: str, instruction: Instruction, device_count: int, machine: Machine
 ) -> tuple[float, float]:
     """Seconds of one instruction's kernel, and of its collective."""

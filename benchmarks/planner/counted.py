@@ -76,11 +76,11 @@ class Counted:
 
     def wire_by_kind(self) -> dict[str, tuple[int, float]]:
         """kind → (runs a step, wire bytes a step)."""
-        found: dict[str, tuple[int, float]] = {}
+        entries: dict[str, tuple[int, float]] = {}
         for c in self.collectives:
-            runs, sent = found.get(c.kind, (0, 0.0))
-            found[c.kind] = (runs + c.count, sent + c.wire_bytes * c.count)
-        return dict(sorted(found.items()))
+            runs, sent = entries.get(c.kind, (0, 0.0))
+            entries[c.kind] = (runs + c.count, sent + c.wire_bytes * c.count)
+        return dict(sorted(entries.items()))
 
 
 def put_together(collectives: Counter[CollectiveKey], kernels: Counter[KernelKey]) -> Counted:

@@ -23,7 +23,7 @@ from benchmarks.planner.library_calls import call_flops, result_bytes
 from benchmarks.planner.loops import trip_count
 from benchmarks.planner.partitioned_text import CountingError, Instruction, Module, read_module
 from benchmarks.planner.products import convolution_flops, dot_flops
-from benchmarks.planner.traffic import Body, fused_bytes, kind_of, moved_bytes
+from benchmarks.planner.traffic import Body, count_fused_bytes, count_moved_bytes, kind_of
 
 KINDS = {
     "all-reduce": "all-reduce", "all-reduce-start": "all-reduce",
@@ -102,7 +102,7 @@ class Counting:
     def _kernel(self, instruction: Instruction, body: Body) -> KernelKey:
         if instruction.opcode == "fusion":
             inner = self.module.computations[instruction.attribute("calls")]
-            return *_products(inner), float(fused_bytes(inner)), kind_of(inner)
+            return *_products(inner), float(count_fused_bytes(inner)), kind_of(inner)
         operand_bytes = sum(body[name].size_bytes for name in dict.fromkeys(instruction.operands))
         if instruction.opcode == "custom-call":
             product_type, flops = call_flops(instruction, body)
@@ -110,7 +110,7 @@ class Counting:
         if instruction.opcode == "copy-start":
             return "", 0.0, 2.0 * operand_bytes, "copy"
         alone = {name: body[name] for name in instruction.operands} | {instruction.name: instruction}
-        moved = float(moved_bytes(alone, instruction, frozenset(instruction.operands)))
+        moved = float(count_moved_bytes(alone, instruction, frozenset(instruction.operands)))
         return *_products(alone), moved, instruction.opcode
 
 

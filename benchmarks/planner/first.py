@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="layers of these cases' models")
     parser.add_argument("--budgets", nargs="*", default=["none"], metavar="PART", help="of data parallelism, or `none`")
     arguments = parser.parse_args()
-    known = {entry.name: entry for entry in entries()}
+    result = {entry.name: entry for entry in entries()}
     for name in arguments.case:
-        entry = known[name]
+        entry = result[name]
         if arguments.layers:
             entry = replace(entry, changes={"layers": arguments.layers})
         with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:

@@ -127,25 +127,25 @@ def counted(entry: Entry, texts: Path | None = None) -> tuple[dict[str, Any], di
 
 
 def _compiled(entry: Entry, expert: str, texts: Path | None) -> Partitioned:
-    kept = texts / f"{entry.name}.{expert}.json.gz" if texts else None
-    if kept and kept.exists():
-        return Partitioned(**json.loads(gzip.decompress(kept.read_bytes())))
+    result = texts / f"{entry.name}.{expert}.json.gz" if texts else None
+    if result and result.exists():
+        return Partitioned(**json.loads(gzip.decompress(result.read_bytes())))
     job = {
         "model": entry.model, "size": entry.size, "devices": entry.devices, "changes": dict(entry.changes),
         "expert": expert,
     }  # fmt: skip
     compiled = compile_for(job, entry.machine)
-    if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(gzip.compress(json.dumps(asdict(compiled)).encode(), compresslevel=3))
+    if result:
+        result.parent.mkdir(parents=True, exist_ok=True)
+        result.write_bytes(gzip.compress(json.dumps(asdict(compiled)).encode(), compresslevel=3))
     return compiled
 
 
 def freeze(entry: Entry, texts: Path | None = None) -> None:
     """Count every expert of a case, and write them to its machine's file."""
-    found, left_out = counted(entry, texts)
+    result, left_out = counted(entry, texts)
     made_by = {"command": "python -m benchmarks.planner.frozen", "jaxlib": importlib.metadata.version("jaxlib")}
-    case = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": found, "left_out": left_out}
+    case = {"case": entry.name, "changes": dict(entry.changes), **made_by, "experts": result, "left_out": left_out}
     FOLDER.mkdir(parents=True, exist_ok=True)
     path_of(entry.machine).write_bytes(compress_cases(read_machine(entry.machine) | {entry.name: case}))
 

@@ -71,8 +71,8 @@ def _outcomes(entry: Entry, budgets: Sequence[float]) -> Iterator[dict[str, Any]
         except PlanningFailed as error:
             yield {**outcome, "error": str(error)}
         else:
-            kept = {"mesh": said["mesh"], "step_s": said["predicted_step_s"], "planning_s": said["planning_s"]}
-            yield {**outcome, **kept, "gap": said["gap"]}
+            result = {"mesh": said["mesh"], "step_s": said["predicted_step_s"], "planning_s": said["planning_s"]}
+            yield {**outcome, **result, "gap": said["gap"]}
 
 
 def _width(outcome: dict[str, Any]) -> float:

@@ -27,32 +27,32 @@ def collective_groups(instruction: Instruction, device_count: int) -> Groups:
 
 def _relevant(attributes: str) -> str:
     for pattern in (_PAIRS, _LISTED, _IOTA, _MESH):
-        found = pattern.search(attributes)
-        if found:
-            return found[0]
+        match = pattern.search(attributes)
+        if match:
+            return match[0]
     return "replica_groups" if "replica_groups=" in attributes else ""
 
 
 @cache
 def _groups(text: str, device_count: int, name: str) -> Groups:
-    if found := _PAIRS.fullmatch(text):
-        return _braced(found[1])
-    if found := _LISTED.fullmatch(text):
-        return _braced(found[1]) or (tuple(range(device_count)),)
-    if found := _IOTA.fullmatch(text):
-        return _iota(_ints(found[1]), _ints(found[2]), _ints(found[3] or ""))
-    if found := _MESH.fullmatch(text):
-        groups = _mesh(found[1], found[4])
-        if not found[2]:
+    if match := _PAIRS.fullmatch(text):
+        return _brace(match[1])
+    if match := _LISTED.fullmatch(text):
+        return _brace(match[1]) or (tuple(range(device_count)),)
+    if match := _IOTA.fullmatch(text):
+        return _iota(_ints(match[1]), _ints(match[2]), _ints(match[3] or ""))
+    if match := _MESH.fullmatch(text):
+        groups = _mesh(match[1], match[4])
+        if not match[2]:
             return groups
-        (devices,) = _iota((device_count,), _ints(found[2]), _ints(found[3] or ""))
+        (devices,) = _iota((device_count,), _ints(match[2]), _ints(match[3] or ""))
         return tuple(tuple(devices[place] for place in group) for group in groups)
     if text:
         raise CountingError(f"{name}: unknown notation of replica groups")
     return (tuple(range(device_count)),)
 
 
-def _braced(text: str) -> Groups:
+def _brace(text: str) -> Groups:
     return tuple(_ints(group) for group in re.findall(r"\{([0-9,]*)\}", text))
 
 

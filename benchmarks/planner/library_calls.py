@@ -28,8 +28,8 @@ def call_flops(call: Instruction, body: Body) -> tuple[str, float]:
 
     Raises CountingError for a call of cuBLAS or cuDNN that is none of the known ones.
     """
-    found = _TARGET.search(call.attributes)
-    target = found[1] if found else ""
+    match = _TARGET.search(call.attributes)
+    target = match[1] if match else ""
     if target.startswith(("__cublas$", "__cublas$lt$")):
         return body[call.operands[0]].element_type, _product_flops(call, body)
     if target in _CONVOLUTIONS:

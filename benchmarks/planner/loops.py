@@ -11,7 +11,7 @@ _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 def trip_count(loop: Instruction) -> int:
     """Runs of a while's body. Raises CountingError where XLA does not know."""
-    known = _KNOWN.search(loop.attributes)
-    if known is None:
+    match = _KNOWN.search(loop.attributes)
+    if match is None:
         raise CountingError(f"loop {loop.name}: its trips are not known")
-    return int(known[1])
+    return int(match[1])

@@ -141,8 +141,8 @@ def _memory(dumps: Path, module: str) -> tuple[int | None, int | None]:
     if total is None:  # it is written after the assignment
         return None, None
     assigned = _newest(dumps, _ASSIGNED.format(module=module))
-    found = _TEMPORARIES.findall(assigned.read_text()) if assigned else []
-    return int(total[1]), sum(map(int, found))
+    matches = _TEMPORARIES.findall(assigned.read_text()) if assigned else []
+    return int(total[1]), sum(map(int, matches))
 
 
 def _newest(dumps: Path, pattern: str) -> Path | None:

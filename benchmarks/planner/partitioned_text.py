@@ -56,15 +56,15 @@ class Instruction:
 
     def attribute(self, key: str) -> str:
         """The value of `key=%name` or `key=word`; CountingError where there is none."""
-        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
-        if found is None:
+        match = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        if match is None:
             raise CountingError(f"{self.opcode} {self.name} has no {key}")
-        return found[1]
+        return match[1]
 
     def numbers(self, key: str) -> tuple[int, ...]:
         """The value of `key={1,2}`; empty where there is none."""
-        found = re.search(rf"\b{key}=\{{([0-9,]*)\}}", self.attributes)
-        return tuple(int(n) for n in found[1].split(",") if n) if found else ()
+        match = re.search(rf"\b{key}=\{{([0-9,]*)\}}", self.attributes)
+        return tuple(int(n) for n in match[1].split(",") if n) if match else ()
 
     def branches(self) -> tuple[str, ...]:
         """Computations of a conditional."""

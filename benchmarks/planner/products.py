@@ -49,8 +49,8 @@ def _window(attributes: str, position: int) -> tuple[int, int, int, int]:
     text = window[1] if window else ""
 
     def part(key: str, default: str) -> str:
-        found = re.search(rf"\b{key}=(\S+)", text)
-        return found[1].split("x")[position] if found else default
+        match = re.search(rf"\b{key}=(\S+)", text)
+        return match[1].split("x")[position] if match else default
 
     low = int(part("pad", "0_0").split("_")[0])
     return int(part("stride", "1")), low, int(part("lhs_dilate", "1")), int(part("rhs_dilate", "1"))

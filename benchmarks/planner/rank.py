@@ -58,14 +58,14 @@ def main() -> None:
 def candidates_of(entry: Entry, limit_s: float) -> dict[str, dict[str, Any]]:
     """Strategy → what its plan says, and its compiled figures; those that could not be planned are printed."""
     lowered, judging = lower(entry), Judging(entry, limit_s)
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for strategy in (*STRATEGIES, SEARCHED):
         try:
-            found[strategy] = _candidate(lowered, judging, strategy, limit_s)
+            result[strategy] = _candidate(lowered, judging, strategy, limit_s)
         except (PlanningFailed, PartitionError, CountingError) as error:
             print(f"  {strategy:9} {str(error).splitlines()[0][:100]}", flush=True)
             continue
-        said, compiled = found[strategy]["planner"], found[strategy]["compiled"]
+        said, compiled = result[strategy]["planner"], result[strategy]["compiled"]
         print(
             f"  {strategy:9} predicted {said['predicted_step_s'] * 1e3:8.2f} = "
             f"{said['predicted_communication_s'] * 1e3:.2f} + {said['predicted_compute_s'] * 1e3:.2f}, compiled "
@@ -73,7 +73,7 @@ def candidates_of(entry: Entry, limit_s: float) -> dict[str, dict[str, Any]]:
             f"{(compiled['memory_s'] + compiled['product_s']) * 1e3:.2f} ms",
             flush=True,
         )
-    return found
+    return result
 
 
 def _candidate(lowered: Lowered, judging: Judging, strategy: str, limit_s: float) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _cells(outcome: dict[str, Any]) -> list[str]:
     against = ["none fits", "", "", ""]
     if expert:
         issued = str(collectives_of(expert))
-        against = [outcome["best_expert"], seconds(expert), issued, _coloured(ratio_of(outcome))]
+        against = [outcome["best_expert"], seconds(expert), issued, _colour(ratio_of(outcome))]
     return [*head, *own, *against, _percent(said["gap"]), f"{said['planning_s'] / lowering_s:.1f}"]
 
 
@@ -90,7 +90,7 @@ def deviations(outcomes: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _coloured(ratio: float | None) -> str:
+def _colour(ratio: float | None) -> str:
     if ratio is None:
         return ""
     colour = "green" if ratio < 1 - TOLERANCE else "red" if ratio > 1 + TOLERANCE else "white"

@@ -77,10 +77,10 @@ class Results:
 
 def read_outcomes(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """The outcomes of some files; of the same case and budget the one in the last of them."""
-    found: dict[Key, dict[str, Any]] = {}
+    entries: dict[Key, dict[str, Any]] = {}
     for path in paths:
-        found.update((_key(outcome), outcome) for outcome in json.loads(path.read_text())["outcomes"])
-    return list(found.values())
+        entries.update((_key(outcome), outcome) for outcome in json.loads(path.read_text())["outcomes"])
+    return list(entries.values())
 
 
 def budget_text(budget: float) -> str:

@@ -85,8 +85,8 @@ def _on(devices: int, machine: str) -> Iterator[Entry]:
 
 def is_meant(entry: Entry, name: str) -> bool:
     """Whether a name that was asked for is this case's; where it is no case's, whether this one's begins so."""
-    known = {each.name for each in (*entries(), *UNSEEN)}
-    return entry.name == name if name in known else entry.name.startswith(name)
+    values = {each.name for each in (*entries(), *UNSEEN)}
+    return entry.name == name if name in values else entry.name.startswith(name)
 
 
 #: What `--unseen` runs: models that the planner was not built on. Their experts are counted on the way, none is frozen.

@@ -20,12 +20,12 @@ def measure_timings(limit_s: float, layers: Sequence[int] = tuple(BARS)) -> list
 def _measure(layers: int, limit_s: float) -> dict[str, Any]:
     entry = Entry(model="gpt2", size="124M", devices=8, changes={"layers": layers})
     lowered = lower(entry)
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "layers": layers, "lower_s": lowered.lower_s, "as_text_s": lowered.as_text_s,
         "instructions": lowered.hlo_text.count(" = "),
     }  # fmt: skip
     try:
         said = plan(lowered.hlo_text, entry, {}, limit_s=limit_s)
     except PlanningFailed as error:
-        return {**found, "error": str(error)}
-    return {**found, **said, "ratio": said["planning_s"] / lowered.seconds, "bar": BARS.get(layers)}
+        return {**entries, "error": str(error)}
+    return {**entries, **said, "ratio": said["planning_s"] / lowered.seconds, "bar": BARS.get(layers)}

@@ -33,17 +33,17 @@ def kind_of(body: Body) -> str:
     """What a fused computation does: moves, reductions and products by their opcode; else "fill" where it reads
     nothing, and "elementwise"."""
     opcodes = {instruction.opcode for instruction in body.values()}
-    found = next((kind for kind in _KINDS if kind in opcodes), None)
-    return found or ("elementwise" if "parameter" in opcodes else "fill")
+    item = next((kind for kind in _KINDS if kind in opcodes), None)
+    return item or ("elementwise" if "parameter" in opcodes else "fill")
 
 
-def fused_bytes(body: Body) -> int:
+def count_fused_bytes(body: Body) -> int:
     """Of the kernel that a fused computation is."""
     root = next(instruction for instruction in body.values() if instruction.is_root)
-    return moved_bytes(body, root, frozenset(name for name, each in body.items() if each.opcode == "parameter"))
+    return count_moved_bytes(body, root, frozenset(name for name, each in body.items() if each.opcode == "parameter"))
 
 
-def moved_bytes(body: Body, root: Instruction, inputs: frozenset[str]) -> int:
+def count_moved_bytes(body: Body, root: Instruction, inputs: frozenset[str]) -> int:
     """Bytes from and to memory of the kernel that computes `root` from `inputs`."""
     results = [body[name] for name in root.operands] if root.opcode == "tuple" else [root]
     updated = {}  # in place → what is written
@@ -55,7 +55,7 @@ def moved_bytes(body: Body, root: Instruction, inputs: frozenset[str]) -> int:
         _updates_bytes(updated[result.name], body) if result.name in updated else result.size_bytes
         for result in results
     )
-    needed = _needed(body, root, inputs, frozenset(update.name for update in updated.values()))
+    needed = _bytes_needed(body, root, inputs, frozenset(update.name for update in updated.values()))
     return written + round(sum(needed[name] * body[name].size_bytes for name in inputs if name in needed))
 
 
@@ -83,7 +83,7 @@ def _arrays(scatter: Instruction) -> int:
     return (len(scatter.operands) - 1) // 2
 
 
-def _needed(body: Body, root: Instruction, inputs: frozenset[str], in_place: frozenset[str]) -> dict[str, float]:
+def _bytes_needed(body: Body, root: Instruction, inputs: frozenset[str], in_place: frozenset[str]) -> dict[str, float]:
     """name → part of it, at most 1, that the kernel needs; all of its root."""
     needed = {root.name: 1.0}
     for name in reversed(body):  # readers stand below what they read

@@ -81,13 +81,13 @@ def task_s() -> list[float]:
     graph = graph_of(Case(stages=1, micro_batches=MICRO_BATCHES, schedule="1f1b"), 1.0)
     pipeline = Pipeline(graph, program_of)
     pipeline.step_s()
-    found = []
+    results = []
     for _ in range(STEPS):
         stamps.clear()
         pipeline.step_s()
-        found += [after - before for before, after in pairwise(stamps)]
+        results += [after - before for before, after in pairwise(stamps)]
     pipeline.close()
-    return found
+    return results
 
 
 def step_s() -> tuple[float, float]:

@@ -44,25 +44,29 @@ _CUT_SHORT_FRACTION = 0.9
 
 
 def plan_with_cache(
-    hlo_text: str,
+    hlo: str | Source,
     cluster: Cluster,
     options: PlanOptions | None = None,
     *,
     store: Store | None,
     progress: Callable[[PlanProgress], None] | None = None,
+    clock: Clock | None = None,
 ) -> Plan | PipelinePlan:
     """`plan_step(...)`, or its cached answer; `planning_s` is the time of this call.
 
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
+    clock: of the deadline; None starts one now.
 
     Plans cut short by a deadline are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA
     rejects.
     """
     options = options or PlanOptions()
-    with raise_typed_errors(hlo_text):
+    clock = clock or Clock(options.deadline_s)
+    source = Source(hlo) if isinstance(hlo, str) else hlo
+    with raise_typed_errors(source.text):
         if store is None:
-            return plan_step(hlo_text, cluster, options, progress=progress)
-        return _recall_or_plan(Source(hlo_text), cluster, options, store, progress)
+            return plan_step(source, cluster, options, progress=progress, clock=clock)
+        return _recall_or_plan(source, cluster, options, store, progress, clock)
 
 
 def _recall_or_plan(
@@ -71,8 +75,8 @@ def _recall_or_plan(
     options: PlanOptions,
     store: Store,
     progress: Callable[[PlanProgress], None] | None,
+    clock: Clock,
 ) -> Plan | PipelinePlan:
-    clock = Clock(options.deadline_s)
     cache = _PlanCache(store, cluster, options)
     cached_plan = cache.recall(source)
     if cached_plan is not None:

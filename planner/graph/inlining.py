@@ -39,7 +39,7 @@ def inline_calls(module: Module) -> Module:
     call. Calls with attributes of their own stay; so do all past half a million instructions.
     """
     instructions = list(module.instructions())
-    if not any(_is_plain(instruction) for instruction in instructions):
+    if not any(_may_inline(instruction) for instruction in instructions):
         return module
     if any("control-predecessors" in instruction.attributes for instruction in instructions):
         return module  # an order between instructions that a call would have to keep as a whole
@@ -48,7 +48,8 @@ def inline_calls(module: Module) -> Module:
         return Module(module.name, module.header, callees_first(entry), entry, module.tables)
 
 
-def _is_plain(instruction: Instruction) -> bool:
+def _may_inline(instruction: Instruction) -> bool:
+    """Whether an instruction is a fusion, or a call that says nothing else."""
     if instruction.opcode == "fusion":
         return True
     if instruction.opcode != "call" or not instruction.attributes.keys() <= _PLAIN:
@@ -118,7 +119,7 @@ class _Inliner:
             operands = tuple([copies[operand] for operand in instruction.operands])
             if instruction.opcode == "get-tuple-element" and operands[0] in region.tuples:
                 copies[instruction] = operands[0].operands[instruction.index]
-            elif _is_plain(instruction) and self._has_room(site.depth):
+            elif _may_inline(instruction) and self._has_room(site.depth):
                 copies[instruction] = self._inline(instruction, operands, site, region)
             else:
                 copies[instruction] = self._copy(instruction, operands, site)
@@ -138,6 +139,7 @@ class _Inliner:
         return root
 
     def _copy(self, instruction: Instruction, operands: Sequence[Instruction], site: _Site) -> Instruction:
+        """The instruction on copied operands. It keeps its name where its function is written out first."""
         self._size += 1
         copy = copy_of(instruction, operands, is_root=False)
         if not site.is_first:

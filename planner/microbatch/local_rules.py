@@ -38,7 +38,10 @@ class LocalRule:
 
 
 class LocalRules:
-    """Cached local rules: one per class of equal instructions on parts of the batch."""
+    """Cached local rules: one per class of equal instructions on parts of the batch.
+
+    Labels of the batch dimension ask first for most instructions' sharding rules, in `rules`.
+    """
 
     def __init__(self, rules: RuleCache) -> None:
         self.rules = rules

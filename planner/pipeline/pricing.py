@@ -19,7 +19,7 @@ from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataf
 from shardwright.planner.pipeline.program_writer import ProgramDraft
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.plans.causes import Causes
-from shardwright.planner.plans.collectives import compute_time_s, list_collectives
+from shardwright.planner.plans.collectives import list_collectives, total_compute_s
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.rules import rule_of
 from shardwright.planner.segments.cost_graph import CostGraph
@@ -63,7 +63,7 @@ class Pricing:
                 outputs=program.outputs,
                 collectives=collectives,
                 cost=CostSummary(
-                    compute_s=compute_time_s(decisions),
+                    compute_s=total_compute_s(decisions),
                     communication_s=sum(collective.time_s for collective in collectives),
                     lower_bound_s=0.0,
                     bound_scope=_SCOPE,

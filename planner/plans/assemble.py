@@ -200,6 +200,7 @@ def build_instruction_plans(decisions: Decisions) -> tuple[InstructionPlan, ...]
 
 
 def _instruction_plan(decisions: Decisions, computation: str, instruction: Instruction) -> InstructionPlan:
+    """An instruction's entry: the layouts of its strategy, or those of the values that it hands on."""
     flow, graph = decisions.graph.flow, decisions.graph
     leaves, shardings = flow.leaves[instruction], decisions.shardings
     is_alone = len(leaves) == 1 and len(shardings[leaves[0][0]]) == 1

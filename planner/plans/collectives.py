@@ -268,7 +268,7 @@ def _ledger(decisions: Decisions, causes: Causes | None) -> _CollectiveLedger:
     return ledger
 
 
-def compute_time_s(decisions: Decisions) -> float:
+def total_compute_s(decisions: Decisions) -> float:
     """Compute seconds of all instructions on one device, a step."""
     return sum(seconds for _, seconds in node_times_s(decisions))
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from shardwright.planner.graph.dataflow import Leaf
 from shardwright.planner.memory.constraint import BranchingBound
 from shardwright.planner.memory.terms import value_bytes
 from shardwright.planner.search.dual_bound import FINE_GAP_TOLERANCE, GAP_TOLERANCE, DualCut, LagrangianDual, LowerBound
 from shardwright.planner.search.mesh_search import MeshSearch
-from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.solutions import CandidatePlan
+
+if TYPE_CHECKING:
+    from shardwright.planner.search.search import Search
 
 #: Growth of the higher multiplier when the two plans at the best multiplier differ in no value's size.
 _MULTIPLIER_GROWTH = 2.0
@@ -48,7 +51,7 @@ class Branch:
     is_tight: bool = False
 
 
-def branch_and_bound(search: MeshSearch, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+def branch_and_bound(search: Search, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
     """The plan that fits, or a faster one, with the bound of the branches.
 
     root: the branch of all plans.
@@ -73,7 +76,7 @@ def branch_and_bound(search: MeshSearch, found: CandidatePlan, root: Branch, mos
             branch = bound_branch(parted, within, found.cost.step_s * (1 - most_open))
             branches.append(branch)
             if not _is_pruned(found, branch.bound_s, most_open) and in_vain < MAX_FAILED_SEARCHES:
-                plan = _search_branch(search, found, branch)
+                plan = search.fit_over_all_strategies(found, branch.low.chain, branch.low.solution, within)
                 in_vain = 0 if plan is not found else in_vain + 1
                 found = plan
         branches = [tighten_branch(branch, found.cost.step_s * (1 - most_open)) for branch in branches]
@@ -168,8 +171,3 @@ def bound_branch(parent: Branch, within: tuple[BranchingBound, ...], enough_s: f
         if bound_s >= enough_s:
             break
     return Branch(bound_s=bound_s, dual=dual, low=low, high=high)
-
-
-def _search_branch(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
-    """The incumbent, or a faster feasible plan: the branch's cheapest one, or one found in the branch."""
-    return fit_over_all_strategies(search, found, branch.low.chain, branch.low.solution, branch.dual.branching_bounds)

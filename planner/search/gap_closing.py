@@ -42,7 +42,6 @@ from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.primal_recovery import (
     descend_to_plan,
     fit_if_faster,
-    fit_over_all_strategies,
     recover_plan,
 )
 from shardwright.planner.search.solutions import CandidatePlan
@@ -151,7 +150,7 @@ def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> Can
     for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
         found = _raise_bound(search, found, LowerBound(cut.bound_s, cut.chain))
         if cut.slope <= 0 and found.cost.gap > target_gap and not is_in_vain:  # the next multipliers are close
-            previous, found = found, fit_over_all_strategies(search, found, cut.chain, cut.solution)
+            previous, found = found, search.fit_over_all_strategies(found, cut.chain, cut.solution)
             is_in_vain = found is previous
         if found.cost.gap <= target_gap:
             return found

@@ -25,7 +25,7 @@ from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.plans.assemble import Decisions, build_instruction_plans, build_variable_plans, decide
-from shardwright.planner.plans.collectives import communication, compute_time_s
+from shardwright.planner.plans.collectives import communication, total_compute_s
 from shardwright.planner.search.meshes import mesh_from_options
 from shardwright.planner.search.program import Program
 from shardwright.planner.search.sharding_propagation import propagate_shardings
@@ -172,7 +172,7 @@ class MeshSearch:
         if not (topology.overlap or topology.combiner_limits):
             return tried.step_s
         decisions = decide(tried.chain.graph, tried.solution.states)
-        return compute_time_s(decisions) + communication(decisions).exposed_s
+        return total_compute_s(decisions) + communication(decisions).exposed_s
 
     def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
         if self.options.mode == "propagate":
@@ -191,7 +191,7 @@ class MeshSearch:
         begun_s = self.clock.elapsed_s
         decisions = decide(chain.graph, solved.states)
         mesh = chain.graph.prices.mesh
-        compute_s = compute_time_s(decisions)
+        compute_s = total_compute_s(decisions)
         moved = communication(decisions)
         instructions = build_instruction_plans(decisions)
         parameters, outputs = build_variable_plans(decisions, self.program.arguments, self.program.outputs)

@@ -18,6 +18,7 @@ from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.source import Source
 from shardwright.planner.limits import SearchLimits
+from shardwright.planner.memory.constraint import BranchingBound
 from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO
 from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
@@ -45,6 +46,7 @@ from shardwright.planner.search.meshes import meshes_to_search, refines
 from shardwright.planner.search.min_memory_plan import find_fallback_plan
 from shardwright.planner.search.multiplier_refinement import refine_multipliers, refine_over_all_strategies
 from shardwright.planner.search.overlap_cap import enforce_overlap_cap
+from shardwright.planner.search.primal_recovery import fit_over_all_strategies
 from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
 from shardwright.planner.search.simplest import choose_simplest
 from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan, Incumbent, MeshSolution, SearchResult
@@ -369,6 +371,12 @@ class Search(MeshSearch):
     def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
         """See `branching`."""
         return branch_and_bound(self, found, root, most_open)
+
+    def fit_over_all_strategies(
+        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+    ) -> CandidatePlan:
+        """See `primal_recovery`."""
+        return fit_over_all_strategies(self, found, chain, read, within)
 
     def refine_multipliers(self, found: CandidatePlan) -> CandidatePlan:
         """See `multiplier_refinement`."""

@@ -158,6 +158,8 @@ class CostGraph:
         return weight * self.counted_fraction if node.index in self.hiding_nodes else weight
 
     def _node_costs(self, node: Node) -> FloatArray:
+        """Seconds of each strategy of a node, a step: compute, sums combined, arrival of an argument, tie breaks.
+        Infinite for a partial sum of a value recomputed per reader."""
         strategies = self.set_of((node.index, -1))
         costs = self._weight(node) * strategies.time_s
         if self.preference is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import isfinite
 
 import numpy as np
@@ -116,23 +117,20 @@ class Reduction:
 
 
 class EdgeJoinCache:
-    """Joined edges by the pair of edges behind them: equal layers share the result.
-
-    An entry references the arrays of its fold; it copies no data.
-    """
+    """Joined edges by a digest of the pair of edges behind them: equal layers share the result."""
 
     def __init__(self) -> None:
-        self._known: dict[int, list[tuple[tuple[FloatArray, FloatArray, FloatArray], FloatArray]]] = {}
+        self._joined: dict[bytes, FloatArray] = {}
 
     def of(self, left: FloatArray, cost: FloatArray, right: FloatArray) -> FloatArray:
         """[a, b] ↦ the minimum of `left[i, a] + cost[i] + right[i, b]` over a variable's states i."""
-        pair = left, cost, right
-        candidates = self._known.setdefault(hash(tuple(array.tobytes() for array in pair)), [])
-        for inputs, joined in candidates:
-            if all(map(np.array_equal, inputs, pair)):
-                return joined
-        joined = _join(left, cost[:, None] + right)
-        candidates.append((pair, joined))
+        digest = blake2b(repr((left.shape, right.shape)).encode(), digest_size=16)
+        for array in (left, cost, right):
+            digest.update(np.ascontiguousarray(array).data)
+        key = digest.digest()
+        joined = self._joined.get(key)
+        if joined is None:
+            joined = self._joined[key] = _join(left, cost[:, None] + right)
         return joined
 
 

@@ -34,6 +34,7 @@ class RuleCache:
         return number
 
     def _new_number(self, instruction: Instruction) -> int:
+        """The number of a signature; the rule of a new one is made here, whoever asks first."""
         number = self._numbers.setdefault(signature(instruction), len(self._rules))
         if number == len(self._rules):
             self._rules.append(rule_of(instruction))

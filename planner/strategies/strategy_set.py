@@ -184,6 +184,7 @@ class StrategyBuilder:
         linear: tuple[frozenset[int], ...],
         near: Restriction | None = None,
     ) -> StrategySet:
+        """The strategies of a rule, each with its seconds as a part of a fused kernel, whatever that kernel reads."""
         mesh = self.prices.mesh
         may_split = self.may_split(is_near=near is not None)
         strategies = tuple(enumerate_strategies(instruction, rule, mesh, linear, near, may_split))
@@ -197,6 +198,7 @@ class StrategyBuilder:
         return self._set(strategies, compute_s, combined_s, rule.reason if len(strategies) == 1 else "")
 
     def _compute_seconds(self, instruction: Instruction, found: StrategySet, traffic: Traffic | None) -> FloatArray:
+        """The seconds of the same strategies once the instruction's kernel is known to read and write `traffic`."""
         once: dict[tuple[object, ...], float] = {}  # strategies with equal shards
         inputs = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
         outputs = [leaf.dimensions for leaf in instruction.shape.leaves]

@@ -39,8 +39,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         shardwright_version=hello.shardwright_version,
                         jax_version=hello.jax_version,
                         coordinator_address=hello.coordinator_address,
+                        executor_generation=hello.executor_generation,
                     )
                 )
+            case "heartbeat":
+                self._master.handle_event(ev.DaemonHeard(connection=number))
             case "exited":
                 exited = event.exited
                 self._master.handle_event(
@@ -98,7 +101,13 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         data_address=hello.data_address,
                         device_count=hello.device_count,
                         transfer_address=hello.transfer_address,
+                        pid=hello.pid,
                     )
+                )
+            case "heartbeat":
+                heard = event.heartbeat
+                self._master.handle_event(
+                    ev.ExecutorHeard(connection=number, sequence=heard.sequence, doing=heard.doing)
                 )
 
     async def _stream(

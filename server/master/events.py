@@ -24,6 +24,14 @@ class DaemonJoined:
     shardwright_version: str
     jax_version: str
     coordinator_address: str
+    executor_generation: int = 0  # of an executor that it kept over a broken connection; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonHeard:
+    """A daemon's sign of life."""
+
+    connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,7 @@ class ExecutorJoined:
     data_address: str
     device_count: int
     transfer_address: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,18 @@ class ExecutorLeft:
     """An Execute stream ended."""
 
     connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorHeard:
+    """An executor's sign of life. sequence: of the command that it has been busy with for seconds, 0: of none.
+
+    doing: where in it.
+    """
+
+    connection: int
+    sequence: int = 0
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +151,7 @@ class ProgramInfo:
 
     donated: argument numbers whose buffers the program reuses.
     output_bytes: logical bytes of each output.
+    predicted_s: of a step, as the plan has it.
     stages: nodes of each stage of a pipeline; none for one program.
     """
 
@@ -138,6 +160,7 @@ class ProgramInfo:
     donated: frozenset[int]
     output_bytes: tuple[int, ...]
     stages: tuple[frozenset[int], ...] = ()
+    predicted_s: float = 0.0
     payload: Any = None
 
 
@@ -183,6 +206,7 @@ class StepRequested:
     """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message.
 
     files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either.
+    timeout_s: the user's time limit; 0: none of his own.
     """
 
     stream: int
@@ -195,7 +219,17 @@ class StepRequested:
     released: tuple[int, ...] = ()
     files: FileStepInfo | None = None
     moved_bytes: tuple[int, ...] | None = None
+    timeout_s: float = 0.0
     payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsCancelled:
+    """A client wants these steps to end; the answer is a `Cancellation`."""
+
+    call: int
+    session_id: str
+    numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,9 +257,10 @@ class Tick:
 
 
 Event = (
-    DaemonJoined | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone | ArraysUploaded
-    | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished | UnloadRequested
-    | StepsOpened | StepsClosed | StepRequested | SaveAwaited | ReleaseRequested | Tick
+    DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
+    | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
+    | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
+    | ExecutorHeard | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -257,6 +292,13 @@ class Refuse:
 
     connection: int
     error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnect:
+    """Of a daemon that has been silent: its stream ends; when it lives, it dials again."""
+
+    connection: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +389,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A call succeeded; of a load, `value` is the program, of a save (bytes written, seconds)."""
+    """A call succeeded; of a load, `value` is the program, of a save (bytes written, seconds), of `StepsCancelled`
+    a `Cancellation`.
+    """
 
     call: int
     value: Any = None
@@ -370,6 +414,22 @@ class ReplyStep:
     run_s: float
     traces: tuple[Any, ...]
     not_finite: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """What became of steps that were to end: `cancelled` never ran, `running` end within the grace, or are ended."""
+
+    cancelled: tuple[int, ...]
+    running: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """To the client of a RunSteps stream, while it waits: what for."""
+
+    stream: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,9 +457,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
-    """The server cannot go on: print the error, exit not 0."""
+    """The server cannot go on: print the error, exit not 0. is_final: starting it again will not help."""
 
     error: ShardwrightError
+    is_final: bool = False
 
 
 ToWorkers = (
@@ -413,6 +474,6 @@ ToWorkers = (
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | ToWorkers | AbortOnWorkers | Compile | Progress | Answer | Fail | ReplyStep
-    | EndStream | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | Progress | Answer
+    | Fail | ReplyStep | Notice | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

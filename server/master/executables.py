@@ -70,6 +70,7 @@ def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, 
             donated=_find_aliased(plan),
             output_bytes=tuple(_entry_layout(entry, stages).size_bytes for entry in plan.outputs),
             stages=tuple(nodes_of(stage.devices) for stage in stages),
+            predicted_s=plan.step_s,
             payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of)),
         )
     nodes = nodes_of(range(record.first_device, record.first_device + plan.mesh.device_count))
@@ -82,6 +83,7 @@ def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, 
         argument_count=len(plan.parameters),
         donated=frozenset(variable.number for variable in plan.parameters if variable.alias is not None),
         output_bytes=tuple(Layout.of(variable, plan.mesh).size_bytes for variable in plan.outputs),
+        predicted_s=plan.cost.step_s,
         payload=Payload(record=record, binaries={"": Binary(compiled=compiled, nodes=nodes)}),
     )
 

@@ -10,26 +10,36 @@ takes the others of its `jax.distributed` job with it:
 | starting | the last executor joins                  | ready    | Log                          |
 | starting | an executor exits, or too much time      | stopping | StopExecutor to the others   |
 | ready    | an executor exits or leaves              | stopping | StopExecutor to the others   |
-| any      | a daemon leaves                          | stopping | StopExecutor to the others   |
+| any      | a daemon leaves, its executor never came | stopping | StopExecutor to the others   |
+| ready    | a daemon leaves, its executor goes on    | ready    | Log                          |
+| ready    | an executor is silent for `silence_s`    | stopping | StopExecutor to all          |
 | stopping | the last executor has exited             | waiting  | (then as above)              |
 
-After `start_attempts` generations in a row that never got ready, or an executor that says
-it cannot start (`CANNOT_START`): Halt.
+Daemons and executors have a connection each, and send signs of life. A daemon that freezes or loses its connection
+costs nothing while its executor is heard: it is taken up again when it is back. An executor dies with its daemon's
+process, and by itself when its own connection breaks.
+
+A start that failed is tried again after a pause, which grows. Halt after `start_attempts` of them in a row, or one
+where the executor says that it cannot start (`CANNOT_START`); where the cluster was ready before, after
+`restart_patience_s`.
 """
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.errors import ClusterConfigError, ServerUnavailableError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
 from shardwright.server.master.events import (
     Command,
+    DaemonHeard,
     DaemonJoined,
     DaemonLeft,
+    Disconnect,
     ExecutorExited,
+    ExecutorHeard,
     ExecutorJoined,
     ExecutorLeft,
     Halt,
@@ -42,6 +52,7 @@ from shardwright.server.master.events import (
 #: Exit code of an executor that starting again will not help.
 CANNOT_START = 3
 
+_DAEMON_LOST = "its daemon ended, or its connection to the master broke"
 _STREAM_LOST = "its connection was lost"
 
 Phase = Literal["waiting", "starting", "ready", "stopping"]
@@ -67,10 +78,25 @@ class Identity:
 
 
 @dataclass(slots=True)
+class Pulse:
+    """Since when a peer has been silent, in seconds of the awake clock; looked at once a tick."""
+
+    is_heard: bool = True
+    silent_s: float = 0.0
+    _heard_s: float = 0.0
+
+    def look(self, awake_s: float) -> float:
+        if self.is_heard:
+            self.is_heard, self._heard_s = False, awake_s
+        self.silent_s = awake_s - self._heard_s
+        return self.silent_s
+
+
+@dataclass(slots=True)
 class NodeRecord:
     """daemon: its connection, or None. executor: whether one may be running, as far as is known.
 
-    executor_connection: its Execute stream, or None until it joined.
+    executor_connection: its Execute stream, or None until it joined. pid: of the executor.
     """
 
     member: Member
@@ -82,6 +108,11 @@ class NodeRecord:
     transfer_address: str = ""
     data_port: int = 0
     detail: str = ""
+    pid: int = 0
+    busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
+    daemon_pulse: Pulse = field(default_factory=Pulse)
+    executor_pulse: Pulse = field(default_factory=Pulse)
+    is_daemon_silent: bool = False
 
 
 class Formation:
@@ -101,7 +132,9 @@ class Formation:
         self._limits = limits
         self._wait_s = wait_s
         self._since_s = now_s
-        self._failed_starts = 0
+        self._failed_starts = 0  # in a row
+        self._failing_since_s = now_s
+        self._retry_s = now_s  # no start before
         self._was_ready = False
         self._is_halted = False
 
@@ -128,16 +161,41 @@ class Formation:
     def node_state(self, index: int) -> str:
         """One of "waiting", "starting", "ready", "lost", for people."""
         record = self.nodes[index]
-        if record.daemon is None:
+        if record.daemon is None and record.executor_connection is None:
             return "lost" if self._was_ready else "waiting"
         return "ready" if self.phase == "ready" else "starting"
 
     def detail_of(self, index: int) -> str:
         """A node's known details beyond its state, for people: the reason of its absence."""
         record = self.nodes[index]
-        if record.daemon is not None:
+        if self._is_suspect(record):
+            return f"its executor, process {record.pid}, has been silent for {record.executor_pulse.silent_s:.0f} s"
+        if record.is_daemon_silent:
+            return f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s; its executor goes on"
+        if record.daemon is not None or record.executor_connection is not None:
             return record.detail
         return f"{record.member.address}: {record.detail or 'it has not come yet'}"
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether an executor has been silent for longer than it should."""
+        return any(self._is_suspect(record) for record in self.nodes.values())
+
+    @property
+    def lacks_daemons(self) -> bool:
+        """Whether a daemon is gone or silent, whatever its executor does."""
+        return any(record.daemon is None or record.is_daemon_silent for record in self.nodes.values())
+
+    def _is_suspect(self, record: NodeRecord) -> bool:
+        is_silent = record.executor_pulse.silent_s > self._limits.silence_s / 3
+        return record.executor_connection is not None and is_silent
+
+    def describe_executor(self, index: int, sequence: int) -> str:
+        """A node's executor, for people: its process, and where it is in the command of this number."""
+        record = self.nodes[index]
+        at, doing = record.busy
+        place = f"node {index} ({record.member.address}), process {record.pid}"
+        return f"{place}, {doing}" if at == sequence and doing else place
 
     # ---- daemons -----------------------------------------------------------
     def daemon_joined(self, event: DaemonJoined, now_s: float) -> list[Command]:
@@ -145,12 +203,17 @@ class Formation:
         if error is not None:
             return [Refuse(connection=event.connection, error=error), Log(text=f"refused a worker: {error.message}")]
         record = self.nodes[event.node]
-        record.daemon = event.connection
+        commands = self._disconnect(record)  # a silent one
+        record.daemon, record.daemon_pulse = event.connection, Pulse()
         record.coordinator_address = event.coordinator_address
         record.detail = ""
+        if record.executor_connection is not None:
+            if event.executor_generation == self.generation:
+                return [*commands, Log(text=f"the daemon of node {event.node} is back; its executor has gone on")]
+            return [*commands, *self._let_go(record), *self._stop(record, "another daemon took its place", now_s)]
         missing = [str(member.index) for member in self.missing]
         text = f"node {event.node} joined" + (f"; waiting for workers {', '.join(missing)}" if missing else "")
-        return [Log(text=text), *self._start_if_complete(now_s)]
+        return [*commands, Log(text=text), *self._start_if_complete(now_s)]
 
     def _refusal(self, event: DaemonJoined) -> ShardwrightError | None:
         mine = self.identity
@@ -172,7 +235,7 @@ class Formation:
                     f"node {event.node} runs {what} {theirs}, the master {ours}",
                     remedy="install the same versions on all nodes",
                 )
-        if self.nodes[event.node].daemon is not None:
+        if self.nodes[event.node].daemon is not None and not self.nodes[event.node].is_daemon_silent:
             return ClusterConfigError(
                 f"task {event.node} is running already", remedy="give each node its own task index, or stop the other"
             )
@@ -180,13 +243,37 @@ class Formation:
 
     def daemon_left(self, event: DaemonLeft, now_s: float) -> list[Command]:
         record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
-        if record is None:
-            return []
-        record.daemon = None
-        record.executor = False  # it dies with its daemon
-        record.executor_connection = None
-        record.detail = "its daemon ended, or its connection to the master broke"
-        return self._stop(record, record.detail, now_s)
+        return [] if record is None else self._lose_daemon(record, _DAEMON_LOST, now_s)
+
+    def daemon_heard(self, event: DaemonHeard, now_s: float) -> list[Command]:
+        del now_s
+        for record in self.nodes.values():
+            if record.daemon == event.connection:
+                record.daemon_pulse.is_heard = True
+                if record.is_daemon_silent:
+                    record.is_daemon_silent = False
+                    return [Log(text=f"the daemon of node {record.member.index} is heard again")]
+        return []
+
+    def _lose_daemon(self, record: NodeRecord, why: str, now_s: float) -> list[Command]:
+        """An executor that is connected goes on: it dies with its daemon's process, but not with its connection."""
+        record.daemon, record.is_daemon_silent = None, False
+        record.detail = why
+        if record.executor_connection is not None:
+            return [Log(text=f"node {record.member.index}: {why}; its executor is still connected")]
+        record.executor = False
+        return self._stop(record, why, now_s)
+
+    def _disconnect(self, record: NodeRecord) -> list[Command]:
+        """Give up a daemon's connection, if there is one."""
+        connection, record.daemon, record.is_daemon_silent = record.daemon, None, False
+        return [] if connection is None else [Disconnect(connection=connection)]
+
+    def _let_go(self, record: NodeRecord) -> list[Command]:
+        """End an executor without its daemon: by its own connection, or it is gone already."""
+        connection, record.executor_connection, record.executor = record.executor_connection, None, False
+        over = WorkerLostError(f"generation {self.generation} is over")
+        return [] if connection is None else [Refuse(connection=connection, error=over)]
 
     # ---- executors ---------------------------------------------------------
     def executor_joined(self, event: ExecutorJoined, now_s: float) -> list[Command]:
@@ -202,6 +289,7 @@ class Formation:
         record.data_address = event.data_address
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
+        record.pid, record.busy, record.executor_pulse = event.pid, (0, ""), Pulse()
         if any(other.executor_connection is None for other in self.nodes.values()):
             return []
         self.phase = "ready"
@@ -223,9 +311,8 @@ class Formation:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
         how = f"it ended with {_describe_exit(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
-        if self.phase == "starting" and event.exit_code == CANNOT_START:
-            self._failed_starts = self._limits.start_attempts
-        commands = self._stop(record, how, now_s)
+        is_final = self.phase == "starting" and event.exit_code == CANNOT_START and not self._was_ready
+        commands = self._stop(record, how, now_s, is_final=is_final)
         if record.detail == _STREAM_LOST:  # now it is known why
             record.detail = how
             commands = [Log(text=f"the executor of node {record.member.index}: {how}", is_warning=True), *commands]
@@ -235,12 +322,27 @@ class Formation:
         for record in self.nodes.values():
             if record.executor_connection == event.connection:
                 record.executor_connection = None
+                if record.daemon is None:
+                    record.executor = False  # nobody will tell of its end
+                    return self._stop(record, record.detail, now_s)
                 return self._stop(record, _STREAM_LOST, now_s)
         return []
 
     def restart(self, reason: str, now_s: float) -> list[Command]:
         """Start a new generation although all executors are there."""
         return self._stop(None, reason, now_s)
+
+    def replace_executors(self, reason: str, now_s: float) -> list[Command]:
+        """The same, because of what one of them is busy with."""
+        return self._stop(None, reason, now_s, text=f"all executors were replaced: {reason}")
+
+    def executor_heard(self, event: ExecutorHeard, now_s: float) -> list[Command]:
+        del now_s
+        index = self.connections.get(event.connection)
+        if index is not None:
+            self.nodes[index].busy = (event.sequence, event.doing)
+            self.nodes[index].executor_pulse.is_heard = True
+        return []
 
     # ---- time --------------------------------------------------------------
     def tick(self, now_s: float) -> list[Command]:
@@ -255,46 +357,83 @@ class Formation:
         if self.phase == "starting" and waited_s > self._limits.start_timeout_s:
             late = next(record for record in self.nodes.values() if record.executor_connection is None)
             return self._stop(late, f"it did not start within {self._limits.start_timeout_s:g} s", now_s)
-        return []
+        return self._start_if_complete(now_s)
+
+    def watch(self, awake_s: float, now_s: float) -> list[Command]:
+        """Look for signs of life; `awake_s` is the awake clock's time."""
+        limit_s, commands = self._limits.silence_s, list[Command]()
+        for record in self.nodes.values():
+            daemon_s, executor_s = record.daemon_pulse.look(awake_s), record.executor_pulse.look(awake_s)
+            if record.daemon is not None and daemon_s > limit_s:
+                commands += self._notice_silent_daemon(record, now_s)
+            if record.executor_connection is not None and executor_s > limit_s:
+                why = f"process {record.pid} has been silent for {executor_s:.0f} s: it hangs, or its machine does"
+                commands += self._stop(record, why, now_s)
+        return commands
+
+    def _notice_silent_daemon(self, record: NodeRecord, now_s: float) -> list[Command]:
+        why = f"its daemon has been silent for {record.daemon_pulse.silent_s:.0f} s"
+        if record.executor_connection is None or self._is_suspect(record):
+            return [*self._disconnect(record), *self._lose_daemon(record, why, now_s)]
+        if record.is_daemon_silent:
+            return []
+        record.is_daemon_silent = True
+        text = f"node {record.member.index}: {why}; its executor goes on, but could not be replaced"
+        return [Log(text=text, is_warning=True)]
 
     # ---- transitions -------------------------------------------------------
-    def _stop(self, culprit: NodeRecord | None, reason: str, now_s: float) -> list[Command]:
-        """End all executors that still run; a new generation follows when the last is gone."""
+    def _stop(
+        self, culprit: NodeRecord | None, reason: str, now_s: float, *, text: str = "", is_final: bool = False
+    ) -> list[Command]:
+        """End all executors that still run; a new generation follows when the last is gone.
+
+        text: what clients are told, if not that the culprit was lost. is_final: another start will not help.
+        """
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
             who = _describe_culprit(culprit)
             self.last_lost = None if culprit is None else culprit.member.index
-            self.last_loss = WorkerLostError(f"{who} was lost: {reason}", remedy=_remedy(culprit))
+            self.last_loss = WorkerLostError(text or f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
             if self.phase == "starting":
-                self._failed_starts += 1
+                commands += self._record_failed_start(who, reason, now_s, is_final=is_final)
             if culprit is not None:
                 culprit.detail = reason
-            commands += [
-                StopExecutor(connection=record.daemon, generation=self.generation)
-                for record in self.nodes.values()
-                if record.executor and record.daemon is not None
-            ]
-            self.phase = "stopping"
             for record in self.nodes.values():
+                if record.executor and record.daemon is not None and not record.is_daemon_silent:
+                    commands.append(StopExecutor(connection=record.daemon, generation=self.generation))
+                elif record.executor:
+                    commands += [*self._let_go(record), *self._disconnect(record)]
                 record.executor_connection = None
-            if self._failed_starts >= self._limits.start_attempts:
-                commands += self._give_up(who, reason)
+            self.phase = "stopping"
         if self.phase == "stopping" and not any(record.executor for record in self.nodes.values()):
             self.phase = "waiting"
             self._since_s = now_s
             commands += self._start_if_complete(now_s)
         return commands
 
-    def _give_up(self, who: str, reason: str) -> list[Command]:
+    def _record_failed_start(self, who: str, reason: str, now_s: float, *, is_final: bool) -> list[Command]:
+        """Pause before the next start, or give up."""
+        limits = self._limits
+        if self._failed_starts == 0:
+            self._failing_since_s = now_s
+        self._failed_starts += 1
+        if self._was_ready:
+            is_over = now_s - self._failing_since_s > limits.restart_patience_s
+        else:
+            is_over = self._failed_starts >= limits.start_attempts
+        if not (is_over or is_final):
+            pause_s = min(limits.first_retry_s * 2.0 ** min(self._failed_starts - 1, 30), limits.last_retry_s)
+            self._retry_s = now_s + pause_s
+            return [Log(text=f"start {self._failed_starts} failed; the next one in {pause_s:g} s", is_warning=True)]
         if self._is_halted:
             return []
         self._is_halted = True
         error = WorkerLostError(f"{who} does not start: {reason}", remedy="the log of that node says more")
-        return [Halt(error=error)]
+        return [Halt(error=error, is_final=is_final)]
 
     def _start_if_complete(self, now_s: float) -> list[Command]:
-        if self.phase != "waiting" or self.missing or self._is_halted:
+        if self.phase != "waiting" or self.missing or self._is_halted or now_s < self._retry_s:
             return []
         self.phase = "starting"
         self.generation += 1
@@ -321,12 +460,15 @@ class Formation:
         records = self.nodes.values()
         assert (self.phase == "ready") <= all(record.executor_connection is not None for record in records)
         assert (self.phase in ("waiting", "stopping")) <= all(record.executor_connection is None for record in records)
-        assert (self.phase == "waiting") <= (bool(self.missing) or self._is_halted), "a complete cluster does not wait"
+        has_reason = bool(self.missing) or self._is_halted or self._failed_starts > 0
+        assert (self.phase == "waiting") <= has_reason, "a complete cluster waits after a failed start only"
         assert (self.phase == "waiting") <= (not any(record.executor for record in records))
         assert (self.phase == "stopping") <= any(record.executor for record in records)
         for record in records:
             assert (record.executor_connection is not None) <= record.executor, "no stream without an executor"
-            assert record.executor <= (record.daemon is not None), "an executor dies with its daemon"
+            has_connection = record.daemon is not None or record.executor_connection is not None
+            assert record.executor <= has_connection, "what nobody can tell of is gone"
+            assert record.is_daemon_silent <= (record.daemon is not None)
         daemons = [record.daemon for record in records if record.daemon is not None]
         assert len(set(daemons)) == len(daemons)
 
@@ -346,7 +488,7 @@ def _remedy(culprit: NodeRecord | None) -> str:
             f"start it again with launch_worker.sh, the same cluster file and task number {culprit.member.index}, "
             "unless its network comes back; then run init again, or restore a checkpoint"
         )
-    return "the server starts it again; run init again, or restore a checkpoint"
+    return "arrays of before are gone: run init again, or restore a checkpoint; the server starts executors by itself"
 
 
 def _describe_exit(exit_code: int) -> str:

@@ -9,7 +9,10 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import BinaryIO, cast
 
 from shardwright.clusters.cluster import Cluster
@@ -76,14 +79,66 @@ class PlannerChild:
                 pipe.close()
 
 
+class FairQueue:
+    """At most `size` holders at a time; of those who wait, the session with the fewest holders is next, then the first.
+
+    Use it from the event loop's thread.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._holders: Counter[str] = Counter()
+        self._waiting: list[tuple[str, asyncio.Future[None], Callable[[int], None]]] = []
+
+    @asynccontextmanager
+    async def place(self, session_id: str, moved: Callable[[int], None]) -> AsyncIterator[None]:
+        """Within, it is held. moved: called with the position in the queue, from 1, while that changes."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (session_id, turn, moved)
+        self._waiting.append(entry)
+        self._advance()
+        try:
+            await turn
+            yield
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            else:
+                self._holders[session_id] -= 1
+            self._holders += Counter()  # forgets sessions without any
+            self._advance()
+
+    def _advance(self) -> None:
+        queue = self._in_order()
+        free = self._size - self._holders.total()
+        for entry in queue[: max(free, 0)]:
+            session_id, turn, _ = entry
+            self._waiting.remove(entry)
+            self._holders[session_id] += 1
+            if not turn.done():
+                turn.set_result(None)
+        for position, (_, _, moved) in enumerate(queue[max(free, 0) :], 1):
+            moved(position)
+
+    def _in_order(self) -> list[tuple[str, asyncio.Future[None], Callable[[int], None]]]:
+        """Round robin: each entry ranks by the places of its session that are before it."""
+        before = Counter(self._holders)
+        ranked = []
+        for entry in self._waiting:
+            ranked.append((before[entry[0]], entry))
+            before[entry[0]] += 1
+        return [entry for _, entry in sorted(ranked, key=lambda pair: pair[0])]
+
+
 class PlannerPool:
-    """Keeps one planner warm; more run while several clients plan at once.
+    """Keeps one planner warm; as many run at once as the machine has cores, others wait in a `FairQueue`.
 
     Use it from the event loop's thread: a child dies with the thread that started it.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, size: int | None = None) -> None:
         self._cluster = pickle.dumps(cluster)
+        self._queue = FairQueue(size or len(os.sched_getaffinity(0)))
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
 
@@ -97,11 +152,18 @@ class PlannerPool:
 
         A planner that was killed is asked once more, in a new process.
         """
-        try:
+        began_s = time.monotonic()
+
+        def moved(position: int) -> None:
+            elapsed_s = time.monotonic() - began_s
+            listener(master_pb2.PlanProgress(phase="queue", detail=f"position {position}", elapsed_s=elapsed_s))
+
+        async with self._queue.place(request.session_id, moved):
+            try:
+                return await self._request_plan(request, hlo_text, listener)
+            except PlannerKilledError as error:
+                _log.warning("%s; planning begins anew", error.message)
             return await self._request_plan(request, hlo_text, listener)
-        except PlannerKilledError as error:
-            _log.warning("%s; planning begins anew", error.message)
-        return await self._request_plan(request, hlo_text, listener)
 
     async def _request_plan(
         self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener

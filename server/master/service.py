@@ -15,6 +15,7 @@ from shardwright.plans.plan_text import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.server.master import events as ev
+from shardwright.server.master import watchdog
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
 from shardwright.server.master.shell import Master, OutgoingStream
@@ -24,6 +25,8 @@ from shardwright.server.versions import jax_version, shardwright_version
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 _PROGRESS_S = 1.0
+#: Digits of a session id in Status: the whole id opens the session.
+SHOWN_DIGITS = 8
 
 
 def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -110,11 +113,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 self._require_session(session_id)
             else:
                 self._master.handle_event(ev.SessionTouched(session_id=session_id))
-            unpacker.feed(request.chunk)
+            await asyncio.to_thread(unpacker.feed, request.chunk)  # a chunk may unpack to a thousand times as much
         if session_id is None:
             raise unknown_session("")
-        text = unpacker.text()
-        program_id = hashlib.sha256(text.encode()).hexdigest()
+        text = await asyncio.to_thread(unpacker.text)
+        program_id = await asyncio.to_thread(_program_id, text)
         self._require_session(session_id)
         self._master.programs.put(session_id, program_id, text)
         return master_pb2.UploadProgramReply(program_id=program_id)
@@ -229,6 +232,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
             outlet.end()
 
     @_with_typed_errors
+    async def CancelSteps(
+        self, request: master_pb2.CancelStepsRequest, context: Context
+    ) -> master_pb2.CancelStepsReply:
+        call = self._master.call(
+            lambda number: ev.StepsCancelled(call=number, session_id=request.session_id, numbers=tuple(request.numbers))
+        )
+        done: ev.Cancellation = await call.answer()
+        return master_pb2.CancelStepsReply(cancelled=done.cancelled, running=done.running)
+
+    @_with_typed_errors
     async def WaitForSave(
         self, request: master_pb2.WaitForSaveRequest, context: Context
     ) -> master_pb2.WaitForSaveReply:
@@ -259,13 +272,13 @@ class MasterService(master_pb2_grpc.MasterServicer):
         state, cluster = self._master.state, self._master.cluster
         formation = state.formation
         states = [formation.node_state(node.index) for node in self._nodes()]
-        overall = "ready" if formation.phase == "ready" else "degraded" if "lost" in states else "waiting"
         return master_pb2.StatusReply(
             server_version=shardwright_version(),
             jax_version=jax_version(),
             cluster_name=cluster.name,
             platform=cluster.platform,
-            state=overall,
+            state=state.summary,
+            waiting_for=watchdog.waiting_for(state),
             nodes=[
                 master_pb2.NodeStatus(
                     node=node,
@@ -277,7 +290,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             ],
             sessions=[
                 master_pb2.SessionStatus(
-                    session_id=session.session_id,
+                    session_id=session.session_id[:SHOWN_DIGITS],
                     last_step=session.last_number,
                     array_count=len(session.arrays),
                     array_bytes=session.array_bytes,
@@ -286,6 +299,10 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 for session in state.sessions.values()
             ],
         )
+
+
+def _program_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _record(plan_json: str, hlo_text: str, first_device: int) -> PlanRecord:
@@ -313,6 +330,7 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         released=tuple(request.released),
         files=_files(request),
         moved_bytes=_output_bytes_of_move(request),
+        timeout_s=request.timeout_s,
         payload=request,
     )
 

@@ -30,12 +30,13 @@ MAX_REMEMBERED_DROPS = 65_536
 
 @dataclass(slots=True)
 class Executable:
-    """state: "compiling", "loading" (or waiting for a cluster to load on), "loaded"."""
+    """state: "compiling", "loading" (or waiting for a cluster to load on), "loaded". longest_run_s: of its steps."""
 
     plan_id: str
     state: str = "compiling"
     program: ProgramInfo | None = None
     waiting_calls: list[int] = field(default_factory=list)
+    longest_run_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class Session:
     reply_cursor: int = 1
     queue: deque[QueuedRequest] = field(default_factory=deque)
     running: dict[int, int] = field(default_factory=dict)  # step number → sequence
+    cancelled: set[int] = field(default_factory=set)  # numbers that were cancelled before their steps came
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)  # id → logical bytes, of those there or arriving
     arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are not yet

@@ -83,7 +83,7 @@ class Call:
 
 
 class Master:
-    """State machine, library and children of one master. `halted` gets the error that ends the server."""
+    """State machine, library and children of one master. `halted` gets what ends the server."""
 
     def __init__(self, cluster: Cluster, limits: Limits, *, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class Master:
         self.programs: ContentStore[str] = ContentStore("program", limits.programs_per_session)
         self.plans: ContentStore[PlanRecord] = ContentStore("plan", limits.programs_per_session)
         self.planners = PlannerPool(cluster)
-        self.halted: asyncio.Future[ShardwrightError] = loop.create_future()
+        self.halted: asyncio.Future[ev.Halt] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
         members = tuple(
             Member(
@@ -104,7 +104,7 @@ class Master:
             cluster_hash=cluster.content_hash, shardwright_version=shardwright_version(), jax_version=jax_version()
         )
         self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
-        self._compiler = CompileService(cluster.device_count, cluster.platform)
+        self._compiler = CompileService(cluster.device_count, cluster.platform, gpu_ids=cluster.master.gpu_ids)
         self._compiled: dict[str, ev.ProgramInfo] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
@@ -123,11 +123,14 @@ class Master:
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
         self._is_closing = True
+        is_failure = self.halted.done()
         stopping = ServerUnavailableError(reason, remedy="connect again once the server is back")
         daemons = {record.daemon for record in self.state.formation.nodes.values()}
         for number, outlet in self._outlets.items():
             if number in daemons:
-                outlet.put(worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason=reason)))
+                outlet.put(
+                    worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason=reason, is_failure=is_failure))
+                )
                 outlet.end()
             else:
                 outlet.end(stopping)
@@ -242,11 +245,18 @@ class Master:
         if number in self._outlets:
             self._outlets[number].end(command.error)
 
+    def _disconnect(self, command: ev.Disconnect) -> None:
+        if command.connection in self._outlets:
+            self._outlets[command.connection].end()
+
     def _to_call(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
         if command.call in self._calls:
             self._calls[command.call].put(command)
             if not isinstance(command, ev.Progress):
                 del self._calls[command.call]
+
+    def _send_notice(self, command: ev.Notice) -> None:
+        self._to_peer(command.stream, master_pb2.RunStepsReply(waiting_for=command.text))
 
     def _reply_step(self, command: ev.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
@@ -271,7 +281,7 @@ class Master:
 
     def _halt(self, command: ev.Halt) -> None:
         if not self.halted.done():
-            self.halted.set_result(command.error)
+            self.halted.set_result(command)
 
     # ---- compiling ---------------------------------------------------------
     def require_compiled(self, session_id: str, plan_id: str) -> ev.ProgramInfo:
@@ -305,6 +315,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.RunOnWorkers: Master._run_on_workers,
     ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
+    ev.Notice: Master._send_notice,
     ev.OpenOnWorkers: Master._open_on_workers,
     ev.CloseOnWorkers: Master._close_on_workers,
     ev.LoadOnWorkers: Master._load_on_workers,
@@ -315,6 +326,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,
     ev.Refuse: Master._end_outgoing,
+    ev.Disconnect: Master._disconnect,
     ev.EndStream: Master._end_outgoing,
     ev.Progress: Master._to_call,
     ev.Answer: Master._to_call,

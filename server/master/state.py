@@ -23,7 +23,7 @@ from typing import Any
 from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import saves
+from shardwright.server.master import saves, watchdog
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
 
@@ -35,10 +35,16 @@ class Pending:
     """A broadcast that not every node has answered: `waiting` nodes, and what the others said.
 
     failed_s: when the first node reported an error; the divergence clock.
+    sent_s, limit_s, usual_s, cancelled_s: the watchdog's; by its clock. verdict: the error it gave the command.
     """
 
     command: ev.ToWorkers
     waiting: set[int]
+    sent_s: float
+    limit_s: float
+    usual_s: float = 0.0
+    cancelled_s: float | None = None
+    verdict: ShardwrightError | None = None
     error: ShardwrightError | None = None
     failed_s: float | None = None
     values: tuple[Any, ...] = ()
@@ -57,6 +63,7 @@ class MasterState:
     sessions: dict[str, Session] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     sequence: int = 0
+    watchdog: watchdog.Watchdog = field(default_factory=lambda: watchdog.Watchdog(watchdog.AwakeClock()))
     _now_s: float = 0.0
 
     @classmethod
@@ -68,6 +75,7 @@ class MasterState:
     def handle(self, event: ev.Event, now_s: float) -> Commands:
         """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
         self._now_s = now_s
+        self.watchdog.clock.advance(now_s)
         formation_handler = _FORMATION_HANDLERS.get(type(event))
         if formation_handler is not None:
             return self._with_formation(formation_handler(self.formation, event, now_s))
@@ -97,17 +105,36 @@ class MasterState:
             for array_id in list(session.arrays):
                 session.drop_array(array_id, loss)
             for number, sequence in sorted(session.running.items()):
-                session.finish(number, StepOutcome(error=self._loss_of(session, pending[sequence].command, loss)))
+                session.finish(number, StepOutcome(error=self._loss_of(session, pending[sequence], loss)))
             for executable in session.executables.values():
                 if executable.state == "loaded":
                     executable.state = "loading"
+            commands += self._drop_refused_loads(session, pending)
             commands += saves.lose(session, loss, self._now_s)
             commands += self._reply_steps(session) + self._advance(session)
         return commands
 
-    def _loss_of(self, session: Session, command: ev.ToWorkers, loss: ShardwrightError) -> ShardwrightError:
-        """The loss, with the stages that the lost node computed in a step of a pipeline."""
+    @staticmethod
+    def _drop_refused_loads(session: Session, pending: dict[int, Pending]) -> Commands:
+        """A load that hung is not tried again."""
+        commands: Commands = []
+        for item in pending.values():
+            command = item.command
+            if item.verdict is None or not isinstance(command, ev.LoadOnWorkers):
+                continue
+            if command.session_id == session.session_id and command.program.plan_id in session.executables:
+                calls = session.executables.pop(command.program.plan_id).waiting_calls
+                commands += [ev.Fail(call=call, error=item.verdict) for call in calls]
+        return commands
+
+    def _loss_of(self, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:
+        """The watchdog's verdict, or the loss with the stages that the lost node computed in a step of a pipeline."""
+        command = item.command
         assert isinstance(command, ev.RunOnWorkers)
+        if item.verdict is not None:
+            return item.verdict
+        if item.cancelled_s is not None:
+            return watchdog.cancelled(f"step {command.step.number} was cancelled before it had ended")
         executable = session.executable_of(command.step)
         nodes_of_stages = executable.program.stages if executable is not None and executable.program else ()
         stages = [str(number) for number, nodes in enumerate(nodes_of_stages) if self.formation.last_lost in nodes]
@@ -128,8 +155,23 @@ class MasterState:
     def _broadcast(self, make: Callable[[int], ev.ToWorkers]) -> Commands:
         self.sequence += 1
         command = make(self.sequence)
-        self.pending[self.sequence] = Pending(command=command, waiting=set(self.formation.nodes))
+        self.pending[self.sequence] = Pending(
+            command=command,
+            waiting=set(self.formation.nodes),
+            sent_s=self.watchdog.clock.now_s,
+            limit_s=self.limits.load_s if isinstance(command, ev.LoadOnWorkers) else self.limits.step_s,
+        )
         return [command]
+
+    @property
+    def summary(self) -> str:
+        """The state of everything in a word; see `StatusReply.state`."""
+        formation = self.formation
+        if formation.phase != "ready":
+            return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
+        if watchdog.stalled(self) is not None or formation.has_suspects:
+            return "stalled"
+        return "degraded" if formation.lacks_daemons else "ready"
 
     # ---- executors answer --------------------------------------------------
     def _command_done(self, event: ev.CommandDone) -> Commands:
@@ -149,8 +191,19 @@ class MasterState:
         if item.waiting:
             return self._abort(item) if is_news else []
         del self.pending[event.sequence]
+        self._record_run(item, watchdog.record_end(self, item))
         finish = _FINISHERS.get(type(item.command))
         return finish(self, item) if finish is not None else []
+
+    def _record_run(self, item: Pending, took_s: float) -> None:
+        """Remember how long the steps of an executable take."""
+        command = item.command
+        if not isinstance(command, ev.RunOnWorkers) or item.error is not None:
+            return
+        session = self.sessions.get(command.step.session_id)
+        executable = session.executables.get(command.step.executable_id) if session is not None else None
+        if executable is not None:
+            executable.longest_run_s = max(executable.longest_run_s, took_s)
 
     def _abort(self, item: Pending) -> Commands:
         """A step failed on one node: the others may be waiting on its transfers."""
@@ -233,6 +286,8 @@ class MasterState:
         commands += saves.lose(session, reason, self._now_s)
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
+        for sequence in session.running.values():
+            self._cancel_running(sequence)
         if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
             commands += self._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
         return [*commands, ev.SessionEnded(session_id=session_id)]
@@ -358,8 +413,40 @@ class MasterState:
         if event.number <= session.last_number:
             return self._reply_steps(session)  # sent again: it has run, or is about to
         session.last_number = event.number
+        if event.number in session.cancelled:
+            session.cancelled.discard(event.number)
+            return self._refuse_step(session, event, watchdog.cancelled_in_time(event.number))
         session.enqueue(event, self._now_s)
         return self._advance(session)
+
+    def _steps_cancelled(self, event: ev.StepsCancelled) -> Commands:
+        """Steps that wait, or have yet to come, fail at once; those that run get a grace, see `watchdog.py`."""
+        session = self.sessions.get(event.session_id)
+        if session is None:
+            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        session.last_seen_s = self._now_s
+        numbers = set(event.numbers)
+        running = sorted(numbers & session.running.keys())
+        for number in running:
+            self._cancel_running(session.running[number])
+        commands: Commands = []
+        steps = [item.request for item in session.queue if isinstance(item.request, ev.StepRequested)]
+        waiting = [step for step in steps if step.number in numbers]
+        gone = {id(step) for step in waiting}
+        session.queue = deque(item for item in session.queue if id(item.request) not in gone)
+        for step in waiting:
+            commands += self._refuse_step(session, step, watchdog.cancelled_in_time(step.number))
+        last = session.last_number
+        on_their_way = {number for number in numbers if last < number <= last + self.limits.pending_steps}
+        session.cancelled |= on_their_way
+        never_run = sorted({step.number for step in waiting} | on_their_way)
+        done = ev.Cancellation(cancelled=tuple(never_run), running=tuple(running))
+        return [*commands, ev.Answer(call=event.call, value=done), *self._advance(session)]
+
+    def _cancel_running(self, sequence: int) -> None:
+        item = self.pending[sequence]
+        if item.cancelled_s is None:
+            item.cancelled_s = self.watchdog.clock.now_s
 
     def _reply_steps(self, session: Session) -> Commands:
         """Replies that are due on the session's stream, in the order of their numbers."""
@@ -409,6 +496,10 @@ class MasterState:
 
     def _run(self, session: Session, step: ev.StepRequested) -> Commands:
         commands = self._broadcast(lambda sequence: ev.RunOnWorkers(sequence=sequence, step=step))
+        executable = session.executables.get(step.executable_id)
+        item = self.pending[self.sequence]
+        item.limit_s = watchdog.step_limit_s(self.limits, step, executable)
+        item.usual_s = watchdog.usual_s(executable)
         session.start(step, self.sequence, self._now_s)
         return commands
 
@@ -443,6 +534,7 @@ class MasterState:
     def _tick(self, event: ev.Tick) -> Commands:
         del event
         commands = self._with_formation(self.formation.tick(self._now_s))
+        commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
             commands += self._advance(session)
             idle_s = self._now_s - session.last_seen_s
@@ -453,7 +545,7 @@ class MasterState:
                 reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)
-        return commands + saves.tick(self) + self._check_divergence()
+        return commands + saves.tick(self) + self._check_divergence() + watchdog.tick(self)
 
     def _check_divergence(self) -> Commands:
         for sequence, item in self.pending.items():
@@ -500,10 +592,12 @@ def unknown_session(session_id: str) -> SessionError:
 
 _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {
     ev.DaemonJoined: Formation.daemon_joined,
+    ev.DaemonHeard: Formation.daemon_heard,
     ev.DaemonLeft: Formation.daemon_left,
     ev.ExecutorJoined: Formation.executor_joined,
     ev.ExecutorExited: Formation.executor_exited,
     ev.ExecutorLeft: Formation.executor_left,
+    ev.ExecutorHeard: Formation.executor_heard,
 }
 _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.CommandDone: MasterState._command_done,
@@ -517,6 +611,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsOpened: MasterState._steps_opened,
     ev.StepsClosed: MasterState._steps_closed,
     ev.StepRequested: MasterState._step_requested,
+    ev.StepsCancelled: MasterState._steps_cancelled,
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
     ev.Tick: MasterState._tick,

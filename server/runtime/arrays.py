@@ -151,6 +151,11 @@ def local_positions() -> dict[int, jax.Device]:
     return {at: device for at, device in enumerate(mesh_devices()) if device.process_index == here}
 
 
+def position_of(device: jax.Device) -> int:
+    """Of a device of this process, its position in the cluster's order."""
+    return next(at for at, mine in local_positions().items() if mine == device)
+
+
 def is_here(layout: Layout) -> bool:
     """Whether a device of this node holds a part of such an array."""
     return any(position in layout.devices for position in local_positions())

@@ -25,8 +25,9 @@ class CrossMeshReshard:
     """What this process does of the move of one value between two stages; used for every micro-batch.
 
     sources: the value, in sections of its rows; one where it lies in one place. node_of: the node that owns a device.
-    devices: this process' own, by position. Raises PlanError where both ends are of different arrays, or the move has
-    too many pieces.
+    devices: this process' own, by position. is_donated: a program of the same step takes the value's buffers over,
+    maybe before a receiver has read them; then copies are sent. Raises PlanError where both ends are of different
+    arrays, or the move has too many pieces.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class CrossMeshReshard:
         node_of: Callable[[int], int],
         devices: Mapping[int, jax.Device],
         transport: Transport,
+        is_donated: bool = False,
     ) -> None:
         parts = plan_resharding(sources, target, node_of)
         if sum(len(part.pieces) for part in parts) >= 1 << PIECE_BITS:
             raise PlanError(f"a value of {target} goes from one stage to another in too many pieces")
         self._transport = transport
+        self._is_donated = is_donated
         self._outgoing = [
             (piece, devices[piece.source]) for part in parts for piece in part.pieces if piece.source in devices
         ]
@@ -57,7 +60,10 @@ class CrossMeshReshard:
             if piece.section != section:
                 continue
             shard = shards[device]
-            box = shard if piece.cut is None else _compile_cutter(_bounds(piece.cut))(shard)
+            if piece.cut is not None:
+                box = _compile_cutter(_bounds(piece.cut))(shard)
+            else:
+                box = _copy(shard) if self._is_donated else shard
             self._transport.send(first_number + piece.number, box, piece.target)
 
     def receive(self, first_number: int) -> PendingValue:
@@ -109,6 +115,11 @@ def _bounds(cut: Slices) -> _Bounds:
 
 
 _OnDevice = Callable[..., jax.Array]
+
+
+@jax.jit
+def _copy(shard: jax.Array) -> jax.Array:
+    return jnp.copy(shard)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardwright.plans.layouts import Layout
-from shardwright.server.runtime.arrays import StoredArray
+from shardwright.server.runtime.arrays import StoredArray, local_positions
 from shardwright.server.runtime.tasks import StageRecord
 from shardwright.server.runtime.transport import StopSignal
 from shardwright.xla.runtime import LoadedProgram
@@ -40,6 +40,10 @@ class Executable(Protocol):
         """The results to wait for: once they are ready, the step has run on this node."""
         ...
 
+    def place(self) -> str:
+        """Where `run` is, called by another thread."""
+        ...
+
     def close(self) -> None:
         """No step will ask for it any more."""
         ...
@@ -67,6 +71,10 @@ class SpmdExecutable:
     def markers(self, results: Sequence[StoredArray]) -> tuple[StoredArray, ...]:
         """One: results of one program are ready together."""
         return tuple(sorted(results, key=lambda stored: stored.value.size)[:1])
+
+    def place(self) -> str:
+        positions = (at for at in local_positions() if at in self.outputs[0].devices) if self.outputs else ()
+        return "the program on devices " + ", ".join(map(str, positions))
 
     def close(self) -> None:
         """It has nothing but its program."""

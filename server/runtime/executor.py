@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING
 import jax
 
 from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, add_place
+from shardwright.processes import REPORT_MARK
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
+from shardwright.server.runtime.activity import Activity, devices_computing
 from shardwright.server.runtime.arrays import (
     ArrayStore,
     StoredArray,
     from_host,
     is_here,
     local_positions,
+    position_of,
     wait_until_computed,
     whole_to_host,
 )
@@ -60,7 +64,7 @@ class _DispatchedStep:
 
 
 class Executor:
-    """One per executor process. `handle` is called by one thread; `abort` and `report` may be called by any.
+    """One per executor process. `handle` is called by one thread; `abort`, `heartbeat` and `report` by any.
 
     transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer.
     """
@@ -82,12 +86,27 @@ class Executor:
         self._handovers: dict[tuple[tuple[RowSection, ...], RowSection], CrossMeshReshard] = {}  # of moves
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._chunks: dict[str, list[bytes]] = {}
+        self._activity = Activity()
+        self._running: Executable | None = None  # the one being dispatched
         self._checkpoints: CheckpointWorker | None = None
         self._dispatched: queue.SimpleQueue[_DispatchedStep] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
     def handle(self, command: worker_pb2.ExecutorCommand) -> None:
         """Carry out one command and report how it went; never raises."""
+        with self._activity.at("commands", command.sequence, self._place_in_dispatch):
+            self._carry_out(command)
+
+    def heartbeat(self) -> worker_pb2.ExecutorHeartbeat:
+        """A sign of life: the command that has been carried out for seconds, and where in it."""
+        sequence, doing = self._activity.busy_with()
+        return worker_pb2.ExecutorHeartbeat(sequence=sequence, doing=doing)
+
+    def _place_in_dispatch(self) -> str:
+        executable = self._running
+        return executable.place() if executable is not None else ""
+
+    def _carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
         kind = command.WhichOneof("kind")
         if kind == "run":
             self._run(command.sequence, command.run)
@@ -231,9 +250,11 @@ class Executor:
             donated = arrays[number]
             if donated is not None:
                 donated.is_donated = True
+        self._running = executable
         try:
             return executable.run(sequence, self._stops.of(sequence), arrays, records), records
         finally:
+            self._running = None
             if executable.donated:
                 why = ArrayError(f"an array was donated to step {step.number}", remedy="use the step's results instead")
                 self._store.drop(session_id, [ids[number] for number in executable.donated], why)
@@ -313,6 +334,11 @@ class Executor:
 
     def _finish(self, step: _DispatchedStep) -> None:
         """Wait until a step has run and report it."""
+        values = [marker.value for marker in step.markers]
+        with self._activity.at("results", step.sequence, lambda: devices_computing(values, position_of)):
+            self._wait_and_report(step)
+
+    def _wait_and_report(self, step: _DispatchedStep) -> None:
         not_finite: list[master_pb2.NotFinite] = []
         try:
             not_finite += [finding for check in step.checks if (finding := check.finding()) is not None]
@@ -382,6 +408,9 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
 
 
 def _execution_error(caught: Exception, number: int) -> ShardwrightError:
+    """As the client gets it, in one line; the whole message goes to the server's log, by standard error."""
     if isinstance(caught, ShardwrightError):
         return caught
+    for line in str(caught).splitlines() or [repr(caught)]:
+        print(f"{REPORT_MARK}step {number}: {line}", file=sys.stderr, flush=True)
     return execution_error(caught, f"step {number}, on the devices", "the server's log holds the whole message")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +76,9 @@ class PipelineExecutable:
         """All of them: they come from many programs."""
         return tuple(results)
 
+    def place(self) -> str:
+        return self.runner.place()
+
     def close(self) -> None:
         """End the threads of its stages."""
         self.runner.close()
@@ -99,7 +102,8 @@ def load_pipeline(
     }
     nodes, addresses = locate_devices(message.peers)
     transport = transport_to(addresses)
-    handovers = _CrossMeshReshards(layouts, nodes.__getitem__, transport)
+    taken_over = {(message.arguments[number].value, message.arguments[number].stage) for number in message.donated}
+    handovers = _CrossMeshReshards(layouts, nodes.__getitem__, transport, taken_over)
     runners = [
         StageRunner(number, graph.stages[number], programs, handovers.of(graph.stages[number]), stage.numbers(graph))
         for number, stage in enumerate(stages)
@@ -171,12 +175,20 @@ def boundary_of(layout: Layout) -> BoundaryArray:
 
 
 class _CrossMeshReshards:
-    """Moves of values between stages; one for all micro-batches of a value."""
+    """Moves of values between stages; one for all micro-batches of a value.
+
+    donated: (value, stage) of the arguments whose buffers the step reuses.
+    """
 
     def __init__(
-        self, layouts: Mapping[tuple[str, int], Layout], node_of: Callable[[int], int], transport: Transport
+        self,
+        layouts: Mapping[tuple[str, int], Layout],
+        node_of: Callable[[int], int],
+        transport: Transport,
+        donated: Set[tuple[str, int]],
     ) -> None:
         self._layouts = layouts
+        self._donated = donated
         self._node_of = node_of
         self._transport = transport
         self._known: dict[tuple[str, int, int], CrossMeshReshard] = {}
@@ -201,6 +213,7 @@ class _CrossMeshReshards:
                 node_of=self._node_of,
                 devices=local_positions(),
                 transport=self._transport,
+                is_donated=(value, source) in self._donated,
             )
         return self._known[key]
 

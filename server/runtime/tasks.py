@@ -105,6 +105,7 @@ class StageRunner:
         self.stage = stage
         self.tasks = tuple(tasks)
         self._fixed = fixed
+        self._current: _StageRun | None = None
         self._posted_at = {task.writes[0]: at for at, task in enumerate(self.tasks) if task.kind == "receive"}
         self._steps = [(task.reads, _start(task, programs, handovers), task.frees) for task in self.tasks]
 
@@ -114,7 +115,7 @@ class StageRunner:
         With a record, every task is waited for and measured. Raises the error of `stop` if another stage has failed,
         else an ExecutionError (or an error of our own) that names stage and task; `stop` then passes it to the others.
         """
-        run = _StageRun(sequence, stop, arguments, self._fixed)
+        run = self._current = _StageRun(sequence, stop, arguments, self._fixed)
         try:
             if record is None:
                 for run.position, (reads, start, frees) in enumerate(self._steps):
@@ -133,7 +134,14 @@ class StageRunner:
                 stop.set(self._error(run, caught))
             assert stop.error is not None
             raise stop.error from caught
+        finally:
+            self._current = None
         return run.results
+
+    def place(self) -> str:
+        """`stage 1, task 7 (…)` of the step that runs; empty without one. May be called by any thread."""
+        run = self._current
+        return f"stage {self.stage}, task {run.position} ({self.tasks[run.position]})" if run is not None else ""
 
     def _run_measured(self, run: _StageRun, record: StageRecord) -> None:
         """The task at `run.position`, to its end."""
@@ -253,6 +261,10 @@ class TaskRunner:
         if stop.error is not None:
             raise stop.error
         return {stage: future.result() for stage, future in done.items()}
+
+    def place(self) -> str:
+        """Where each stage is that runs; may be called by any thread."""
+        return ", ".join(filter(None, (stage.place() for stage in self.stages)))
 
     def close(self) -> None:
         """End the threads; nothing may run any more."""

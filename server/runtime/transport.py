@@ -5,7 +5,8 @@ All values between stages go through `Transport`. A backend must keep these rule
 
 - A piece has a number that the sender and the receiver know and no other piece of the generation has. Either side may
   come first, and a number is used once.
-- `send` returns at once. It keeps the array alive by itself: the caller may drop it, or donate it to a later program.
+- `send` returns at once. It keeps the array alive by itself: the caller may drop it. It may not donate it to a later
+  program: whoever does sends a copy.
 - `receive` returns at once; its `PendingPiece` waits until the piece is whole on the receiver's device, for as long as
   `StopSignal` allows. It must not keep a device from computing meanwhile.
 - A transfer whose other side never comes costs memory, and nothing else: no wait without an end, no later number

@@ -22,7 +22,8 @@ from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
 
-HEARTBEAT_S = 10.0
+#: Seconds between two signs of life.
+HEARTBEAT_S = 2.0
 
 #: What one attempt to reach the master may take; a refused connection is known at once.
 CONNECT_S = 5.0
@@ -81,8 +82,8 @@ class Daemon:
             match command:
                 case st.Dial(delay_s=delay_s):
                     self._spawn_task(self._supervise(delay_s))
-                case st.SayHello():
-                    self._outbox.put_nowait(worker_pb2.SupervisorEvent(hello=self._hello()))
+                case st.SayHello(generation=generation):
+                    self._outbox.put_nowait(worker_pb2.SupervisorEvent(hello=self._hello(generation)))
                 case st.Spawn(start=start):
                     self._spawn(start)
                 case st.KillExecutor():
@@ -120,13 +121,14 @@ class Daemon:
         }
         self._spawn_task(self._child.run(executor_environment(self._cluster, self._node), config))
 
-    def _hello(self) -> worker_pb2.DaemonHello:
+    def _hello(self, generation: int) -> worker_pb2.DaemonHello:
         return worker_pb2.DaemonHello(
             node_index=self._node.index,
             cluster_hash=self._cluster.content_hash,
             shardwright_version=shardwright_version(),
             jax_version=jax_version(),
             coordinator_address=self._coordinator_address(),
+            executor_generation=generation,
         )
 
     def _coordinator_address(self) -> str:
@@ -197,4 +199,5 @@ class Daemon:
             case "refused":
                 self._handle_event(st.NodeRefused(error=wire.error_from_proto(command.refused.error)))
             case "shutdown":
-                self._handle_event(st.MasterEnded(reason=command.shutdown.reason))
+                shutdown = command.shutdown
+                self._handle_event(st.MasterEnded(reason=shutdown.reason, is_failure=shutdown.is_failure))

@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from concurrent import futures
@@ -29,6 +30,9 @@ from shardwright.server.security import Protection, TokenInterceptor
 
 if TYPE_CHECKING:
     from shardwright.server.runtime.executor import Executor
+
+#: Seconds between two signs of life.
+HEARTBEAT_S = 2.0
 
 #: Calls that may block on devices or on arrays that are still being computed.
 _TRANSFER_THREADS = 32
@@ -110,6 +114,7 @@ def _serve(config: dict[str, Any]) -> None:
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(executor, events), name="heartbeats", daemon=True).start()
     with protection.channel(config["master_address"]) as channel:
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         for command in stub.Execute(_drain(events), metadata=protection.metadata):
@@ -125,6 +130,12 @@ def _serve(config: dict[str, Any]) -> None:
 def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.ExecutorCommand]) -> None:
     while True:
         executor.handle(commands.get())
+
+
+def _send_heartbeats(executor: Executor, events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> None:
+    while True:
+        time.sleep(HEARTBEAT_S)
+        events.put(worker_pb2.ExecutorEvent(heartbeat=executor.heartbeat()))
 
 
 def _drain(events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> Iterator[worker_pb2.ExecutorEvent]:
@@ -176,6 +187,7 @@ def _hello(config: dict[str, Any], port: int, transfer_address: str) -> worker_p
         data_address=join_address(config["host"], port),
         device_count=jax.local_device_count(),
         transfer_address=transfer_address,
+        pid=os.getpid(),
     )
 
 

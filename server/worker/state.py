@@ -4,8 +4,8 @@
 |---------|------------------------|---------|-----------------------------------------|
 | dialing | Dialed                 | joined  | SayHello                                |
 | dialing | Undialed, in time      | dialing | Dial again, later                       |
-| dialing | Undialed, `wait_s` over| ended   | Exit 1                                  |
-| joined  | Undialed               | dialing | KillExecutor, Dial                      |
+| dialing | Undialed, `wait_s` over| ended   | Exit 75                                 |
+| joined  | Undialed               | dialing | Dial: the executor has a connection     |
 | joined  | Start                  | joined  | Spawn (once an older child is gone)     |
 | joined  | Stop                   | joined  | KillExecutor                            |
 | joined  | ChildExited            | joined  | ReportExit                              |
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.errors import AuthenticationError, ServerUnavailableError, ShardwrightError
+
+#: Exit code of what may go well when it is started again: sysexits' EX_TEMPFAIL.
+EXIT_TRY_AGAIN = 75
 
 #: Seconds between two attempts to reach the master: doubled from the first to the last.
 FIRST_RETRY_S = 0.1
@@ -63,9 +66,10 @@ class NodeRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterEnded:
-    """The master is shutting the cluster down."""
+    """The master is shutting the cluster down; is_failure: not as somebody asked."""
 
     reason: str
+    is_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,9 @@ class Dial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SayHello:
-    pass
+    """generation: of the executor that runs; 0: none."""
+
+    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +167,7 @@ class DaemonState:
         match event:
             case ConnectionOpened():
                 self.phase, self._deadline_s, self._retry_s = "joined", None, FIRST_RETRY_S
-                return [SayHello()]
+                return [SayHello(generation=self.child or 0)]
             case ConnectionLost(error=error):
                 return self._lose_connection(error, now_s)
             case StartRequested():
@@ -170,8 +176,9 @@ class DaemonState:
                 return self._kill() if self.child == generation else []
             case NodeRefused(error=error):
                 return self._end(Exit(code=1, error=error))
-            case MasterEnded(reason=reason):
-                return [Log(text=f"the master ends the cluster: {reason}"), *self._end(Exit(code=0))]
+            case MasterEnded(reason=reason, is_failure=is_failure):
+                code = EXIT_TRY_AGAIN if is_failure else 0
+                return [Log(text=f"the master ends the cluster: {reason}"), *self._end(Exit(code=code))]
             case ExitRequested(exit_code=code):
                 return self._end(Exit(code=code))
 
@@ -183,7 +190,6 @@ class DaemonState:
             commands.append(Log(text=f"lost the master at {self.master_address}; dialing again"))
             self.phase = "dialing"
             self.wanted = None
-            commands += self._kill()
         if self._deadline_s is None:
             self._deadline_s = now_s + self.wait_s
         if now_s >= self._deadline_s:
@@ -191,7 +197,7 @@ class DaemonState:
                 f"the master at {self.master_address} did not answer within {self.wait_s:g} s",
                 remedy="start task 0, check the address in the cluster file, or wait longer with --wait",
             )
-            return commands + self._end(Exit(code=1, error=gone))
+            return commands + self._end(Exit(code=EXIT_TRY_AGAIN, error=gone))
         delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LAST_RETRY_S)
         return [*commands, Dial(delay_s=min(delay_s, self._deadline_s - now_s))]
 

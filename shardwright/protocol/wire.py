@@ -10,6 +10,7 @@ import errno
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import grpc
@@ -51,6 +52,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),  # a network that is back is found at once
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
 )
@@ -113,6 +117,20 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 
 # ---- plan options ----------------------------------------------------------
 
+#: Options that a request spells as messages.
+_COMPOSITE_OPTIONS = frozenset(
+    {"mesh", "force", "argument_axes", "output_axes", "argument_views", "output_views"}
+    | {"argument_names", "output_names"}
+)
+
+#: Field of the request → option, of all others: numbers, words and truth values. A field that is not set, or zero or
+#: empty where its absence cannot be told, leaves the option at its default.
+_OPTION_OF_FIELD = {
+    "memory_budget_bytes" if option.name == "memory_budget" else option.name: option.name
+    for option in fields(PlanOptions)
+    if option.name not in _COMPOSITE_OPTIONS
+}
+
 
 def plan_request(
     options: PlanOptions, *, session_id: str, program_id: str, devices: range | None = None
@@ -129,21 +147,9 @@ def plan_request(
         output_layouts=_to_pinned_layouts(options.output_axes, options.output_views),
         argument_names=options.argument_names,
         output_names=options.output_names,
-        memory_budget_bytes=options.memory_budget or 0,
-        memory_fraction=options.memory_fraction or 0.0,
-        deadline_s=options.deadline_s or 0.0,
-        effort=options.effort,
-        rewrites=options.rewrites,
-        remat=options.remat,
-        mode=options.mode,
-        constraints=options.constraints,
-        micro_batches=options.micro_batches or 0,
-        micro_batch_inexact=options.micro_batch_inexact,
-        stages=options.stages or 0,
-        schedule=options.schedule or "",
-        imbalance=options.imbalance,
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
+        **{field: getattr(options, option) for field, option in _OPTION_OF_FIELD.items()},  # None leaves a field unset
     )
     if isinstance(options.force, str):
         request.forced_strategy = options.force
@@ -175,19 +181,11 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         output_views=_views_by_number(request.output_layouts),
         argument_names=tuple(request.argument_names),
         output_names=tuple(request.output_names),
-        memory_budget=request.memory_budget_bytes or None,
-        memory_fraction=request.memory_fraction or None,
-        deadline_s=request.deadline_s or None,
-        effort=request.effort or "default",
-        rewrites=request.rewrites or "auto",
-        remat=request.remat or "auto",
-        mode=request.mode or "search",
-        constraints=request.constraints or "keep",
-        micro_batches=request.micro_batches or None,
-        micro_batch_inexact=request.micro_batch_inexact,
-        stages=request.stages or None,
-        schedule=request.schedule or None,
-        imbalance=request.imbalance if request.HasField("imbalance") else None,
+        **{
+            _OPTION_OF_FIELD[field.name]: value
+            for field, value in request.ListFields()
+            if field.name in _OPTION_OF_FIELD
+        },
     )
     check_limits(options)
     return options
@@ -377,6 +375,8 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "worker_lost": grpc.StatusCode.ABORTED,  # not UNAVAILABLE, which invites blind retries
     "resource_limit": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "execution": grpc.StatusCode.ABORTED,
+    "step_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "step_cancelled": grpc.StatusCode.ABORTED,
     "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
 }
 

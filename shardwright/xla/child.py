@@ -27,9 +27,12 @@ class ChildKilledError(CompilationAbortedError):
 
 
 class CompileChild:
-    """A process answering one request after the other. device_count: number of devices on `cpu`."""
+    """A process answering one request after the other.
 
-    def __init__(self, device_count: int, platform: str) -> None:
+    device_count: number of devices on `cpu`. gpu_ids: those it may open, None: all.
+    """
+
+    def __init__(self, device_count: int, platform: str, gpu_ids: tuple[int, ...] | None = None) -> None:
         self.device_count = device_count
         # XLA's dumps go here, so that a child that is killed leaves none behind.
         self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
@@ -39,7 +42,7 @@ class CompileChild:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**child_environment(device_count, platform), "TMPDIR": self._folder},
+            env={**child_environment(device_count, platform, gpu_ids), "TMPDIR": self._folder},
             start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
         )
         self._buffer = bytearray()
@@ -126,12 +129,19 @@ class CompileChild:
         return "\n".join(f"  {line[:400]}" for line in reason_lines[-12:])
 
 
-def child_environment(device_count: int, platform: str) -> dict[str, str]:
-    """This process' environment with the child's platform and, on CPU, its device count."""
+def child_environment(device_count: int, platform: str, gpu_ids: tuple[int, ...] | None = None) -> dict[str, str]:
+    """This process' environment with the child's platform and, on CPU, its device count.
+
+    On GPUs the child takes memory as it needs it and gives it back: an executor has reserved the rest.
+    """
     environment = dict(os.environ)
     environment["JAX_PLATFORMS"] = platform
     flags = [flag for flag in environment.get("XLA_FLAGS", "").split() if not flag.startswith(_DEVICE_COUNT_FLAG)]
     if platform == "cpu":
         flags.append(f"{_DEVICE_COUNT_FLAG}={device_count}")
     environment["XLA_FLAGS"] = " ".join(flags)
+    if platform == "cuda":
+        environment["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
+        if gpu_ids is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpu_ids))
     return environment

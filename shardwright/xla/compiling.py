@@ -44,7 +44,7 @@ def compile_planned(hlo_text: str, plan: Plan, *, want_executable: bool) -> Comp
 def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> CompiledProgram:
     """Compile the result of `emit_stablehlo`."""
     started = time.perf_counter()
-    devices = private.local_devices()[: plan.mesh.device_count]
+    devices = private.devices_to_compile_for(plan.mesh.device_count)
     if len(devices) < plan.mesh.device_count:
         raise CompilationError(f"the mesh {plan.mesh} needs more than the {len(devices)} devices of the compiler")
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
@@ -99,7 +99,7 @@ def partition_hlo(stablehlo: str, device_count: int) -> str:
     """
     folder = tempfile.mkdtemp(prefix="shardwright-xla-")
     try:
-        return _partition_text(stablehlo, private.local_devices()[:device_count], folder)
+        return _partition_text(stablehlo, private.devices_to_compile_for(device_count), folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -147,7 +147,7 @@ def _compile(
         ],
     )
     try:
-        return private.compile_and_load(stablehlo, devices, build)
+        return private.compile_for(stablehlo, devices, build)
     except Exception as error:
         raise refusal(error, options) from None
 
@@ -155,7 +155,7 @@ def _compile(
 def compile_stablehlo(stablehlo: str, device_count: int) -> Any:
     """Compile unchanged StableHLO text, to inspect XLA's result."""
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
-        return _compile(stablehlo, private.local_devices()[:device_count], folder)
+        return _compile(stablehlo, private.devices_to_compile_for(device_count), folder)
 
 
 def _compress(text: str) -> bytes:

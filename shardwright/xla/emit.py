@@ -163,6 +163,7 @@ class _Emitter:
             self._use(terminator, index, operand, wanted)
 
     def _walk_operation(self, operation: Any) -> None:
+        """Record the layouts of an operation's operands and results, by the plan's entry of its name."""
         entry = self._entry(operation)
         wanted = _flat(entry.operands) if entry is not None else ()
         for number, (index, operand) in enumerate(_tensors(operation.operands)):
@@ -194,6 +195,7 @@ class _Emitter:
         return None if is_helper else entry
 
     def _define_results(self, operation: Any, entry: InstructionPlan | None) -> None:
+        """Give each result its layout in the entry, and the steps by which its partial sums are reduced to that."""
         shardings = entry.result if entry is not None else ()
         if operation.operation.name == "stablehlo.get_tuple_element":  # of a custom-call that gives a tuple
             shardings = shardings[operation.attributes["index"].value :]

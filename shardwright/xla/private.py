@@ -3,16 +3,18 @@
 Each function wraps one use of a private name. `tests/xla/test_private.py` pins every one of them; `check_platform`
 looks all of them up: a jaxlib that moved one gives one clear error before anything runs.
 
-Written against jax/jaxlib 0.10.2.
+Written against jax/jaxlib 0.10.2; 0.11.2 and 0.12.0 have them all.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import gcd
 from typing import Any
 
 from shardwright.errors import CompilationError, HloSyntaxError, PlatformError, UnsupportedProgramError
@@ -56,6 +58,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "LoadedExecutable.get_parameter_shardings",
         "LoadedExecutable.hlo_modules",
         "array_result_handler",
+        "get_distributed_runtime_service",
         "mlir",
     ),
     "jaxlib._jax.mlir": ("mlir_module_to_xla_computation", "xla_computation_to_mlir_module"),
@@ -83,13 +86,15 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def check_platform() -> None:
+def check_platform(private_names: Mapping[str, Sequence[str]] = PRIVATE_NAMES) -> None:
     """Look up every private name that Shardwright needs.
+
+    private_names: names by their module.
 
     Raises PlatformError naming the names missing in the installed jaxlib.
     """
     missing = []
-    for module, names in PRIVATE_NAMES.items():
+    for module, names in private_names.items():
         try:
             loaded = _module(module)
         except (ImportError, AttributeError):
@@ -283,6 +288,29 @@ def local_devices() -> list[Any]:
     return sorted(jax.local_devices(), key=lambda device: device.id)
 
 
+def devices_to_compile_for(count: int) -> list[Any]:
+    """`count` devices in mesh order: this process' own, or, of a job of more GPUs, descriptions of equal ones.
+
+    Fewer where this process has fewer and can describe no others.
+    """
+    from jax.experimental import topologies
+
+    devices = local_devices()
+    if count <= len(devices) or devices[0].platform != "gpu":
+        return devices[:count]
+    per_node = gcd(count, len(devices))
+    shape = f"1x{count // per_node}x{per_node}"
+    return list(topologies.get_topology_desc("described", "cuda", topology=shape).devices)
+
+
+def compile_for(stablehlo: str, devices: Sequence[Any], options: Any) -> Any:
+    """XLA's executable of a StableHLO module for `devices_to_compile_for`; not loaded where they are descriptions."""
+    if devices[0] in local_devices():
+        return compile_and_load(stablehlo, devices, options)
+    with mlir_context():
+        return devices[0].client.compile(parse_module(stablehlo), device_list(devices), options)
+
+
 def local_client() -> Any:
     """The PJRT client of this process' default backend."""
     import jax
@@ -379,6 +407,22 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
         return handler(aval, sharding, committed=True, _skip_checks=True)
     except TypeError:  # newer jaxlib has no checks to skip
         return handler(aval, sharding, committed=True)
+
+
+# ---- jax.distributed ----------------------------------------------------------
+def start_coordination_service(address: str, size: int) -> Any:
+    """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`.
+
+    `shutdown()` ends it. Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
+    """
+    level = "TF_CPP_MIN_LOG_LEVEL"
+    before = os.environ.get(level)
+    os.environ[level] = before or "3"
+    try:
+        return _module("jaxlib._jax").get_distributed_runtime_service(address, size)
+    finally:
+        if before is None:
+            del os.environ[level]
 
 
 # ---- arrays that are elsewhere, as jax's own ---------------------------------------

@@ -61,13 +61,22 @@ def _compilation_key(job: CompileJob) -> Hashable:
 class CompileService:
     """Owns compile children. Thread-safe; a request waits for a free child.
 
-    device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). children: maximum of
-    parallel compilations; default: one per core.
+    device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). gpu_ids:
+    those that children may open; default: all of the machine. children: maximum of parallel compilations; default: one
+    per core.
     """
 
-    def __init__(self, device_count: int, platform: str = "cpu", *, children: int | None = None) -> None:
+    def __init__(
+        self,
+        device_count: int,
+        platform: str = "cpu",
+        *,
+        gpu_ids: tuple[int, ...] | None = None,
+        children: int | None = None,
+    ) -> None:
         self.device_count = device_count
         self.platform = platform
+        self._gpu_ids = gpu_ids
         self._count = children or max(len(os.sched_getaffinity(0)), 1)
         self._slots = threading.Semaphore(self._count)
         self._lock = threading.Lock()
@@ -110,7 +119,7 @@ class CompileService:
             with _name_job_in_errors(job):
                 return [self.compile(job.hlo_text, job.plan, want_executable=job.want_executable)]
         devices = max((job.plan.mesh.device_count for job in jobs), default=1)
-        at_once = _count_at_once([len(job.hlo_text) for job in jobs], self._count)
+        at_once = self._count_at_once([len(job.hlo_text) for job in jobs])
         emitted = self._map(lambda job: self._emit_job(job, devices), jobs, at_once)
         twins: dict[Hashable, int] = {}
         first_of = [
@@ -118,7 +127,7 @@ class CompileService:
             for number, (job, text) in enumerate(zip(jobs, emitted, strict=True))
         ]
         distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first
-        at_once = _count_at_once([len(emitted[number].original) for number in distinct], self._count)
+        at_once = self._count_at_once([len(emitted[number].original) for number in distinct])
         programs = self._map(lambda n: self._compile_job(jobs[n], emitted[n].original, devices), distinct, at_once)
         self._keep_one()
         compiled = dict(zip(distinct, programs, strict=True))
@@ -174,6 +183,9 @@ class CompileService:
             return _program(
                 *self._request(header, [stablehlo.encode(), plan_to_json(job.plan).encode()], None, devices)
             )
+
+    def _count_at_once(self, sizes: Sequence[int]) -> int:
+        return _count_at_once(sizes, self._count, psutil.virtual_memory().available)
 
     @staticmethod
     def _map(work: Callable[[T], R], items: Sequence[T], at_once: int) -> list[R]:
@@ -239,7 +251,7 @@ class CompileService:
         if child is not None and (not child.is_alive or child.device_count < devices):
             child.end()
             child = None
-        child = child or CompileChild(devices, self.platform)
+        child = child or CompileChild(devices, self.platform, self._gpu_ids)
         with self._lock:
             self._busy.append(child)
         return child
@@ -264,13 +276,12 @@ def _name_job_in_errors(job: CompileJob) -> Iterator[None]:
         raise type(error)(error.message, where=where, remedy=error.remedy) from None
 
 
-def _count_at_once(sizes: Sequence[int], most: int) -> int:
-    """How many of these programs (bytes of text) to compile at a time, at least one."""
-    free = psutil.virtual_memory().available // 2
+def _count_at_once(sizes: Sequence[int], most: int, available_bytes: int) -> int:
+    """How many of these programs (bytes of text) to compile at a time, at least one; in half of the memory left."""
     most = min(most, sum(sizes) // _BYTES_WORTH_A_CHILD)
     sizes = sorted(sizes, reverse=True)
     needs = [_BYTES_OF_ANY + int((size / (1 << 20)) ** 2 * _BYTES_OF_SQUARE_MB) for size in sizes[:most]]
-    return max((count for count in range(1, len(needs) + 1) if sum(needs[:count]) <= free), default=1)
+    return max((count for count in range(1, len(needs) + 1) if 2 * sum(needs[:count]) <= available_bytes), default=1)
 
 
 def _program(reply: Header, parts: list[bytes]) -> CompiledProgram:

@@ -48,8 +48,8 @@ def test_the_table_says_what_was_not_used_or_found(step_s: float | None) -> None
     results = Results(path=None, commit=None)
     case = {"case": LSTM.name, "budget": 1.0, "cpu_s": 10.0}
     results.add({**case, "off": "", "step_s": 1.0, "bound_s": 0.99, "is_late": True})
-    found = {"no_plan": "nothing fits"} if step_s is None else {"step_s": step_s, "bound_s": None}
-    results.add({**case, "off": "merging", **found, "cpu_s": 5.0})
+    entries = {"no_plan": "nothing fits"} if step_s is None else {"step_s": step_s, "bound_s": None}
+    results.add({**case, "off": "merging", **entries, "cpu_s": 5.0})
     results.add({**case, "off": "branching", "unused": "not needed"})
     said = to_markdown([results.of([LSTM], [1.0], ("", "merging", "branching"))])
     assert "| lstm-1024-16 at 100% | 10.0 s*, 1000.00 ms, 1.0% |" in said

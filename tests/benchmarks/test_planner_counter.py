@@ -21,7 +21,7 @@ from benchmarks.planner.partitioned_text import CountingError, Instruction
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def partitioned(function, specs, shapes, out=None, mesh=(8,)):
+def partition_text(function, specs, shapes, out=None, mesh=(8,)):
     """One device's HLO text of a function on eight devices, as XLA:CPU executes it."""
     axes = ("x", "y")[: len(mesh)]
     devices = Mesh(np.array(jax.devices()[:8]).reshape(mesh), axes)
@@ -65,7 +65,7 @@ def test_an_unknown_notation_of_groups_is_refused():
 
 
 def test_all_reduce_of_a_contracted_product():
-    text = partitioned(lambda a, b: a @ b, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=(None, None))
+    text = partition_text(lambda a, b: a @ b, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=(None, None))
     counted = count(text, 8)
     (collective,) = counted.collectives
     assert (collective.kind, collective.payload_bytes, collective.group_size) == ("all-reduce", 64 * 32 * 4, 8)
@@ -74,7 +74,7 @@ def test_all_reduce_of_a_contracted_product():
 
 def test_all_reduce_that_is_sliced_counts_as_it_was_compiled():
     """XLA:CPU leaves the pair, and sends what an all-reduce does."""
-    text = partitioned(lambda a, b: a @ b, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=("x", None))
+    text = partition_text(lambda a, b: a @ b, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=("x", None))
     (collective,) = count(text, 8).collectives
     assert (collective.kind, collective.payload_bytes) == ("all-reduce", 64 * 32 * 4)
 
@@ -84,7 +84,7 @@ def test_all_reduces_that_the_combiner_joins_are_one():
         return a @ b, jnp.sin(a).sum(1), a @ c
 
     specs, shapes = [(None, "x"), ("x", None), ("x", None)], [(64, 128), (128, 32), (128, 16)]
-    (collective,) = count(partitioned(function, specs, shapes, out=(None,)), 8).collectives
+    (collective,) = count(partition_text(function, specs, shapes, out=(None,)), 8).collectives
     assert (collective.payload_bytes, collective.count) == (64 * (32 + 1 + 16) * 4, 1)
 
 
@@ -93,18 +93,18 @@ def test_all_reduce_read_whole_as_well_stays_one():
         total = a @ b
         return jnp.stack([total, total - total.mean()])
 
-    text = partitioned(function, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=(None, None, None))
+    text = partition_text(function, [(None, "x"), ("x", None)], [(64, 128), (128, 32)], out=(None, None, None))
     assert set(count(text, 8).wire_by_kind()) == {"all-reduce"}
 
 
 def test_all_gather_counts_the_whole_array():
-    text = partitioned(lambda a: a * 2, [("x", None)], [(64, 32)], out=(None, None))
+    text = partition_text(lambda a: a * 2, [("x", None)], [(64, 32)], out=(None, None))
     (collective,) = count(text, 8).collectives
     assert (collective.kind, collective.payload_bytes) == ("all-gather", 64 * 32 * 4)
 
 
 def test_groups_of_one_axis_of_two():
-    text = partitioned(
+    text = partition_text(
         lambda a, b: a @ b, [("x", "y"), ("y", None)], [(64, 128), (128, 32)], out=("x", None), mesh=(2, 4)
     )
     (collective,) = count(text, 8).collectives
@@ -117,7 +117,7 @@ def test_a_loop_counts_its_trips():
         return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ b) @ b.T, None), a, None, length=5)[0]
 
     specs, shapes = [(None, "x"), ("x", None)], [(64, 128), (128, 128)]
-    counted = count(partitioned(function, specs, shapes, out=(None, "x")), 8)
+    counted = count(partition_text(function, specs, shapes, out=(None, "x")), 8)
     assert counted.collectives
     assert all(collective.count % 5 == 0 for collective in counted.collectives if collective.payload_bytes > 4096)
     assert counted.product_flops == pytest.approx(5 * 2 * 2 * 64 * 128 * 128 / 8, rel=0.01)
@@ -127,7 +127,7 @@ def test_a_loop_in_steps_of_two_runs_half_as_often():
     def function(a):
         return jax.lax.while_loop(lambda s: s[0] < 100, lambda s: (s[0] + 2, jnp.sin(s[1] @ s[1])), (0, a))[1]
 
-    counted = count(partitioned(function, [(None, None)], [(16, 16)]), 8)
+    counted = count(partition_text(function, [(None, None)], [(16, 16)]), 8)
     assert counted.product_flops == 50 * 2 * 16**3
 
 
@@ -136,7 +136,7 @@ def test_a_loop_that_ends_by_its_values_is_refused():
         return jax.lax.while_loop(lambda a: a.sum() < 100, lambda a: a * 2, a)
 
     with pytest.raises(CountingError, match="loop"):
-        count(partitioned(function, [("x",)], [(64,)]), 8)
+        count(partition_text(function, [("x",)], [(64,)]), 8)
 
 
 @pytest.mark.parametrize("shape", [(17, 19), (64, 64)])
@@ -176,7 +176,7 @@ def with_percent_signs(text):
 
 
 def test_elementwise_chains_move_their_ends_only():
-    text = partitioned(lambda a: jnp.tanh(a * 2 + 1) * 3, [("x", None)], [(1024, 256)], out=("x", None))
+    text = partition_text(lambda a: jnp.tanh(a * 2 + 1) * 3, [("x", None)], [(1024, 256)], out=("x", None))
     assert count(text, 8).memory_bytes == 2 * 1024 * 256 * 4 / 8
 
 
@@ -185,7 +185,7 @@ def test_a_value_that_several_kernels_read_is_written_once_and_read_by_each():
         b = jnp.tanh(a)
         return jnp.sort(b), b @ b
 
-    text = partitioned(function, [(None, None)], [(256, 256)])
+    text = partition_text(function, [(None, None)], [(256, 256)])
     assert count(text, 8).memory_bytes == pytest.approx((2 + 2 + 2) * 256 * 256 * 4, rel=0.01)
 
 

@@ -40,9 +40,9 @@ def test_frozen_experts_are_of_the_slice_that_is_judged(entry):
 
 @pytest.mark.parametrize("machine", sorted({entry.machine for entry in FROZEN}))
 def test_writing_what_was_read_gives_the_same_bytes(machine):
-    kept = frozen.path_of(machine).read_bytes()
+    result = frozen.path_of(machine).read_bytes()
     cases = frozen.read_machine(machine)
-    assert frozen.compress_cases(dict(reversed(cases.items()))) == kept
+    assert frozen.compress_cases(dict(reversed(cases.items()))) == result
     assert cases == {name: json.loads(frozen.text_of(case)) for name, case in cases.items()}
 
 
@@ -91,15 +91,15 @@ def test_every_model_has_a_case():
 def test_an_unseen_model_is_a_step_that_hands_its_state_on(entry):
     case = EVERY_MODEL[entry.model].build(entry.size, entry.devices)
     params, opt_state, _ = jax.eval_shape(case.step, *case.avals)
-    kept = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, opt_state))]
-    assert kept == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(case.avals[:2])]
+    results = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, opt_state))]
+    assert results == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(case.avals[:2])]
 
 
 @pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
 def test_experts_use_all_devices(entry):
-    found = experts_of(EVERY_MODEL[entry.model], entry.devices)
-    assert {"data", "zero1", "zero3"} < found.keys()
-    assert {prod(expert.mesh.values()) for expert in found.values()} == {entry.devices}
+    result = experts_of(EVERY_MODEL[entry.model], entry.devices)
+    assert {"data", "zero1", "zero3"} < result.keys()
+    assert {prod(expert.mesh.values()) for expert in result.values()} == {entry.devices}
 
 
 def test_gpt2_experts_move_the_bytes_that_were_measured_elsewhere():

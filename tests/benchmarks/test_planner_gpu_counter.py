@@ -59,14 +59,14 @@ def test_products_are_those_of_the_step_that_xla_compiles_for_hosts(name):
 
 def test_zero1_issues_combined_collectives():
     """52 gradients leave in one reduce-scatter, and the loss in an all-reduce; the padded table goes apart."""
-    found = count(text_of("gpt2-zero1"), 8).wire_by_kind()
+    result = count(text_of("gpt2-zero1"), 8).wire_by_kind()
     model, size, _, changes = STEPS["gpt2-zero1"]
     parameters = EVERY_MODEL[model].build(size, 8, **changes).parameter_count * 4
-    assert {kind: runs for kind, (runs, _) in found.items()} == {
+    assert {kind: runs for kind, (runs, _) in result.items()} == {
         "all-gather": 2, "all-reduce": 1, "all-to-all": 1, "reduce-scatter": 1,
     }  # fmt: skip
-    assert found["reduce-scatter"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
-    assert found["all-gather"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
+    assert result["reduce-scatter"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
+    assert result["all-gather"][1] == pytest.approx(7 / 8 * parameters, rel=0.02)
 
 
 def test_collectives_in_loops_run_with_their_trips():
@@ -86,7 +86,7 @@ ADD = """%add (p: f32[], q: f32[]) -> f32[] {
 """
 
 
-def counted(entry, computations="", devices=8):
+def count_all(entry, computations="", devices=8):
     return count(f"HloModule m\n\n{ADD}\n{computations}\nENTRY %main () -> f32[] {{\n{entry}}}\n", devices)
 
 
@@ -116,7 +116,7 @@ def test_a_collective_in_every_form_is_one(line, kind, payload):
 }
 """
     operands = "  %a = f32[64]{0} parameter(0)\n  %b = f32[32]{0} parameter(1)\n"
-    (collective,) = counted(f"{operands}  ROOT %c = {line}\n", wrapped).collectives
+    (collective,) = count_all(f"{operands}  ROOT %c = {line}\n", wrapped).collectives
     assert (collective.kind, collective.payload_bytes, collective.count) == (kind, payload, 1)
     assert collective.groups == (((0, 1), (1, 0)) if "permute" in kind else ((0, 1, 2, 3), (4, 5, 6, 7)))
 
@@ -127,8 +127,8 @@ def test_collectives_of_one_device_and_ends_of_started_ones_are_free():
   %own = f32[64]{0} collective-permute(%one), source_target_pairs={{0,0},{1,1}}
   ROOT %done = f32[64]{0} all-reduce-done(%own)
 """
-    found = counted(entry)
-    assert (found.collectives, found.kernels) == ((), ())
+    result = count_all(entry)
+    assert (result.collectives, result.kernels) == ((), ())
 
 
 FUSIONS = {
@@ -226,7 +226,7 @@ FUSIONS = {
 def test_bytes_of_a_fused_kernel(name):
     inside, expected = FUSIONS[name]
     entry = "  ROOT %f = f32[] fusion(), kind=kLoop, calls=%inner\n"
-    (kernel,) = counted(entry, f"%inner () -> f32[] {{\n{inside}}}\n").kernels
+    (kernel,) = count_all(entry, f"%inner () -> f32[] {{\n{inside}}}\n").kernels
     assert (kernel.bytes, kernel.product_type) == (expected, None)
 
 
@@ -269,7 +269,7 @@ def test_calls_of_libraries(line, flops, moved):
         "gradient": "2,5,4,4",
     }  # fmt: skip
     operands = "".join(f"  %{name} = f32[{shape}] parameter({n})\n" for n, (name, shape) in enumerate(shapes.items()))
-    (kernel,) = counted(f"{operands}  ROOT %call = {line}\n").kernels
+    (kernel,) = count_all(f"{operands}  ROOT %call = {line}\n").kernels
     assert (kernel.flops, kernel.bytes) == (flops, moved)
     assert kernel.product_type == ("f32" if flops else None)
 
@@ -277,7 +277,7 @@ def test_calls_of_libraries(line, flops, moved):
 def test_an_unknown_product_is_refused():
     line = '(f32[8]{0}, u8[0]{0}) custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"'
     with pytest.raises(CountingError, match="fmhaSoftmax"):
-        counted(f"  %a = f32[8]{{0}} parameter(0)\n  ROOT %call = {line}\n")
+        count_all(f"  %a = f32[8]{{0}} parameter(0)\n  ROOT %call = {line}\n")
 
 
 SUM = "all-reduce%s(%%a), replica_groups=[1,8]<=[8], to_apply=%%add"
@@ -301,8 +301,8 @@ STARTED, DONE = f"  %r = f32[1048576]{{0}} {SUM % '-start'}\n", "  %d = f32[1048
 def test_kernels_wait_for_what_is_left_where_a_collective_is_done(lines, hides):
     machine = MACHINES["a100"]
     text = f"HloModule m\n\n{ADD}\nENTRY %main () -> f32[] {{\n{GIVEN}{lines}}}\n"
-    whole, found = judge(count(text, 8), machine), beside(text, 8, machine)
-    assert found.compute_s == pytest.approx(whole.compute_s)
-    assert found.communication_s == pytest.approx(whole.communication_s)
+    whole, result = judge(count(text, 8), machine), beside(text, 8, machine)
+    assert result.compute_s == pytest.approx(whole.compute_s)
+    assert result.communication_s == pytest.approx(whole.communication_s)
     hidden_s = {"nothing": 0.0, "all": whole.communication_s, "a kernel": machine.launch_s}[hides]
-    assert found.communication_s - found.waited_s == pytest.approx(hidden_s, abs=1e-12)
+    assert result.communication_s - result.waited_s == pytest.approx(hidden_s, abs=1e-12)

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ def downward():
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a user's module, as current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     sys.modules.pop("usermodel", None)
     (tmp_path / "usermodel.py").write_text(MODULE)
-    return tmp_path
+    folders = [*sys.path]
+    yield tmp_path
+    sys.path[:] = folders  # a command adds its own
 
 
 @pytest.fixture

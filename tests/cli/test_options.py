@@ -12,34 +12,34 @@ from shardwright.errors import ClusterConfigError, OptionError
 from shardwright.options.plan_options import PlanOptions
 
 
-def parsed(*arguments: str) -> PlanOptions:
+def parse_options(*arguments: str) -> PlanOptions:
     parser = argparse.ArgumentParser()
     add_planning_options(parser)
     return planning_options(parser.parse_args(arguments))
 
 
 def test_mesh_notations() -> None:
-    assert parsed().mesh is None
-    assert parsed("--mesh=8").mesh == {"data": 8}
-    assert parsed("--mesh=2x4").mesh == {"data": 2, "model": 4}
-    assert parsed("--mesh=2x3x4").mesh == {"data": 2, "model": 3, "sequence": 4}
-    assert parsed("--mesh=rows=2,columns=4").mesh == {"rows": 2, "columns": 4}
+    assert parse_options().mesh is None
+    assert parse_options("--mesh=8").mesh == {"data": 8}
+    assert parse_options("--mesh=2x4").mesh == {"data": 2, "model": 4}
+    assert parse_options("--mesh=2x3x4").mesh == {"data": 2, "model": 3, "sequence": 4}
+    assert parse_options("--mesh=rows=2,columns=4").mesh == {"rows": 2, "columns": 4}
 
 
 def test_limits() -> None:
     ways = ("--effort=best", "--mode=propagate", "--rewrites=none", "--remat=full")
-    options = parsed("--memory-budget=40GB", "--deadline=2.5", *ways)
+    options = parse_options("--memory-budget=40GB", "--deadline=2.5", *ways)
     assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
     assert (options.effort, options.mode, options.rewrites, options.remat) == ("best", "propagate", "none", "full")
-    assert parsed("--memory-budget=50%").memory_fraction == 0.5
-    cut = parsed("--micro-batches=4", "--micro-batch-inexact")
+    assert parse_options("--memory-budget=50%").memory_fraction == 0.5
+    cut = parse_options("--micro-batches=4", "--micro-batch-inexact")
     assert (cut.micro_batches, cut.micro_batch_inexact) == (4, True)
-    assert parsed("--constraints=ignore").constraints == "ignore"
-    piped = parsed("--stages=4", "--schedule=2f2b")
+    assert parse_options("--constraints=ignore").constraints == "ignore"
+    piped = parse_options("--stages=4", "--schedule=2f2b")
     assert (piped.stages, piped.schedule) == (4, "2f2b")
     with pytest.raises(OptionError, match="'2b2f' is no schedule"):
-        parsed("--schedule=2b2f")
-    plain = parsed()
+        parse_options("--schedule=2b2f")
+    plain = parse_options()
     assert (plain.stages, plain.schedule) == (None, None)
     assert (plain.micro_batches, plain.micro_batch_inexact, plain.constraints) == (None, False, "keep")
     assert (plain.memory_budget, plain.memory_fraction, plain.deadline_s) == (None, None, None)
@@ -49,7 +49,7 @@ def test_limits() -> None:
 @pytest.mark.parametrize("text", ["", "x", "2x", "2x2x2x2", "a=1,a=2", "a=b", "2,4", "-1", "a=2,", "a b=2"])
 def test_bad_meshes(text: str) -> None:
     with pytest.raises(OptionError, match="mesh"):
-        parsed(f"--mesh={text}")
+        parse_options(f"--mesh={text}")
 
 
 def test_forced_strategies_and_pins() -> None:

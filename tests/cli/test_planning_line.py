@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
-
-import pytest
+from contextlib import redirect_stderr
 
 from shardwright.cli.progress import planning_progress
 from shardwright.progress import PlanProgress
@@ -16,16 +14,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_last_report() -> None:
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with planning_progress() as progress:
+    with redirect_stderr(terminal), planning_progress() as progress:
         assert progress is not None
         progress(PlanProgress(phase="search", detail="[data=8]", incumbent_s=0.002, lower_bound_s=0.001))
     assert "search  [data=8]  best step 2.000 ms  bound 1.000 ms  gap 50.0%" in terminal.getvalue()
 
 
-def test_nobody_watches_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with planning_progress() as progress:
+def test_nobody_watches_a_pipe() -> None:
+    with redirect_stderr(io.StringIO()), planning_progress() as progress:
         assert progress is None

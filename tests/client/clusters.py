@@ -23,12 +23,12 @@ def start(folder: Path, nodes: int = 2) -> tuple[list[Server], sw.Session]:
     return start_nodes(folder, [DEVICES // nodes] * nodes)
 
 
-def start_nodes(folder: Path, devices: Sequence[int]) -> tuple[list[Server], sw.Session]:
-    """A cluster of a node for each number of devices, and a session with it."""
+def start_nodes(folder: Path, devices: Sequence[int], *options: str) -> tuple[list[Server], sw.Session]:
+    """A cluster of a node for each number of devices, and a session with it. options: of its servers."""
     entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": count} for count in devices]
     path = folder / "cluster.json"
     path.write_text(json.dumps({"master": entries[0], "workers": entries[1:], "memory_gib": MEMORY_GIB}))
-    servers = [Server(str(path), str(task)) for task in range(len(entries))]
+    servers = [Server(str(path), str(task), *options) for task in range(len(entries))]
     deadline_s = time.monotonic() + 60
     while True:
         try:

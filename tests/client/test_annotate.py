@@ -20,8 +20,10 @@ def pins_in(fn: Any, *args: Any) -> list[tuple[str, str]]:
     with keep_annotations():
         text = jax.jit(fn).lower(*args).as_text("hlo")
     _hlo.hlo_module_from_text(text)
-    found = re.findall(r'= \w+\[([\d,]*)\].*custom_call_target="shardwright.annotate".*backend_config="([^"]*)"', text)
-    return [(shape, pins) for shape, pins in found]
+    matches = re.findall(
+        r'= \w+\[([\d,]*)\].*custom_call_target="shardwright.annotate".*backend_config="([^"]*)"', text
+    )
+    return [(shape, pins) for shape, pins in matches]
 
 
 X = np.ones((2, 3), np.float32)
@@ -51,8 +53,8 @@ def test_the_cotangent_is_pinned_alike() -> None:
 @pytest.mark.parametrize(("axis", "pins"), [(0, "1:data,2:-"), (1, "0:data,2:-"), (2, "0:data,1:-")])
 def test_vmap_shifts_dimensions(axis: int, pins: str) -> None:
     batched = np.ones((2, 3, 4), np.float32)
-    found = pins_in(jax.vmap(lambda x: sw.annotate(x, {0: "data", 1: None}), in_axes=axis, out_axes=axis), batched)
-    assert found == [("2,3,4", pins)]
+    result = pins_in(jax.vmap(lambda x: sw.annotate(x, {0: "data", 1: None}), in_axes=axis, out_axes=axis), batched)
+    assert result == [("2,3,4", pins)]
 
 
 def test_scan_and_remat_keep_it() -> None:

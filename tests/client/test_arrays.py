@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from tests.client.recorded import open_recorded
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,11 @@ def double(session: sw.Session) -> Any:
 
 
 def arrays_on_server(session: sw.Session) -> int:
-    (mine,) = [each for each in session.status().sessions if each.session_id == session.info.session_id]
+    (mine,) = [each for each in session.status().sessions if session.info.session_id.startswith(each.session_id)]
     return mine.array_count
 
 
-def settled(session: sw.Session) -> int:
+def count_settled(session: sw.Session) -> int:
     """Arrays on the server once no release is on its way any more."""
     gc.collect()
     count, before = arrays_on_server(session), -1
@@ -136,13 +137,13 @@ def test_the_same_handle_may_stand_twice_when_it_is_not_donated(session: sw.Sess
 
 
 def test_dropped_handles_free_their_memory(session: sw.Session, double: Any) -> None:
-    before = settled(session)
+    before = count_settled(session)
     x = np.ones((16, 3), np.float32)
-    kept = [double(x) for _ in range(5)]
-    for handle, _ in kept:
+    results = [double(x) for _ in range(5)]
+    for handle, _ in results:
         handle.block_until_ready()
     assert arrays_on_server(session) >= before + 10
-    del kept, handle, _
+    del results, handle, _
     assert comes_down_to(session, before)
 
 
@@ -151,7 +152,7 @@ def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> N
     whole = session.parallelize(lambda a: a.sum(), mesh="8", force={"a": {0: None, 1: None}})
     handle, total = split(np.ones((16, 3), np.float32))
     assert (handle.sharding, float(total)) == ("[data, -] on data=8", 48)
-    before = settled(session)
+    before = count_settled(session)
     assert float(whole(handle)) == 96
     assert handle.sharding == "[-, -] on data=8"
     assert comes_down_to(session, before)
@@ -160,24 +161,18 @@ def test_an_array_that_was_moved_leaves_no_copy_behind(session: sw.Session) -> N
 def test_a_donated_array_that_no_result_reuses_is_freed(session: sw.Session, double: Any) -> None:
     handle, total = double(np.ones((16, 3), np.float32))
     assert float(total) == 48
-    before = settled(session)
+    before = count_settled(session)
     assert float(session.parallelize(lambda a: a.sum(), donate_argnums=0)(handle)) == 96
     assert comes_down_to(session, before - 1)
 
 
-def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(
-    session: sw.Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put: list[int] = []
-    send = session._state._transfer.put
-    monkeypatch.setattr(
-        session._state._transfer,
-        "put",
-        lambda uploads: (put.extend(each.value.nbytes for each in uploads), send(uploads)),
-    )
-    step = session.parallelize(lambda small, large: small + large.sum())
-    assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1
-    assert put == [1 << 18]
+def test_large_arguments_travel_straight_to_the_nodes_and_small_ones_with_their_step(session: sw.Session) -> None:
+    own, calls = open_recorded(session)
+    with own:
+        step = own.parallelize(lambda small, large: small + large.sum())
+        assert float(step(np.float32(1), np.zeros(1 << 16, np.float32))) == 1
+        assert calls.count("PutArrays") == 1
+        assert calls.content_bytes == 1 << 18
 
 
 def test_memory_does_not_grow_while_training(session: sw.Session) -> None:

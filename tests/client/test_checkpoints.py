@@ -65,10 +65,10 @@ def saved(session: sw.Session, tmp_path_factory: pytest.TempPathFactory) -> tupl
     for _ in range(3):
         state, _ = step(state, X)
     values = jax.tree.map(np.asarray, state)
-    kept = state._replace(table=padded(state.table))
-    assert (kept.fused._place.shape, kept.fused._place.view_of) == ((16, 2, 32), (16, 64))
-    assert (kept.table._place.shape, kept.table._place.stored_shape) == ((29, 32), (32, 32))
-    save = step.save(kept, directory, step=3)
+    result = state._replace(table=padded(state.table))
+    assert (result.fused._place.shape, result.fused._place.view_of) == ((16, 2, 32), (16, 64))
+    assert (result.table._place.shape, result.table._place.stored_shape) == ((29, 32), (32, 32))
+    save = step.save(result, directory, step=3)
     losses = []
     for _ in range(2):  # while it is written, into the same buffers
         state, loss = step(state, X)
@@ -94,12 +94,12 @@ def test_it_goes_on_under_another_plan(session: sw.Session, saved: Any, options:
     directory, _, losses = saved
     step = session.parallelize(train, donate_argnums=0, **options)
     state = step.restore(directory)
-    found = []
+    results = []
     for number in range(2):
         state, loss = step(state, X)
-        found.append(float(loss))
+        results.append(float(loss))
         assert int(state.count) == 4 + number
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(results, losses, rtol=1e-5)
 
 
 def test_what_was_saved_is_read_as_it_was(session: sw.Session, saved: Any) -> None:
@@ -141,9 +141,9 @@ def test_plain_jax_and_orbax_read_it_without_us(saved: Any, tmp_path: Path) -> N
         cwd=tmp_path,
     )  # fmt: skip
     for file in files:
-        with np.load(file) as found:
+        with np.load(file) as result:
             for name, value in values._asdict().items():
-                np.testing.assert_array_equal(found[name], np.asarray(value, np.float32), err_msg=name)
+                np.testing.assert_array_equal(result[name], np.asarray(value, np.float32), err_msg=name)
 
 
 @pytest.mark.slow
@@ -194,14 +194,14 @@ def test_keys_numbers_and_other_arrays_of_the_client_are_saved_too(session: sw.S
         "nested": {3: np.arange(4)},
     }
     session.save(state, tmp_path).wait()
-    found = session.restore(tmp_path)
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    assert found["nested"].keys() == {3}
-    assert (found["epoch"].item(), found["rate"].item()) == (4, 0.5)
-    assert (found["epoch"].spec.weak_type, found["half"].dtype) == (True, ml_dtypes.bfloat16)
-    assert jnp.array_equal(found["keys"].to_jax(), state["keys"])
-    assert jnp.array_equal(found["key"].to_jax(), key)
-    np.testing.assert_array_equal(np.asarray(found["done"]), state["done"])
+    result = session.restore(tmp_path)
+    assert jax.tree.structure(result) == jax.tree.structure(state)
+    assert result["nested"].keys() == {3}
+    assert (result["epoch"].item(), result["rate"].item()) == (4, 0.5)
+    assert (result["epoch"].spec.weak_type, result["half"].dtype) == (True, ml_dtypes.bfloat16)
+    assert jnp.array_equal(result["keys"].to_jax(), state["keys"])
+    assert jnp.array_equal(result["key"].to_jax(), key)
+    np.testing.assert_array_equal(np.asarray(result["done"]), state["done"])
 
 
 def test_the_numbers_go_up_and_only_the_latest_are_kept(session: sw.Session, tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def factorized(x: Any) -> Any:
     return call(x, uplo=np.uint8(ord("L")))[0]
 
 
-def partitioned(function: Callable[..., Any], rule: Any, **more: Any) -> Any:
-    made = custom_partitioning(function)
-    made.def_partition(None, sharding_rule=rule, **more)
-    return made
+def partition_text(function: Callable[..., Any], rule: Any, **more: Any) -> Any:
+    result = custom_partitioning(function)
+    result.def_partition(None, sharding_rule=rule, **more)
+    return result
 
 
 def by_types(mesh: Any, operands: Any, results: Any) -> Any:
@@ -58,10 +58,10 @@ RULES = {
 }
 
 
-def lowered(function: Callable[..., Any], *arguments: Any) -> str:
-    made = front_end.JaxFunction(function)
-    signature, _, _ = made.describe(arguments, {}, takes_types=True)
-    return made.lower(signature, platform="cpu").hlo_text
+def lower_text(function: Callable[..., Any], *arguments: Any) -> str:
+    jax_function = front_end.JaxFunction(function)
+    signature, _, _ = jax_function.describe(arguments, {}, takes_types=True)
+    return jax_function.lower(signature, platform="cpu").hlo_text
 
 
 def factors(text: str) -> list[tuple[Any, Any]]:
@@ -72,14 +72,14 @@ def factors(text: str) -> list[tuple[Any, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "more"), RULES.values(), ids=RULES)
 def test_a_foreign_call_is_split_as_its_rule_says(four: sw.Session, rule: Any, more: dict[str, Any]) -> None:
-    factorize = partitioned(factorized, rule, **more)
+    factorize = partition_text(factorized, rule, **more)
 
     def step(x: Any) -> Any:
         return jnp.tril(factorize(x + 0.5).swapaxes(1, 2)).sum(), factorize(x)
 
     ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}})
-    found, expected = ours(GRAMS), jax.jit(step)(GRAMS)
-    for each, wanted in zip(found, expected, strict=True):
+    result, expected = ours(GRAMS), jax.jit(step)(GRAMS)
+    for each, wanted in zip(result, expected, strict=True):
         np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
     plan = ours.plan
     assert not any("all-gather" in each.kind for each in plan.collectives)
@@ -90,7 +90,7 @@ def test_a_foreign_call_is_split_as_its_rule_says(four: sw.Session, rule: Any, m
 
 
 def test_in_a_loop_under_differentiation_and_beside_large_constants(four: sw.Session) -> None:
-    factorize = partitioned(factorized, "b i j -> b i j", need_replication_factors=("i", "j"))
+    factorize = partition_text(factorized, "b i j -> b i j", need_replication_factors=("i", "j"))
 
     @jax.custom_vjp
     def scaled(x: Any) -> Any:
@@ -107,7 +107,7 @@ def test_in_a_loop_under_differentiation_and_beside_large_constants(four: sw.Ses
     ours = four.parallelize(step, mesh={"data": 4}, force={"x": {0: "data"}})
     for each, wanted in zip(ours(GRAMS), jax.jit(step)(GRAMS), strict=True):
         np.testing.assert_allclose(np.asarray(each), wanted, rtol=1e-5)
-    calls = [each for each in parse(lowered(step, GRAMS)).instructions() if each.opcode == "custom-call"]
+    calls = [each for each in parse(lower_text(step, GRAMS)).instructions() if each.opcode == "custom-call"]
     assert calls
     assert all([each.operands for each in rule_of(call).factors] == [(0,)] for call in calls)
 
@@ -116,7 +116,7 @@ def test_jax_code_is_split_by_its_own_rules(four: sw.Session) -> None:
     def product(a: Any, b: Any) -> Any:
         return jnp.tanh(a @ b)
 
-    multiply = partitioned(product, "b i k, b k j -> b i j", reduction_factors=("k",))
+    multiply = partition_text(product, "b i k, b k j -> b i j", reduction_factors=("k",))
     by_callbacks = custom_partitioning(functools.partial(product))
     by_callbacks.def_partition(lambda mesh, shapes, result: None, sharding_rule="b i k, b k j -> b i j")
 
@@ -131,16 +131,16 @@ def test_jax_code_is_split_by_its_own_rules(four: sw.Session) -> None:
 
 
 def test_only_what_each_device_can_compute_alone_is_split() -> None:
-    text = lowered(partitioned(factorized, "b i j -> b i j", reduction_factors=("i",)), GRAMS)
+    text = lower_text(partition_text(factorized, "b i j -> b i j", reduction_factors=("i",)), GRAMS)
     assert factors(text) == [((0,), (0, 0))], "of the dropped result only the batch is known"
-    whole = lowered(partitioned(factorized, "b i j -> b i j", need_replication_factors=("b",)), GRAMS)
+    whole = lower_text(partition_text(factorized, "b i j -> b i j", need_replication_factors=("b",)), GRAMS)
     assert factors(whole) == []
-    second = partitioned(lambda x, a: factorized(a), "c d, b i j -> b i j", need_replication_factors=("i", "j"))
-    assert factors(lowered(lambda a, x: second(x, a), GRAMS, RIGHT[0])) == [((0,), (0, 0))]
-    mixed = partitioned(lambda a, x: (factorized(a), x * 2), "b i j, b k l -> b i j, b k l")
-    assert factors(lowered(mixed, GRAMS, RIGHT)) == [], "not one foreign call alone"
+    second = partition_text(lambda x, a: factorized(a), "c d, b i j -> b i j", need_replication_factors=("i", "j"))
+    assert factors(lower_text(lambda a, x: second(x, a), GRAMS, RIGHT[0])) == [((0,), (0, 0))]
+    mixed = partition_text(lambda a, x: (factorized(a), x * 2), "b i j, b k l -> b i j, b k l")
+    assert factors(lower_text(mixed, GRAMS, RIGHT)) == [], "not one foreign call alone"
 
 
 def test_a_rule_that_needs_the_mesh_says_nothing_here() -> None:
-    needs_mesh = partitioned(factorized, lambda mesh, operands, results: mesh.shape["model"] and "b i j -> b i j")
-    assert factors(lowered(needs_mesh, GRAMS)) == []
+    needs_mesh = partition_text(factorized, lambda mesh, operands, results: mesh.shape["model"] and "b i j -> b i j")
+    assert factors(lower_text(needs_mesh, GRAMS)) == []

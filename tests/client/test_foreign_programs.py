@@ -100,10 +100,49 @@ def test_checkpoints_hold_64_bits(session: sw.Session, exported: Path, tmp_path:
     step.save(dict(zip(STATE, state, strict=True)), tmp_path, step=1).wait()
     restored = step.restore(tmp_path)
     assert [str(restored[name].dtype) for name in STATE] == ["float64", "float32", "int64", "uint32"]
+    zeros = {name: np.zeros_like(value) for name, value in zip(STATE, start(), strict=True)}
+    assert session.restore(tmp_path, like=zeros)["count"].dtype == np.int64
+    with pytest.raises(sw.CheckpointError, match=r"count holds integers of int64 beyond int32(.|\n)*enable_x64"):
+        step.save({"count": start()[2]}, tmp_path)
     *expected, _ = step(*state, *batch(1))
     *again, _ = step(*(restored[name] for name in STATE), *batch(1))
     for one, other in zip(expected, again, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_state_of_64_bits_is_born_on_the_servers(session: sw.Session, exported: Path) -> None:
+    step = session.program(exported / "train.hlo", donated=STATE, force="data")
+    with jax.enable_x64(True):
+        state = step.init(lambda: tuple(jnp.asarray(value) for value in start()))
+    losses = []
+    for number in range(STEPS):
+        *state, loss = step(*state, *batch(number))
+        losses.append(loss)
+    check_state(state, losses, exported)
+
+
+def test_stages_read_what_one_of_them_updates_in_place(session: sw.Session, exported: Path) -> None:
+    step = session.program(exported / "train.pb", names=NAMES, donated=STATE, stages=2, micro_batches=2)
+    state: Sequence[Any] = start()
+    for number in range(STEPS):
+        *state, _ = step(*state, *batch(number))
+    assert int(state[2]) == 2**40 * (STEPS + 1) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"mesh": "2x4"}, {"stages": 2, "micro_batches": 2}], ids=["mesh", "pipeline"])
+def test_two_workers_share_a_program(two_workers: sw.Session, exported: Path, options: Any) -> None:
+    """In the pipeline both stages read the counter, which one of them updates in place."""
+    step = two_workers.program(exported / "train.pb", names=NAMES, donated=STATE, **options)
+    state: Sequence[Any] = start()
+    losses = []
+    for number in range(STEPS):
+        *state, loss = step(*state, *batch(number))
+        losses.append(loss)
+    if "stages" not in options:  # micro-batches draw noise of their own
+        check_state(state, losses, exported)
+    assert int(state[2]) == 2**40 * (STEPS + 1) + 1
+    assert state[0].dtype == np.float64
 
 
 def test_arrays_of_64_bits_change_their_layout(session: sw.Session, exported: Path) -> None:
@@ -181,6 +220,12 @@ def test_what_is_no_array_is_refused_by_name(session: sw.Session, value: Any) ->
     assert caught.value.where == "x"
 
 
+def test_arguments_may_have_any_name(session: sw.Session) -> None:
+    step = session.program(HLO, names=["self", "params['x']", "args", "a b"])
+    arguments = dict(zip(step.lower().argument_names, ([1, 2], ROW, [1, 2, 3, 4], True), strict=True))
+    np.testing.assert_array_equal(step(**arguments)[0], -ROW)
+
+
 def test_names_of_arguments_are_checked(session: sw.Session) -> None:
     step = session.program(HLO, names={0: "number", "small": "tiny"})
     assert step.lower().argument_names == ("number", "x", "tiny", "flag")
@@ -203,6 +248,7 @@ def test_names_of_arguments_are_checked(session: sw.Session) -> None:
         ({"names": ["a", "b", "c", 4]}, "4 is no name of argument 3"),
         ({"names": "abcd"}, "str is no list of names"),
         ({"donated": ["y"]}, "donated: the program has no argument 'y'"),
+        ({"donated": 1.5}, "donated: 1.5 names no arguments"),
         ({"donated": 9}, "donated: the program has no argument 9"),
         ({"results": {"a": 3}}, r"results\['a'\]: 3 is no output"),
         ({"results": [0, "y"]}, r"results\[1\]: 'y' is no output"),

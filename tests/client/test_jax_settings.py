@@ -39,7 +39,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 }
 
 
-def raised(call: Callable[[], Any]) -> str:
+def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
     except FloatingPointError as error:
@@ -53,12 +53,12 @@ def raised(call: Callable[[], Any]) -> str:
 def test_what_is_not_finite_is_named(session: sw.Session, name: str) -> None:
     function, nans, infs = FUNCTIONS[name]
     step, alone = session.parallelize(function, force="data"), jax.jit(function)
-    assert raised(lambda: step(ONES)) == ""
+    assert error_of(lambda: step(ONES)) == ""
     for setting, expected in ((jax.debug_nans, nans), (jax.debug_infs, infs)):
         with setting(True):
-            found, oracle = raised(lambda: step(ONES)), raised(lambda: alone(ONES))
-        assert expected in found
-        assert bool(found) == bool(oracle) == bool(expected)
+            result, oracle = error_of(lambda: step(ONES)), error_of(lambda: alone(ONES))
+        assert expected in result
+        assert bool(result) == bool(oracle) == bool(expected)
 
 
 def test_a_training_step_stops_at_the_first_bad_result(session: sw.Session) -> None:

@@ -37,8 +37,8 @@ def entry_types(program: Program) -> tuple[list[str], list[str]]:
 
 def assert_types_agree(program: Program) -> None:
     arguments, results = entry_types(program)
-    for found, said in ((arguments, program.arguments), (results, program.outputs)):
-        assert found == [f"{a.element_type}[{','.join(map(str, a.shape))}]" for a in said]
+    for item, said in ((arguments, program.arguments), (results, program.outputs)):
+        assert item == [f"{a.element_type}[{','.join(map(str, a.shape))}]" for a in said]
 
 
 class Pair(NamedTuple):

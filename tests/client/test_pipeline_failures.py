@@ -151,14 +151,14 @@ def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
     params, state, *batch = ARGUMENTS
     with sw.connect(session._state.master.address) as own:
         mine = own.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4)
-        *kept, loss = mine(params, state, *batch)
+        *result, loss = mine(params, state, *batch)
         assert abs(float(loss) - LOSS) <= 1e-5
         weighed = own.parallelize(lambda x: (x * WEIGHTS).sum())  # a constant on the servers, which is lost
         assert abs(float(weighed(WEIGHTS)) - 4096) <= 1e-2
 
         def go_on() -> None:
             for _ in range(200):
-                *kept[:], loss = mine(*kept, *batch)
+                *result[:], loss = mine(*result, *batch)
             float(loss)
 
         (executor,) = clusters.servers[1].executors()

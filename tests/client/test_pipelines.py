@@ -19,6 +19,7 @@ from shardwright.client.placement import RowParts
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.xla import canonical_hlo, private
 from tests.client.pipeline_training import BAR, MODELS, SGD, distance, train
+from tests.client.recorded import CallRecorder, open_recorded
 from tests.planner.pipeline import cases
 from tests.planner.stages.losses import classifier
 from tests.report.trace_format import require_valid
@@ -108,7 +109,9 @@ def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.
 
 
 @pytest.mark.slow
-def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
+def test_stacked_layers_lie_in_rows_on_the_stages(recorded: tuple[sw.Session, CallRecorder]) -> None:
+    session, calls = recorded
+
     def init(key: jax.Array) -> Any:
         first, second = jax.random.split(key)
         return {"w": 0.3 * jax.random.normal(first, (4, 8, 16)), "v": 0.3 * jax.random.normal(second, (4, 16, 8))}
@@ -132,41 +135,46 @@ def test_stacked_layers_lie_in_rows_on_the_stages(session: sw.Session) -> None:
     assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [RowParts, RowParts]
     assert distance(params, expected) <= 1e-5
     evaluate = session.parallelize(loss_of)
-    with nothing_fetched(session):
-        found = evaluate(params, x, y)  # from rows on the stages to the whole cluster
-    assert abs(float(found) - float(loss_of(expected, x, y))) <= 1e-5
+    with nothing_fetched(calls):
+        candidate = evaluate(params, x, y)  # from rows on the stages to the whole cluster
+    assert abs(float(candidate) - float(loss_of(expected, x, y))) <= 1e-5
     again = session.parallelize(train_step, stages=2, micro_batches=2, schedule="gpipe")
-    with nothing_fetched(session):
+    with nothing_fetched(calls):
         params, loss = again(params, x, y)  # and back into rows
-    assert abs(float(loss) - float(found)) <= 1e-5
+    assert abs(float(loss) - float(candidate)) <= 1e-5
     assert [type(leaf._place) for leaf in jax.tree.leaves(params)] == [RowParts, RowParts]
     assert distance(params, jax.jit(train_step)(expected, x, y)[0]) <= 1e-5
 
 
+@pytest.fixture
+def recorded(two_workers: sw.Session) -> Iterator[tuple[sw.Session, CallRecorder]]:
+    """A session of its own, and the record of its calls."""
+    own, calls = open_recorded(two_workers)
+    with own:
+        yield own, calls
+
+
 @contextlib.contextmanager
-def nothing_fetched(session: sw.Session) -> Iterator[None]:
+def nothing_fetched(calls: CallRecorder) -> Iterator[None]:
     """Whatever moves meanwhile goes from worker to worker."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("an array came to the client")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session._state._transfer, "fetch", refuse)
-        yield
+    before = calls.count("FetchArrays")
+    yield
+    assert calls.count("FetchArrays") == before, "an array came to the client"
 
 
 @pytest.mark.slow
-def test_a_handle_is_handed_to_every_stage_that_reads_it(session: sw.Session) -> None:
+def test_a_handle_is_handed_to_every_stage_that_reads_it(recorded: tuple[sw.Session, CallRecorder]) -> None:
     """Tokens that come as a handle, made by another step: the first stage looks them up, the last compares them."""
+    session, calls = recorded
     function, (params, state, tokens, key), donated = cases.gpt2(optimizer=SGD)
     step = session.parallelize(function, donate_argnums=donated, stages=2, micro_batches=4)
     (on_servers,) = session.parallelize(lambda tokens: (tokens + 0,))(tokens)
     expected = jax.jit(function)(params, state, tokens, key)
     for _ in range(2):
-        with nothing_fetched(session):
-            found = step(params, state, on_servers, key)
-        assert abs(float(found[2]) - float(expected[2])) <= 1e-5
-        assert distance(found[0], expected[0]) <= 1e-5
+        with nothing_fetched(calls):
+            result = step(params, state, on_servers, key)
+        assert abs(float(result[2]) - float(expected[2])) <= 1e-5
+        assert distance(result[0], expected[0]) <= 1e-5
     program = step._require_program()
     number = len(jax.tree.leaves((params, state)))
     assert {s.entry.layout.first_device for s in program.sources if s.entry.number == number} == {0, 4}
@@ -180,18 +188,16 @@ def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session)
     def init(key: jax.Array) -> Any:
         leaves, tree = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
         keys = jax.random.split(key, len(leaves))
-        made = [jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(tree, made)
+        results = [jax.random.normal(k, shape, jnp.float32) for k, shape in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, results)
 
     step = session.parallelize(function, stages=2, micro_batches=4)  # nothing is donated: what went in can be read
     handles = step.init(init, jax.random.key(1))
     step(handles, state, *batch)
     places = [handle._place for handle in jax.tree.leaves(handles)]
     assert {place.first_device for place in places} == {0, 4}
-    for found, expected in zip(
-        jax.tree.leaves(handles), jax.tree.leaves(jax.jit(init)(jax.random.key(1))), strict=True
-    ):
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    for item, expected in zip(jax.tree.leaves(handles), jax.tree.leaves(jax.jit(init)(jax.random.key(1))), strict=True):
+        np.testing.assert_array_equal(np.asarray(item), np.asarray(expected))
 
 
 def test_the_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages(
@@ -214,12 +220,12 @@ def assert_shows_what_ran(trace: dict[str, Any], plan: PipelinePlan) -> None:
     arrows = Counter(event["cat"] for event in trace["traceEvents"] if event["ph"] == "s")
     assert arrows["measured transfer"] >= arrows["transfer"] > 0
     processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
-    found: dict[tuple[str, int], list[tuple[float, str]]] = {}
+    entries: dict[tuple[str, int], list[tuple[float, str]]] = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            found.setdefault((processes[event["pid"]], event["tid"]), []).append((event["ts"], event["name"]))
+            entries.setdefault((processes[event["pid"]], event["tid"]), []).append((event["ts"], event["name"]))
     for stage in plan.stages:
         names = [str(task) for task in plan.tasks.stages[stage.number] if task.is_compute]
         for device in stage.devices:
             for which in ("predicted: devices", "measured: devices"):
-                assert [name for _, name in sorted(found[which, device], key=lambda each: each[0])] == names
+                assert [name for _, name in sorted(entries[which, device], key=lambda each: each[0])] == names

@@ -260,6 +260,6 @@ print(os.waitpid(child, 0)[1], session.status().state)
 
 
 def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # no Python starts there
     with pytest.raises(sw.ServerUnavailableError, match="did not start"):
         sw.connect(devices=1)

@@ -12,8 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from shardwright.client import stream as stream_module
-from shardwright.client.stream import STEPS_AHEAD, StepResult, StepStream
+from shardwright.client.stream import STEPS_AHEAD, StepStream
 from shardwright.errors import ExecutionError, ServerUnavailableError, SessionError
 from shardwright.proto.v1 import common_pb2, master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
@@ -45,25 +44,25 @@ class ScriptedMaster(master_pb2_grpc.MasterServicer):
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[ScriptedMaster, StepStream]]]:
+def play() -> Iterator[Callable[..., tuple[ScriptedMaster, StepStream]]]:
     """Starts a server with these acts and a stream to it; all acts must have been played at the end."""
-    monkeypatch.setattr(stream_module, "RETRY_PAUSE_S", 0.02)
-    monkeypatch.setattr(stream_module, "RECONNECT_S", 0.5)
-    made: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
 
-    def start(*acts: Act) -> tuple[ScriptedMaster, StepStream]:
+    def start(*acts: Act, wrap: Callable[[Any], Any] = lambda replies: replies) -> tuple[ScriptedMaster, StepStream]:
+        """wrap: what becomes of the replies of each connection."""
         master = ScriptedMaster(*acts)
         server = grpc.server(futures.ThreadPoolExecutor(4))
         master_pb2_grpc.add_MasterServicer_to_server(master, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=wire.CHANNEL_OPTIONS)
-        stream = StepStream(master_pb2_grpc.MasterStub(channel).RunSteps, "s")
-        made.append((master, server, channel, stream))
+        run_steps = master_pb2_grpc.MasterStub(channel).RunSteps
+        stream = StepStream(lambda requests: wrap(run_steps(requests)), "s", reconnect_s=0.5, retry_pause_s=0.02)
+        results.append((master, server, channel, stream))
         return master, stream
 
     yield start
-    for master, server, channel, stream in made:
+    for master, server, channel, stream in results:
         stream.close()
         channel.close()
         server.stop(None)
@@ -249,20 +248,35 @@ def test_closing_ends_what_waits(play: Any) -> None:
         result.wait()
 
 
+class ReplyHook:
+    """Replies of a connection; `before_each` is called in the thread that receives them."""
+
+    def __init__(self, replies: Any, before_each: Callable[[], None]) -> None:
+        self._replies = replies
+        self._before_each = before_each
+
+    def __iter__(self) -> Iterator[master_pb2.RunStepsReply]:
+        for reply in self._replies:
+            self._before_each()
+            yield reply
+
+    def cancel(self) -> None:
+        self._replies.cancel()
+
+
 def test_a_stream_may_be_closed_by_the_thread_that_receives(play: Any) -> None:
     """The garbage collector runs a session's destructor in whatever thread it happens to be."""
-    _, stream = play(answer)
     closed = threading.Event()
-    thread = stream._thread
+    thread: threading.Thread | None = None
 
-    def finish_then_close(result: StepResult, error: Any) -> None:
+    def close() -> None:
         assert threading.current_thread() is thread
         stream.close()
         closed.set()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepResult, "finish", finish_then_close)
-        stream.submit(request(), "step")
-        assert closed.wait(10)
+    _, stream = play(answer, wrap=lambda replies: ReplyHook(replies, close))
+    thread = stream._thread
+    stream.submit(request(), "step")
+    assert closed.wait(10)
     thread.join(10)
     assert not thread.is_alive()

@@ -157,8 +157,8 @@ def test_keys_static_arguments_constants_and_scalars(session: sw.Session) -> Non
 
     def step(state, x, rate, mode):
         key, use = jax.random.split(state["key"])
-        kept = jax.random.bernoulli(use, 1 - rate, x.shape)
-        y = jnp.where(kept, x * table, 0) if mode == "train" else x * table
+        result = jax.random.bernoulli(use, 1 - rate, x.shape)
+        y = jnp.where(result, x * table, 0) if mode == "train" else x * table
         return {"key": key, "count": state["count"] + 1}, y.sum(axis=1)
 
     remote = session.parallelize(step, donate_argnums=0, static_argnums=3)

@@ -23,6 +23,7 @@ from shardwright.client.placement import Placement, RowParts
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
+from tests.client.recorded import open_recorded
 
 KEY = jax.random.key(0)
 
@@ -153,7 +154,7 @@ def test_large_arrays_go_straight_to_both_nodes_and_back(cluster: sw.Session) ->
     np.testing.assert_array_equal(np.asarray(turned), x.T)
 
 
-def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session) -> None:
     state = {f"leaf{number:03}": np.full((8, 3), number, np.float32) for number in range(100)}
     layouts = [
         Layout(
@@ -165,17 +166,14 @@ def test_many_leaves_come_from_both_nodes_together(cluster: sw.Session, monkeypa
     places: list[Placement] = [*layouts, RowParts((layouts_of_rows(3, 0), layouts_of_rows(5, 4)), ((0, 3), (3, 8)))]
     values = [(value, places[number % len(places)]) for number, value in enumerate(state.values())]
     spec = array_spec((8, 3), np.dtype("float32"))
-    handles = {
-        name: RemoteArray(cluster._state, spec, ids=ids, place=place)
-        for name, ids, (_, place) in zip(state, cluster._state.upload(values), values, strict=True)
-    }
-    fetches: list[int] = []
-    fetch = cluster._state._transfer.fetch
-    monkeypatch.setattr(
-        cluster._state._transfer, "fetch", lambda wanted: (fetches.append(len(wanted)), fetch(wanted))[1]
-    )
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(handles), state)
-    assert len(fetches) == 1
+    own, calls = open_recorded(cluster)
+    with own:
+        handles = {
+            name: RemoteArray(own._state, spec, ids=ids, place=place)
+            for name, ids, (_, place) in zip(state, own._state.upload(values), values, strict=True)
+        }
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(handles), state)
+        assert calls.count("FetchArrays") == 2, "one call to each node"
 
 
 def layouts_of_rows(rows: int, first_device: int) -> Layout:

@@ -79,8 +79,8 @@ def test_a_function_that_cannot_follow_the_view_still_takes_it(
     session: sw.Session, trained: tuple[Any, Any, Any]
 ) -> None:
     _, params, expected = trained
-    found = session.parallelize(lambda p: jnp.cumsum(p["w"], 1) + 1)(params)
-    np.testing.assert_allclose(np.asarray(found), np.cumsum(expected["w"], 1) + 1, atol=1e-4)
+    result = session.parallelize(lambda p: jnp.cumsum(p["w"], 1) + 1)(params)
+    np.testing.assert_allclose(np.asarray(result), np.cumsum(expected["w"], 1) + 1, atol=1e-4)
 
 
 def test_arrays_move_between_views(session: sw.Session, trained: tuple[Any, Any, Any]) -> None:

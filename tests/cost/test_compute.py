@@ -16,7 +16,7 @@ from shardwright.hlo import Instruction, parse
 CORPUS = Path(__file__).resolve().parents[1] / "hlo" / "corpus"
 
 
-def lowered(function: Callable[..., object], *shapes: tuple[int, ...]) -> tuple[list[Instruction], float]:
+def lower_text(function: Callable[..., object], *shapes: tuple[int, ...]) -> tuple[list[Instruction], float]:
     """Instructions of a function's entry computation, and XLA's count of its operations."""
     arguments = [jax.ShapeDtypeStruct(shape, "f4") for shape in shapes]
     low = jax.jit(function).lower(*arguments)
@@ -58,18 +58,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_operations_equal_xlas(case: str) -> None:
     function, *shapes = CASES[case]
-    instructions, expected = lowered(function, *shapes)
+    instructions, expected = lower_text(function, *shapes)
     assert sum(flops(instruction, *whole(instruction)) for instruction in instructions) == pytest.approx(expected)
 
 
 def test_weight_gradients_count_dilated_windows_like_xla() -> None:
-    instructions, expected = lowered(weight_gradient, (2, 12, 12, 3), (3, 3, 3, 8))
+    instructions, expected = lower_text(weight_gradient, (2, 12, 12, 3), (3, 3, 3, 8))
     (gradient,) = (each for each in instructions if each.opcode == "convolution")
     assert flops(gradient, *whole(gradient)) == pytest.approx(expected, rel=0.01)
 
 
 def one(function: Callable[..., object], opcode: str, *shapes: tuple[int, ...]) -> Instruction:
-    return next(each for each in lowered(function, *shapes)[0] if each.opcode == opcode)
+    return next(each for each in lower_text(function, *shapes)[0] if each.opcode == opcode)
 
 
 def test_a_split_product_has_its_share_of_the_work() -> None:
@@ -102,7 +102,7 @@ def test_a_product_over_uneven_shards_sets_their_padding_to_zero() -> None:
     """XLA:GPU: a kernel that selects reads and writes an operand before cuBLAS runs."""
     profile, traffic = hardware_profile("a100"), Traffic((1.0, 1.0), 1.0)
     stored = one(jnp.matmul, "dot", (4096, 50257), (50257, 768))
-    made = one(lambda a, b: jnp.sin(a) @ jnp.cos(b), "dot", (4096, 50257), (50257, 768))
+    outcome = one(lambda a, b: jnp.sin(a) @ jnp.cos(b), "dot", (4096, 50257), (50257, 768))
 
     def masked_s(dot: Instruction, size: int) -> float:
         even = [(4096, size), (size, 768)]
@@ -114,7 +114,7 @@ def test_a_product_over_uneven_shards_sets_their_padding_to_zero() -> None:
 
     size_s = 4 * 25129 * (4096 + 768) / profile.memory_bandwidth_bytes_per_s
     assert masked_s(stored, 25129) == pytest.approx(2 * size_s)
-    assert masked_s(made, 25129) == pytest.approx(size_s), "what makes it writes both"
+    assert masked_s(outcome, 25129) == pytest.approx(size_s), "what makes it writes both"
     assert masked_s(stored, 50257) == 0
 
 
@@ -147,5 +147,5 @@ def test_every_opcode_of_the_corpus_has_a_price() -> None:
 
 
 def test_bookkeeping_is_free() -> None:
-    instructions, _ = lowered(lambda a: (a, a[0] * 2), (64,))
+    instructions, _ = lower_text(lambda a: (a, a[0] * 2), (64,))
     assert all(is_free(each) for each in instructions if each.opcode in ("parameter", "tuple", "constant", "reshape"))

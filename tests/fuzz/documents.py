@@ -66,15 +66,15 @@ def leaves(data: Any) -> list[Any]:
 
 def _places(data: Any) -> list[tuple[Any, Any, Any]]:
     """(list or object, position or key, value) of every entry, at any depth."""
-    found: list[tuple[Any, Any, Any]] = []
+    results: list[tuple[Any, Any, Any]] = []
     waiting = [data]
     while waiting:
         parent = waiting.pop()
         if isinstance(parent, dict | list | tuple):
             for key in list(parent) if isinstance(parent, dict) else range(len(parent)):
-                found.append((parent, key, parent[key]))
+                results.append((parent, key, parent[key]))
                 waiting.append(parent[key])
-    return found
+    return results
 
 
 def _write_number(rng: random.Random, text: str) -> str:

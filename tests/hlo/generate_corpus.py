@@ -42,8 +42,8 @@ def elementwise(x: Any, y: Any) -> Any:
     ]  # fmt: skip
     binary = [jnp.add, jnp.subtract, jnp.multiply, jnp.divide, jnp.maximum, jnp.minimum, jnp.power, lax.rem, lax.atan2]
     tail = lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO) + lax.clamp(-1.0, x, 1.0) + lax.nextafter(x, y)
-    kept = jnp.where(jnp.isfinite(x) & (x < y), x, jnp.nan)
-    return sum(f(x) for f in unary), sum(f(x, y) for f in binary), tail, kept
+    result = jnp.where(jnp.isfinite(x) & (x < y), x, jnp.nan)
+    return sum(f(x) for f in unary), sum(f(x, y) for f in binary), tail, result
 
 
 def integers(x: Any, y: Any) -> Any:

@@ -34,7 +34,7 @@ def print_options(style: str) -> Any:
     return options
 
 
-def printed_by_xla(text: str, style: str = "full") -> str:
+def print_by_xla(text: str, style: str = "full") -> str:
     """What XLA prints of a text: equal for equal modules, every constant and attribute included."""
     return str(parse_hlo(text).to_string(print_options(style)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from generate_corpus import texts
-from referee import CORPUS_FILES, STYLES, all_opcodes, opcodes_in, printed_by_xla
+from referee import CORPUS_FILES, STYLES, all_opcodes, opcodes_in, print_by_xla
 
 from shardwright.errors import HloSyntaxError
 from shardwright.hlo import Module, parse
@@ -19,7 +19,7 @@ def by_name(path: Path) -> str:
     return path.stem
 
 
-def shown(module: Module) -> list[object]:
+def show(module: Module) -> list[object]:
     """Everything the IR holds, as comparable values."""
     header = {name: attribute.value for name, attribute in module.header.items()}
     facts: list[object] = [module.name, header, dict(module.tables), module.entry.name]
@@ -40,14 +40,14 @@ def shown(module: Module) -> list[object]:
 @pytest.mark.parametrize("path", CORPUS_FILES, ids=by_name)
 def test_printed_text_is_an_equal_module_to_xla(path: Path) -> None:
     text = path.read_text()
-    assert printed_by_xla(parse(text).to_text()) == printed_by_xla(text)
+    assert print_by_xla(parse(text).to_text()) == print_by_xla(text)
 
 
 @pytest.mark.parametrize("path", CORPUS_FILES, ids=by_name)
 def test_printed_text_is_the_same_module_to_us(path: Path) -> None:
     module = parse(path.read_text())
     again = parse(module.to_text())
-    assert shown(again) == shown(module)
+    assert show(again) == show(module)
     assert again.to_text() == module.to_text()
 
 
@@ -55,12 +55,12 @@ def test_printed_text_is_the_same_module_to_us(path: Path) -> None:
 def test_every_style_that_xla_reads_back(style: str) -> None:
     read = 0
     for path in CORPUS_FILES:
-        text = printed_by_xla(path.read_text(), style)
+        text = print_by_xla(path.read_text(), style)
         try:
-            expected = printed_by_xla(text)
+            expected = print_by_xla(text)
         except HloSyntaxError:
             continue  # a style that loses what XLA itself needs: a name that is a keyword, a renamed predecessor
-        assert printed_by_xla(parse(text).to_text()) == expected, f"{path.name} printed as {style}"
+        assert print_by_xla(parse(text).to_text()) == expected, f"{path.name} printed as {style}"
         read += 1
     assert read > 0.9 * len(CORPUS_FILES)
 
@@ -74,7 +74,7 @@ def test_corpus_has_every_opcode_that_jaxlib_knows() -> None:
 
 def test_what_the_installed_jax_prints_today() -> None:
     for name, text in texts().items():
-        assert printed_by_xla(parse(text).to_text()) == printed_by_xla(text), name
+        assert print_by_xla(parse(text).to_text()) == print_by_xla(text), name
 
 
 @pytest.mark.parametrize(

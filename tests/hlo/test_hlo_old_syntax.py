@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from referee import printed_by_xla
+from referee import print_by_xla
 
 from shardwright.errors import HloSyntaxError
 from shardwright.hlo import parse
@@ -40,7 +40,7 @@ _READ = {
 @pytest.mark.parametrize("kind", _READ)
 def test_old_text_is_the_same_module_to_xla(kind: str) -> None:
     text = _READ[kind]
-    assert printed_by_xla(parse(text).to_text()) == printed_by_xla(text)
+    assert print_by_xla(parse(text).to_text()) == print_by_xla(text)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from referee import printed_by_xla
+from referee import print_by_xla
 
 from shardwright.errors import HloSyntaxError
 from shardwright.hlo import ArrayShape, OpaqueShape, Shape, TupleShape, format_shape, parse
@@ -57,7 +57,7 @@ def test_shapes(shape: Shape) -> None:
     text = module_of(f"{format_shape(shape)} parameter(0)")
     module = parse(text)
     assert module.entry.root.shape == shape
-    assert printed_by_xla(module.to_text()) == printed_by_xla(text)
+    assert print_by_xla(module.to_text()) == print_by_xla(text)
 
 
 @repeatable
@@ -67,7 +67,7 @@ def test_strings(value: str) -> None:
     text = module_of(f'f32[] parameter(0), frontend_attributes={{a={escape(value)},b="2"}}')
     module = parse(text)
     assert module.entry.root.get("frontend_attributes") == {"a": value, "b": "2"}
-    assert printed_by_xla(module.to_text()) == printed_by_xla(text)
+    assert print_by_xla(module.to_text()) == print_by_xla(text)
 
 
 @repeatable
@@ -107,7 +107,7 @@ def test_literals(data: st.DataObject) -> None:
     values = data.draw(st.lists(VALUES[element], min_size=count, max_size=count))
     shape = f"{element}[{','.join(map(str, dimensions))}]"
     text = module_of(f"{shape} constant({nested(values, dimensions)})")
-    assert printed_by_xla(parse(text).to_text()) == printed_by_xla(text)
+    assert print_by_xla(parse(text).to_text()) == print_by_xla(text)
     for wrong in ([*dimensions[:-1], dimensions[-1] + 1], [*dimensions, 1]) if dimensions else ([2],):
         sizes = ",".join(map(str, wrong))
         with pytest.raises(HloSyntaxError):
@@ -173,7 +173,7 @@ def test_modules(seed: int) -> None:
     module = parse(text)
     assert [(i.name, i.opcode, [operand.name for operand in i.operands]) for i in module.entry] == model
     assert module.entry.root.name == model[-1][0]
-    assert printed_by_xla(module.to_text()) == printed_by_xla(text)
+    assert print_by_xla(module.to_text()) == print_by_xla(text)
 
 
 NAMES = st.sampled_from(
@@ -193,4 +193,4 @@ def test_names_used_in_several_computations_are_numbered_as_xla_numbers_them(com
     module = parse(text)
     every = [instruction.name for instruction in module.instructions()]
     assert len(set(every)) == len(every)
-    assert printed_by_xla(module.to_text()) == printed_by_xla(text)
+    assert print_by_xla(module.to_text()) == print_by_xla(text)

@@ -140,8 +140,8 @@ def trials_of(instruction: Instruction, mesh: Mesh) -> Iterator[Trial]:
     ways = [way for way in linear_ways(instruction) if way.operands]
     divided = [f for f in rule_of(instruction).factors if f.size % 4 == 0]
     factors = [f for f in divided if not f.contracted]
-    kept = [] if why_not_partial(instruction) else [f for f in divided if f.reduction == "add"]
-    for way in (*ways, *kept):
+    results = [] if why_not_partial(instruction) else [f for f in divided if f.reduction == "add"]
+    for way in (*ways, *results):
         for choice in (None, way, *factors) if others else (None,):
             chosen: dict[str, Choice] = {first: way, **dict.fromkeys(others)}
             if others:
@@ -223,11 +223,11 @@ class _Bundle:
         return summed
 
     def _parameter(self, name: str, shape: ArrayShape, dims: tuple[tuple[str, ...], ...]) -> Instruction:
-        made = Instruction(name=name, opcode="parameter", shape=shape, index=len(self.parameters))
-        self.parameters.append(made)
+        instruction = Instruction(name=name, opcode="parameter", shape=shape, index=len(self.parameters))
+        self.parameters.append(instruction)
         self.lies.append(dims)
-        self.entry.append(made)
-        return made
+        self.entry.append(instruction)
+        return instruction
 
     def module(self) -> Module:
         return trials_module(self.regions, self.entry, self.parameters, self.outputs)
@@ -295,16 +295,16 @@ def judge_all(trials: Sequence[Trial], batch: int = 40) -> list[Verdict]:
     while pending:
         group = pending.pop()
         try:
-            found = judge(group)
+            results = judge(group)
         except jax.errors.JaxRuntimeError as error:
-            found = [Verdict(trial, np.inf, crash=str(error)) for trial in group]
+            results = [Verdict(trial, np.inf, crash=str(error)) for trial in group]
         meant = ("all-reduce",) * sum(trial.all_reduces for trial in group)
-        if len(group) > 1 and (found[0].crash or found[0].collectives != meant):
+        if len(group) > 1 and (results[0].crash or results[0].collectives != meant):
             pending += [group[: len(group) // 2], group[len(group) // 2 :]]
         elif len(group) > 1:
-            verdicts += [replace(v, collectives=("all-reduce",) * v.trial.all_reduces) for v in found]
+            verdicts += [replace(v, collectives=("all-reduce",) * v.trial.all_reduces) for v in results]
         else:
-            verdicts += found
+            verdicts += results
     return verdicts
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import shardwright
 from shardwright.clusters.cluster import Cluster, Link
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner.cache import plan_cache as cache_module
 from shardwright.planner.cache.keys import program_digest
 from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.relabel import ProgramNames, Relabeler, RelabelError, SourceLocation
@@ -28,6 +33,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_to_json
 from shardwright.user_plans import to_user_plan
+from tests.planner.clocks import just_late
 
 CLUSTER = Cluster.local(8)
 
@@ -52,24 +58,36 @@ def text_of(function: Callable[..., Any] = step, width: int = 64, up: str = "up"
 TEXT = text_of()
 
 
+class CountingAsker:
+    """Asks for plans.
+
+    searches: answers whose progress was not the cache's alone.
+    reports: the progress of the last one.
+    """
+
+    def __init__(self) -> None:
+        self.searches = 0
+        self.reports: list[PlanProgress] = []
+
+    def __call__(
+        self, text: str, cluster: Cluster = CLUSTER, options: PlanOptions | None = None, **more: Any
+    ) -> Plan | PipelinePlan:
+        self.reports = []
+        answer = plan_with_cache(text, cluster, options, progress=self.reports.append, **more)
+        self.searches += [report.phase for report in self.reports] != ["cache"]
+        return answer
+
+
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Texts that were really searched."""
-    found: list[str] = []
-
-    def counting(text: str, *arguments: Any, **more: Any) -> Plan:
-        found.append(text)
-        return plan(text, *arguments, **more)
-
-    monkeypatch.setattr(cache_module, "plan_step", counting)
-    return found
+def ask() -> CountingAsker:
+    return CountingAsker()
 
 
 def same_but_for_time(one: Plan, other: Plan) -> bool:
     return replace(one, planning_s=0) == replace(other, planning_s=0) and one.hlo_text == other.hlo_text
 
 
-def moved_lines(text: str, by: int = 7) -> str:
+def move_lines(text: str, by: int = 7) -> str:
     """The text as if lines had been put in front of the function."""
     return re.sub(r"\b(line|end_line)=(\d+)", lambda found: f"{found[1]}={int(found[2]) + by}", text)
 
@@ -77,20 +95,20 @@ def moved_lines(text: str, by: int = 7) -> str:
 # ---- what is asked again ---------------------------------------------------------
 
 
-def test_the_same_question_is_searched_once(searches: list[str], tmp_path: Path) -> None:
-    first = plan_with_cache(TEXT, CLUSTER, store=FileStore(tmp_path))
-    phases: list[PlanProgress] = []
-    again = plan_with_cache(TEXT, CLUSTER, store=FileStore(tmp_path), progress=phases.append)
-    assert len(searches) == 1
+def test_the_same_question_is_searched_once(ask: CountingAsker, tmp_path: Path) -> None:
+    first = ask(TEXT, CLUSTER, store=FileStore(tmp_path))
+    again = ask(TEXT, CLUSTER, store=FileStore(tmp_path))
+    assert ask.searches == 1
     assert same_but_for_time(first, again)
-    assert [step.phase for step in phases] == ["cache"]
-    assert phases[0].incumbent_s == first.cost.step_s
+    assert [report.phase for report in ask.reports] == ["cache"]
+    assert isinstance(first, Plan)
+    assert ask.reports[0].incumbent_s == first.cost.step_s
 
 
-def test_without_a_store_everything_is_searched(searches: list[str]) -> None:
+def test_without_a_store_everything_is_searched(ask: CountingAsker) -> None:
     for _ in range(2):
-        plan_with_cache(TEXT, CLUSTER, store=None)
-    assert len(searches) == 2
+        ask(TEXT, CLUSTER, store=None)
+    assert ask.searches == 2
 
 
 @pytest.mark.slow
@@ -101,64 +119,80 @@ def test_without_a_store_everything_is_searched(searches: list[str]) -> None:
         lambda ask: ask(text=text_of(batch=64)),
         lambda ask: ask(text=TEXT.replace("tanh(", "sine(", 1)),
         lambda ask: ask(text=TEXT.replace("constant(0.1)", "constant(0.2)")),
-        lambda ask: ask(options=PlanOptions(mesh={"data": 8})),
-        lambda ask: ask(options=PlanOptions(force={"params*": {0: None}}, mesh={"data": 8})),
-        lambda ask: ask(cluster=Cluster.local(4)),
-        lambda ask: ask(cluster=replace(CLUSTER, intra_node=Link(bandwidth_bytes_per_s=1e9))),
-        lambda ask: ask(cluster=replace(CLUSTER, hardware="a100")),
+        lambda ask: ask(TEXT, options=PlanOptions(mesh={"data": 8})),
+        lambda ask: ask(TEXT, options=PlanOptions(force={"params*": {0: None}}, mesh={"data": 8})),
+        lambda ask: ask(TEXT, cluster=Cluster.local(4)),
+        lambda ask: ask(TEXT, cluster=replace(CLUSTER, intra_node=Link(bandwidth_bytes_per_s=1e9))),
+        lambda ask: ask(TEXT, cluster=replace(CLUSTER, hardware="a100")),
     ],
 )
-def test_another_question_is_searched(searches: list[str], other: Callable[[Callable[..., Any]], Any]) -> None:
+def test_another_question_is_searched(ask: CountingAsker, other: Callable[[Callable[..., Any]], Any]) -> None:
     store = MemoryStore()
-
-    def ask(text: str = TEXT, cluster: Cluster = CLUSTER, options: PlanOptions | None = None) -> None:
-        plan_with_cache(text, cluster, options, store=store)
-
-    ask()
-    other(ask)
-    assert len(searches) == 2
+    ask(TEXT, store=store)
+    other(partial(ask, store=store))
+    assert ask.searches == 2
 
 
-def test_where_a_cluster_is_and_who_may_connect_does_not_count(searches: list[str]) -> None:
+def test_where_a_cluster_is_and_who_may_connect_does_not_count(ask: CountingAsker) -> None:
     store = MemoryStore()
     elsewhere = replace(
         CLUSTER, name="elsewhere", token="secret", nodes=tuple(replace(n, ip="10.0.0.1", port=7) for n in CLUSTER.nodes)
     )
     for cluster in (CLUSTER, elsewhere):
-        plan_with_cache(TEXT, cluster, store=store)
-    assert len(searches) == 1
+        ask(TEXT, cluster, store=store)
+    assert ask.searches == 1
 
 
-def test_plans_of_other_planners_are_not_found(searches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    plan_with_cache(TEXT, CLUSTER, store=store)
-    monkeypatch.setattr(cache_module, "planner_version", lambda: b"newer")
-    plan_with_cache(TEXT, CLUSTER, store=store)
-    assert len(searches) == 2
+def test_plans_of_other_planners_are_not_found(tmp_path: Path) -> None:
+    """A planner that differs by a comment, in a process of its own, searches again; the very same one does not."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom shardwright.clusters.cluster import Cluster\n"
+        "from shardwright.planner.cache.plan_cache import plan_with_cache\n"
+        "from shardwright.planner.cache.store import FileStore\n"
+        "text, store = Path(sys.argv[1]).read_text(), FileStore(Path(sys.argv[2]))\n"
+        "plan_with_cache(text, Cluster.local(8), store=store, progress=lambda report: print(report.phase))\n"
+    )
+    (tmp_path / "step.hlo").write_text(TEXT)
+    plan_with_cache(TEXT, CLUSTER, store=FileStore(tmp_path / "plans"))
+    copy = tmp_path / "copy"
+    shutil.copytree(
+        Path(shardwright.__file__).parent, copy / "shardwright", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+    def phases() -> list[str]:
+        command = [sys.executable, "-c", script, str(tmp_path / "step.hlo"), str(tmp_path / "plans")]
+        environment = {**os.environ, "PYTHONPATH": str(copy)}
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+        ).stdout.split()
+
+    assert phases() == ["cache"]
+    with (copy / "shardwright" / "planner" / "planning.py").open("a") as file:
+        file.write("# another planner\n")
+    assert "search" in phases()
 
 
-@pytest.mark.usefixtures("just_late")
-def test_what_a_deadline_cut_short_is_searched_again(searches: list[str]) -> None:
+def test_what_a_deadline_cut_short_is_searched_again(ask: CountingAsker) -> None:
     store = MemoryStore()
     for _ in range(2):
-        plan_with_cache(TEXT, CLUSTER, PlanOptions(deadline_s=1e-6), store=store)
-    assert len(searches) == 2
+        ask(TEXT, CLUSTER, PlanOptions(deadline_s=1e-9), store=store, clock=just_late())
+    assert ask.searches == 2
 
 
-def test_damaged_entries_are_searched_again(searches: list[str]) -> None:
+def test_damaged_entries_are_searched_again(ask: CountingAsker) -> None:
     store = MemoryStore()
-    plan_with_cache(TEXT, CLUSTER, store=store)
+    ask(TEXT, CLUSTER, store=store)
     for key in list(store._entries):
         store.put(key, b"damaged")
-    plan_with_cache(TEXT, CLUSTER, store=store)
-    assert len(searches) == 2
+    ask(TEXT, CLUSTER, store=store)
+    assert ask.searches == 2
 
 
 # ---- the same program in other words -----------------------------------------------
 
 #: Texts that differ from TEXT in names only.
 RELABELLED = {
-    "lines": moved_lines(TEXT),
+    "lines": move_lines(TEXT),
     "module": TEXT.replace("HloModule jit_step", "HloModule jit_train", 1),
     "argument": text_of(up="first"),
     "instructions": re.sub(r"\b(add|dot_general|tanh|multiply)\.(\d+)", r"\1.\g<2>77", TEXT),
@@ -168,36 +202,36 @@ RELABELLED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RELABELLED)
-def test_answers_come_in_the_words_of_who_asks(name: str, searches: list[str]) -> None:
+def test_answers_come_in_the_words_of_who_asks(name: str, ask: CountingAsker) -> None:
     """As though the program had been planned itself: the oracle is the planner, asked directly."""
     text, store = RELABELLED[name], MemoryStore()
     assert text != TEXT
-    plan_with_cache(TEXT, CLUSTER, store=store)
-    answer = plan_with_cache(text, CLUSTER, store=store)
-    assert len(searches) == 1
+    ask(TEXT, CLUSTER, store=store)
+    answer = ask(text, CLUSTER, store=store)
+    assert ask.searches == 1
     expected = plan(text, CLUSTER)
     assert same_but_for_time(answer, expected)
     check_plan(parse(answer.require_hlo()), answer)
 
 
-def test_other_scopes_are_planned_anew_for_segments_are_called_by_them(searches: list[str]) -> None:
+def test_other_scopes_are_planned_anew_for_segments_are_called_by_them(ask: CountingAsker) -> None:
     text, store = TEXT.replace("jvp()", "jvp(model)"), MemoryStore()
-    plan_with_cache(TEXT, CLUSTER, store=store)
-    answer = plan_with_cache(text, CLUSTER, store=store)
-    assert len(searches) == 2
+    ask(TEXT, CLUSTER, store=store)
+    answer = ask(text, CLUSTER, store=store)
+    assert ask.searches == 2
     assert answer.segments[0].name.startswith("segment 0, model")
 
 
-def test_a_program_without_source_lines_is_searched_for_its_own_words(searches: list[str]) -> None:
+def test_a_program_without_source_lines_is_searched_for_its_own_words(ask: CountingAsker) -> None:
     store = MemoryStore()
-    plan_with_cache(TEXT, CLUSTER, store=store)
+    ask(TEXT, CLUSTER, store=store)
     text = re.sub(r", metadata=\{[^{}]*\}", "", TEXT)
-    again, anew = plan_with_cache(text, CLUSTER, store=store), plan(text, CLUSTER)
+    again, anew = ask(text, CLUSTER, store=store), plan(text, CLUSTER)
     assert isinstance(again, Plan)  # it follows the first search's record, and says so
     assert again.cost.lower_bound_s == pytest.approx(anew.cost.lower_bound_s, rel=1e-12)  # the terms in another order
     again = replace(again, cost=replace(again.cost, lower_bound_s=anew.cost.lower_bound_s))
     assert same_but_for_time(replace(again, candidates=(), notes=()), replace(anew, candidates=(), notes=()))
-    assert len(searches) == 2
+    assert ask.searches == 2
 
 
 def looped(params: Any, x: Any) -> Any:
@@ -214,18 +248,18 @@ def looped(params: Any, x: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["same", "lines", "argument", "instructions"])
-def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, searches: list[str]) -> None:
+def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, ask: CountingAsker) -> None:
     """The planner writes calls out in place: what is kept is another program than what was asked for."""
     text, store = text_of(looped), MemoryStore()
     other = {
         "same": text,
-        "lines": moved_lines(text),
+        "lines": move_lines(text),
         "argument": text_of(looped, up="first"),
         "instructions": re.sub(r"\b(mul|tanh)\.(\d+)", r"\1.\g<2>77", text),
     }[change]
-    first = plan_with_cache(text, CLUSTER, store=store)
-    answer = plan_with_cache(other, CLUSTER, store=store)
-    assert len(searches) == 1
+    first = ask(text, CLUSTER, store=store)
+    answer = ask(other, CLUSTER, store=store)
+    assert ask.searches == 1
     assert first.original_sha256
     assert decode(plan_to_json(answer)) == answer
     check_plan(parse(answer.require_hlo()), answer)
@@ -233,11 +267,11 @@ def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, searches:
         assert same_but_for_time(answer, plan(other, CLUSTER))
 
 
-def test_names_that_are_given_are_the_ones_reported(searches: list[str]) -> None:
+def test_names_that_are_given_are_the_ones_reported(ask: CountingAsker) -> None:
     store = MemoryStore()
-    plan_with_cache(TEXT, CLUSTER, store=store)
+    ask(TEXT, CLUSTER, store=store)
     options = PlanOptions(argument_names=("a", "b", "c"), output_names=("d", "e", "f"))
-    answer = plan_with_cache(TEXT, CLUSTER, options, store=store)
+    answer = ask(TEXT, CLUSTER, options, store=store)
     assert [variable.name for variable in answer.parameters] == ["a", "b", "c"]
     assert same_but_for_time(answer, plan(TEXT, CLUSTER, options))
 
@@ -295,25 +329,25 @@ def test_pipelines_are_kept(tmp_path: Path) -> None:
     store, text = FileStore(tmp_path), TEXT
     options = PlanOptions(stages=2, micro_batches=2)
     told: list[PlanProgress] = []
-    made = plan_with_cache(text, CLUSTER, options, store=store, progress=told.append)
+    result = plan_with_cache(text, CLUSTER, options, store=store, progress=told.append)
     phases: list[str] = []
     begin_s = time.process_time()
     again = plan_with_cache(text, CLUSTER, options, store=store, progress=lambda report: phases.append(report.phase))
     elapsed_s = time.process_time() - begin_s
     assert isinstance(again, PipelinePlan)
     assert phases == ["cache"]
-    assert replace(again, planning_s=made.planning_s) == made
+    assert replace(again, planning_s=result.planning_s) == result
     assert again.require_hlo() == text
-    assert to_user_plan(again).emit() == to_user_plan(made).emit()
+    assert to_user_plan(again).emit() == to_user_plan(result).emit()
     assert elapsed_s < 1.0
     last_s = {report.phase: report.elapsed_s for report in told}
-    assert made.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
+    assert result.planning_s > last_s["stages"] + last_s["programs"]  # both parts, each timed from its own beginning
     for other in (replace(options, micro_batches=4), replace(options, schedule="gpipe")):
         phases.clear()
         plan_with_cache(text, CLUSTER, other, store=store, progress=lambda report: phases.append(report.phase))
         assert "stages" in phases
     renamed = text_of(up="upper")
     assert program_digest(parse(renamed)) == program_digest(parse(text))
-    found = plan_with_cache(renamed, CLUSTER, options, store=store)
-    assert isinstance(found, PipelinePlan)
-    assert any("upper" in entry.variable.name for entry in found.arguments)
+    step_plan = plan_with_cache(renamed, CLUSTER, options, store=store)
+    assert isinstance(step_plan, PipelinePlan)
+    assert any("upper" in entry.variable.name for entry in step_plan.arguments)

@@ -36,9 +36,9 @@ def _elided_text() -> str:
 def planned() -> Plan:
     text = _elided_text()
     assert "constant({...})" in text
-    made = sw.plan(text, 8, cache=False)
-    assert isinstance(made, Plan)
-    return made
+    step_plan = sw.plan(text, 8, cache=False)
+    assert isinstance(step_plan, Plan)
+    return step_plan
 
 
 def test_what_jax_prints_by_default_is_planned_and_says_so(planned: Plan) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,9 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.constraints.forced import ForcedStrategy
-from shardwright.planner.memory import ilp_with_memory_rows
-from shardwright.planner.memory.constraint import MemoryModel
-from shardwright.planner.search import program
+from shardwright.planner.graph.dataflow import Leaf
+from shardwright.planner.memory.constraint import MemoryConstraint, MemoryModel
+from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.segment_chain import Chain, ChainSolution
@@ -84,7 +83,7 @@ def random_instruction(rng: random.Random, name: str, values: list[tuple[str, Sh
     return f"  {name} = {text_of(shape)} {what}", shape
 
 
-def searched(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]:
+def make_search(text: str, memory_budget: int | None = None) -> tuple[Search, Mesh]:
     return Search(text, TWO, PlanOptions(mesh=MESH, memory_budget=memory_budget)), Mesh.of(MESH)
 
 
@@ -131,12 +130,12 @@ def seconds_of(graph: CostGraph, chosen: dict[Variable, int]) -> float:
 @pytest.mark.parametrize("first", SEEDS[::20])
 def test_search_finds_the_best_plan(first: int) -> None:
     for seed in range(first, min(first + 20, SEEDS.stop)):
-        search, mesh = searched(random_program(seed))
+        search, mesh = make_search(random_program(seed))
         _, plans = every_plan(search, mesh)
-        found = search.solve_mesh(mesh)
+        result = search.solve_mesh(mesh)
         best = min(seconds for seconds, _ in plans)
-        assert found.solution.value == pytest.approx(best, rel=TIES), random_program(seed)
-        assert found.solution.tied_bound == pytest.approx(best, rel=TIES)
+        assert result.solution.value == pytest.approx(best, rel=TIES), random_program(seed)
+        assert result.solution.tied_bound == pytest.approx(best, rel=TIES)
 
 
 @pytest.mark.slow
@@ -146,7 +145,7 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
     limited = 0
     for seed in range(first, min(first + 20, SEEDS.stop)):
         text = random_program(seed)
-        search, mesh = searched(text)
+        search, mesh = make_search(text)
         chain, plans = every_plan(search, mesh)
         if len(plans) > MOST_JUDGED:
             continue
@@ -158,7 +157,7 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
             fastest[size] = min(seconds, fastest.get(size, np.inf))
         limit = sorted(fastest)[len(fastest) // 2] - 1
         fitting = [seconds for size, seconds in fastest.items() if size <= limit]
-        search, mesh = searched(text, memory_budget=limit)
+        search, mesh = make_search(text, memory_budget=limit)
         if not fitting:
             with pytest.raises(MemoryBudgetError):
                 search.run()
@@ -167,35 +166,49 @@ def test_search_finds_the_best_plan_that_fits(first: int) -> None:
         outcome = search.search_meshes()
         assert search.fit_memory(outcome)
         assert outcome.best_plan is not None
-        found = outcome.best_plan
-        assert search.bytes_needed(found) <= limit
-        assert found.solution.value == pytest.approx(min(fitting), rel=TIES), text
+        result = outcome.best_plan
+        assert search.bytes_needed(result) <= limit
+        assert result.solution.value == pytest.approx(min(fitting), rel=TIES), text
     assert limited
 
 
-def test_the_margin_is_in_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+class _PeakAlone(Search):
+    """Counts the peak of a plan alone, without the margin that a device must have."""
+
+    def memory_model(self, hubs: Iterable[Leaf]) -> MemoryModel:
+        return self.program.build_memory_model(self.profile, hubs, 0.0)
+
+
+def test_the_margin_is_in_the_rows() -> None:
     """A device must have more than the peak. Were the rows of the peak alone, plans between the two would be found and
     refused one by one. What XLA copies is in no row: here it copies nothing."""
     step, arguments, _ = mlp(batch=1024, width=32, hidden=64)
-    text = lower((step, arguments, ()))
+    text, cluster = lower((step, arguments, ())), Cluster.local(4)
     options = PlanOptions(mesh={"data": 4}, remat="none", micro_batches=1)
-    fastest = plan(text, Cluster.local(4), options)
+    fastest = plan(text, cluster, options)
     limited = replace(options, memory_budget=bytes_with_margin(fastest.memory, hardware_profile("cpu")) - 1)
-    solved: list[int] = []
-    solve = ilp_with_memory_rows.ilp.solve
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        solved[-1] += 1
-        return solve(*arguments, **named)
-
-    monkeypatch.setattr(ilp_with_memory_rows.ilp, "solve", counted)
-    for memory in (program.MemoryModel, partial(_of_the_peak_alone, program.MemoryModel)):
-        monkeypatch.setattr(program, "MemoryModel", memory)
-        solved.append(0)
-        assert plan(text, Cluster.local(4), limited).memory.peak_bytes < fastest.memory.peak_bytes
-    with_margin, without = solved
+    judged: list[int] = []
+    for kind in (Search, _PeakAlone):
+        search = kind(text, cluster, limited)
+        assert search.run().memory.peak_bytes < fastest.memory.peak_bytes
+        judged.append(_plans_judged(search))
+    with_margin, without = judged
     assert with_margin == 1 < without
 
 
-def _of_the_peak_alone(memory: type[MemoryModel], **named: Any) -> MemoryModel:
-    return memory(**{**named, "margin": 0.0})
+def _plans_judged(search: Search) -> int:
+    """How many plans are judged until the exact program gives the fastest one that fits."""
+    outcome = search.search_meshes()
+    fastest = outcome.evaluate(outcome.fastest)
+    model, judged = search.memory_model(fastest.chain.graph.variables.shared_layouts), 0
+
+    def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
+        nonlocal judged
+        judged += 1
+        candidate = search.evaluate(fastest.chain, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(candidate), model.constraint_at_peak(candidate.decisions)
+
+    peak = model.constraint_at_peak(fastest.decisions)
+    best = solve_with_memory_rows(fastest.chain, search.limit_bytes, [peak], judge, 20.0)
+    assert best is not None
+    return judged

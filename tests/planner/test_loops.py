@@ -59,15 +59,15 @@ def step(*, is_scanned: bool, is_rematerialized: bool) -> str:
     return jax.jit(train, donate_argnums=0).lower(params, x).as_text("hlo", debug_info=True)
 
 
-def planned(mesh: dict[str, int], **kind: bool) -> Plan:
+def make_plan(mesh: dict[str, int], **kind: bool) -> Plan:
     return plan(step(**kind), Cluster.local(8), PlanOptions(mesh=mesh))
 
 
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerialized: bool) -> None:
     """Nor does it compute more, but for taking layers out of stacks and putting them back."""
-    scanned = planned({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)
-    unrolled = planned({"data": 8}, is_scanned=False, is_rematerialized=is_rematerialized)
+    scanned = make_plan({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)
+    unrolled = make_plan({"data": 8}, is_scanned=False, is_rematerialized=is_rematerialized)
     assert scanned.cost.communication_s <= 1.02 * unrolled.cost.communication_s
     assert scanned.cost.compute_s <= 1.25 * unrolled.cost.compute_s
     assert scanned.cost.gap < 0.01
@@ -77,9 +77,9 @@ def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerial
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     """As often as its trips, and no others."""
-    found = planned({"data": 2, "model": 4}, is_scanned=True, is_rematerialized=is_rematerialized)
-    assert any(collective.count == LAYERS for collective in found.collectives)
-    proof = compile_and_prove(found)
+    step_plan = make_plan({"data": 2, "model": 4}, is_scanned=True, is_rematerialized=is_rematerialized)
+    assert any(collective.count == LAYERS for collective in step_plan.collectives)
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()
 
 
@@ -88,13 +88,13 @@ def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
 def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: Any) -> None:
     """Clipping and two moments all read what the backward loop stacks or adds up."""
     program = made(optimizer=optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2)))
-    found = plan(programs.lower(program), Cluster.local(8), PlanOptions(force="data"))
-    summed = [collective for collective in found.collectives if collective.kind == "all-reduce"]
+    step_plan = plan(programs.lower(program), Cluster.local(8), PlanOptions(force="data"))
+    summed = [collective for collective in step_plan.collectives if collective.kind == "all-reduce"]
     assert [collective.count for collective in summed] == [1] * len(summed)
     assert len(summed) == len(program[1][0]) + 1  # one for each parameter, and the loss
-    proof = compile_and_prove(found)
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()
-    assert_same(run_planned(program, found), run_single(program))
+    assert_same(run_planned(program, step_plan), run_single(program))
 
 
 def followed() -> programs.Program:
@@ -104,8 +104,8 @@ def followed() -> programs.Program:
     params = {"up": 0.02 * draw((32, 128), np.float32), "down": 0.02 * draw((128, 32), np.float32)}
 
     def loss(params: Any, x: Any, y: Any) -> Any:
-        found, _ = lax.scan(lambda x, _: (x + jnp.tanh(x @ params["up"]) @ params["down"], None), x, length=10)
-        return jnp.mean((found - y) ** 2)
+        result, _ = lax.scan(lambda x, _: (x + jnp.tanh(x @ params["up"]) @ params["down"], None), x, length=10)
+        return jnp.mean((result - y) ** 2)
 
     def train(params: Any, momentum: Any, x: Any, y: Any) -> Any:
         gradients = jax.grad(loss)(params, x, y)
@@ -121,15 +121,15 @@ def test_a_gradient_that_a_loop_adds_up_is_reduced_once_for_those_that_read_a_pa
     program = followed()
     with keep_annotations():
         text = programs.lower(program)
-    found = plan(text, Cluster.local(8), PlanOptions(mesh={"data": 8}))
-    summed = [each for each in found.collectives if each.kind in ("all-reduce", "reduce-scatter")]
+    step_plan = plan(text, Cluster.local(8), PlanOptions(mesh={"data": 8}))
+    summed = [each for each in step_plan.collectives if each.kind in ("all-reduce", "reduce-scatter")]
     assert [each.kind for each in summed] == ["all-reduce", "all-reduce"]
-    again = [entry.opcode for entry in found.instructions if entry.shared and entry.opcode != "parameter"]
+    again = [entry.opcode for entry in step_plan.instructions if entry.shared and entry.opcode != "parameter"]
     assert {*again} == {"while", "get-tuple-element"}  # behind the loop, where that has its elements taken
-    assert found.cost.gap < 1e-3
-    proof = compile_and_prove(found)
+    assert step_plan.cost.gap < 1e-3
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()
-    assert_same(run_planned(program, found), run_single(program))
+    assert_same(run_planned(program, step_plan), run_single(program))
 
 
 def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> None:
@@ -145,14 +145,14 @@ def test_a_carried_sum_that_the_body_reads_whole_is_reduced_in_each_pass() -> No
     chain = search.build_chain(Mesh.of({"model": 4}), ForcedStrategy(), frozenset())
     graph = chain.graph
     columns, summands = TensorSharding(((), ("model",))), TensorSharding(((), ()), ("model",))
-    made = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
+    entries = {"parameter": summands, "while": summands, "tanh": columns, "dot": summands}
     variables, _ = variables_of(graph.variables, [node for each in chain.instances for node in each.nodes])
     states = dict.fromkeys(variables, 0)
     for index, leaf in variables:
         node = graph.flow.nodes[index]
         is_carried = node.shapes[0].dimensions == shape and len(node.uses) == 2
-        if node.instruction.opcode in made and (is_carried or not node.is_value):
-            wanted = made[node.instruction.opcode] if leaf < 0 else columns
+        if node.instruction.opcode in entries and (is_carried or not node.is_value):
+            wanted = entries[node.instruction.opcode] if leaf < 0 else columns
             results = [strategy.results[0] for strategy in graph.set_of((index, leaf)).strategies]
             states[index, leaf] = results.index(wanted)
     moves = list_collectives(decide(graph, states))

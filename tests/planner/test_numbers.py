@@ -115,6 +115,6 @@ def test_predicted_collectives_are_those_that_xla_inserts() -> None:
     observed: Counter[str] = Counter()
     for planned_one in planned.collectives:
         predicted[planned_one.kind] += planned_one.wire_bytes * planned_one.count
-    for found in compiled.collectives:
-        observed[found.kind] += found.wire_bytes * found.count
+    for item in compiled.collectives:
+        observed[item.kind] += item.wire_bytes * item.count
     assert sum(observed.values()) == pytest.approx(sum(predicted.values()), rel=0.02)

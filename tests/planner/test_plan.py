@@ -62,9 +62,9 @@ def result_of(planned: Plan, name: str) -> TensorSharding:
 )
 def test_annotation_is_held(pins: str, expected: tuple[tuple[str, ...], ...]) -> None:
     planned = plan(annotated(pins), EIGHT, PlanOptions(mesh={"data": 4, "model": 2}))
-    found = result_of(planned, "pinned").dims
+    result = result_of(planned, "pinned").dims
     named = [int(item.split(":")[0]) for item in pins.split(",")]
-    assert [found[dim] for dim in named] == [expected[dim] for dim in named]
+    assert [result[dim] for dim in named] == [expected[dim] for dim in named]
 
 
 def test_split_somewhere_is_held() -> None:
@@ -300,12 +300,12 @@ def test_a_large_program_is_held_against_experts_of_one_axis(vast_nodes: int, co
     limits = SearchLimits(large_program_nodes=1_000, huge_program_nodes=vast_nodes)
     text = lower(gpt2(layers=4, batch=16, length=16))
     planned = plan(text, EIGHT, limits=limits)
-    found = {c.name: c for c in planned.candidates if c.name != "search"}
-    assert list(found) == ["data parallel", "optimizer sharded (ZeRO-1)"][:count]
-    for name, forced in zip(found, ("data", "zero1"), strict=False):
+    entries = {c.name: c for c in planned.candidates if c.name != "search"}
+    assert list(entries) == ["data parallel", "optimizer sharded (ZeRO-1)"][:count]
+    for name, forced in zip(entries, ("data", "zero1"), strict=False):
         alone = plan(text, EIGHT, PlanOptions(force=forced), limits=limits)
-        assert found[name].step_s == pytest.approx(alone.cost.step_s, rel=1e-3)
-        assert found[name].mesh == alone.mesh
+        assert entries[name].step_s == pytest.approx(alone.cost.step_s, rel=1e-3)
+        assert entries[name].mesh == alone.mesh
 
 
 @pytest.mark.slow

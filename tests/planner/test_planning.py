@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 import shardwright as sw
-from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.cluster import Cluster, Link
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner import planning
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.planning import plan_step
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
+from tests.planner.clocks import just_late
 from tests.planner.pipeline import cases
-from tests.planner.pipeline.planned import lowered
+from tests.planner.pipeline.planned import lower_text
 from tests.planner.programs import gpt2, lower
 from tests.planner.stages.stage_programs import typed_scan
 
-MLP = lowered(cases.mlp(4))[0]
+MLP = lower_text(cases.mlp(4))[0]
 
 TWO_NODES = Cluster.from_json(
     '{"master": {"ip": "127.0.0.1", "port": 2222, "devices": 2},'
     ' "workers": [{"ip": "127.0.0.1", "port": 2223, "devices": 2}]}'
 )
+
+#: Two nodes that are no farther apart than devices of one: no pipeline is faster there.
+TWO_NEAR_NODES = replace(TWO_NODES, inter_node=Link(bandwidth_bytes_per_s=1e12, latency_s=1e-7))
 
 
 def test_stages_are_made_where_they_are_asked_for():
@@ -49,12 +53,12 @@ def test_nodes_far_apart_become_stages_where_that_is_faster():
     assert any("pipeline" in note for note in with_price.notes)
 
 
-def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_say_that_they_are_not(monkeypatch):
+def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_say_that_they_are_not():
     short = plan_step(MLP, TWO_NODES, limits=SearchLimits(huge_device_count=4))
     assert isinstance(short, Plan)
     assert len({str(candidate.mesh) for candidate in short.candidates if candidate.name == "search"}) > 1
-    monkeypatch.setattr(planning, "_choose_pipeline", lambda text, cluster, options, whole, *_: whole)  # no pipeline is
-    long = plan_step(MLP, TWO_NODES, limits=SearchLimits(huge_device_count=4, min_pipeline_step_s=0.0))
+    long = plan_step(MLP, TWO_NEAR_NODES, limits=SearchLimits(huge_device_count=4, min_pipeline_step_s=0.0))
+    assert isinstance(long, Plan)
     assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
 
 
@@ -65,15 +69,15 @@ def test_a_pipeline_is_chosen_where_nodes_are_far_apart(bandwidth_gb_per_s, kind
     links = {"inter_node": {"bandwidth_gb_per_s": bandwidth_gb_per_s, "latency_us": 30}}
     nodes = {"master": {**node, "port": 1}, "workers": [{**node, "port": 2}], "links": links}
     cluster, text = Cluster.from_json(json.dumps(nodes)), lower(typed_scan(layers=4, width=4096, batch=8192))
-    found = sw.plan(text, cluster, cache=False)
-    assert isinstance(found, kind)
+    step_plan = sw.plan(text, cluster, cache=False)
+    assert isinstance(step_plan, kind)
     alone = sw.plan(text, cluster, stages=1, cache=False)
     pipeline = sw.plan(text, cluster, stages=2, cache=False)
     assert isinstance(alone, Plan)
     assert isinstance(pipeline, PipelinePlan)
     # Whichever it is, it is the faster one by its own simulation, and says so.
     assert (pipeline.step_s < alone.cost.step_s) == (kind is PipelinePlan)
-    assert "one program on all devices" in next(note for note in found.notes if "pipeline" in note)
+    assert "one program on all devices" in next(note for note in step_plan.notes if "pipeline" in note)
 
 
 def test_a_step_that_needs_the_whole_batch_is_refused():
@@ -85,7 +89,7 @@ def test_a_step_that_needs_the_whole_batch_is_refused():
         )
 
     with pytest.raises(MicroBatchError):
-        sw.plan(lowered(program())[0], 4, stages=2, micro_batches=4, cache=False)
+        sw.plan(lower_text(program())[0], 4, stages=2, micro_batches=4, cache=False)
 
 
 def test_stages_that_the_devices_do_not_give():
@@ -124,7 +128,7 @@ def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_thr
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("just_late")
 def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: str) -> None:
+    options = PlanOptions(memory_budget=2_500_000, remat="none", micro_batches=1, deadline_s=1e-9)
     with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):
-        sw.plan(of_threes, 1, memory_budget=2_500_000, remat="none", micro_batches=1, deadline=1e-6, cache=False)
+        plan_step(of_threes, Cluster.local(1), options, clock=just_late())

@@ -39,8 +39,8 @@ def mixture(batch: int = 32, width: int = 16, hidden: int = 32) -> Program:
         place = jnp.cumsum(chosen, 0) * chosen - 1
         dispatch = chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), CAPACITY)
         sent = jnp.einsum("bec,bd->ecd", dispatch, x)
-        made = jnp.einsum("ech,ehd->ecd", jax.nn.relu(jnp.einsum("ecd,edh->ech", sent, p["up"])), p["down"])
-        combined = jnp.einsum("bec,ecd->bd", dispatch * gates.max(-1)[:, None, None], made)
+        result = jnp.einsum("ech,ehd->ecd", jax.nn.relu(jnp.einsum("ecd,edh->ech", sent, p["up"])), p["down"])
+        combined = jnp.einsum("bec,ecd->bd", dispatch * gates.max(-1)[:, None, None], result)
         return jnp.mean((x + combined - y) ** 2)
 
     def step(p: Any, x: Any, y: Any) -> Any:

@@ -13,12 +13,12 @@ from tests.server.hand_plans import pipeline_plan
 
 
 def test_a_users_plan_is_the_planners_with_methods() -> None:
-    made = replace(small_plan(), hlo_text=HLO)
-    plan = to_user_plan(made)
+    result = replace(small_plan(), hlo_text=HLO)
+    plan = to_user_plan(result)
     assert sw.Plan is Plan
     assert plan.require_hlo() == HLO
-    assert plan.to_json(indent=1) == plan_to_json(made, indent=1)
-    assert Plan.from_json(plan.to_json(), hlo_text=HLO) == plan == to_user_plan(plan_from_json(plan_to_json(made)))
+    assert plan.to_json(indent=1) == plan_to_json(result, indent=1)
+    assert Plan.from_json(plan.to_json(), hlo_text=HLO) == plan == to_user_plan(plan_from_json(plan_to_json(result)))
     assert "tiny" in plan.explain()
 
 
@@ -33,9 +33,9 @@ def test_it_is_copied_pickled_and_compared_like_any_plan() -> None:
 
 
 def test_a_pipelines_programs_hold_users_plans() -> None:
-    made = pipeline_plan(2, "1f1b")
-    plan = to_user_plan(made)
+    result = pipeline_plan(2, "1f1b")
+    plan = to_user_plan(result)
     assert all(isinstance(program.plan, Plan) for program in plan.programs)
-    assert plan.as_dict() == PipelinePlan.from_json(plan_to_json(made)).as_dict()
+    assert plan.as_dict() == PipelinePlan.from_json(plan_to_json(result)).as_dict()
     assert PipelinePlan.from_json(plan.to_json()) == plan == pickle.loads(pickle.dumps(plan))
     assert "stage" in plan.explain(width=90)

@@ -84,9 +84,9 @@ def test_plan_of_a_rewritten_program_carries_its_text() -> None:
     text = plan_to_json(plan)
     jsonschema.validate(json.loads(text), SCHEMA)
     for given in (None, "the user's program", HLO):
-        found = decode(text, hlo_text=given)
-        assert found == plan
-        assert found.require_hlo() == HLO
+        result = decode(text, hlo_text=given)
+        assert result == plan
+        assert result.require_hlo() == HLO
     with pytest.raises(PlanError, match="not the program this plan was made for"):
         decode(text, hlo_text="another program")
 

@@ -31,7 +31,7 @@ class Seen:
     groups: str
 
 
-def seen(kind: str, group_size: int, payload_bytes: int, name: str, count: int = 1) -> Seen:
+def make_observed(kind: str, group_size: int, payload_bytes: int, name: str, count: int = 1) -> Seen:
     """What XLA says of a collective over the axis of this size."""
     axes = {1: (), 2: ("model",), 4: ("data",), 8: ("data", "model")}[group_size]
     groups = [f"{{{','.join(map(str, group))}}}" for group in device_groups(axes, MESH)]
@@ -46,7 +46,7 @@ def seen(kind: str, group_size: int, payload_bytes: int, name: str, count: int =
     )
 
 
-def planned(kind: str, axes: str, payload_bytes: int, name: str, count: int = 1) -> PlannedCollective:
+def make_collective(kind: str, axes: str, payload_bytes: int, name: str, count: int = 1) -> PlannedCollective:
     chosen = tuple(axes.split())
     return PlannedCollective(
         kind=kind,
@@ -83,8 +83,8 @@ def statuses(proof: Proof) -> list[tuple[str, str, str]]:
 
 def test_equal_collectives_agree_and_idle_ones_are_left_out() -> None:
     proof = prove(
-        plan(planned("all-reduce", "data", 4 * KIB, "dot.1", count=3)),
-        [seen("all-reduce", 4, 4 * KIB, "dot.1", count=3), seen("all-gather", 1, KIB, "dot.1")],
+        plan(make_collective("all-reduce", "data", 4 * KIB, "dot.1", count=3)),
+        [make_observed("all-reduce", 4, 4 * KIB, "dot.1", count=3), make_observed("all-gather", 1, KIB, "dot.1")],
     )
     assert statuses(proof) == [("dot.1", "all-reduce", "agrees")]
     assert proof.holds
@@ -92,31 +92,37 @@ def test_equal_collectives_agree_and_idle_ones_are_left_out() -> None:
 
 
 def test_a_collective_without_a_line_breaks_the_proof_whatever_its_size() -> None:
-    expected = plan(planned("all-reduce", "data", 1 << 20, "dot.1"))
-    proof = prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), seen("all-to-all", 2, KIB, "mul.2")])
+    expected = plan(make_collective("all-reduce", "data", 1 << 20, "dot.1"))
+    proof = prove(
+        expected, [make_observed("all-reduce", 4, 1 << 20, "dot.1"), make_observed("all-to-all", 2, KIB, "mul.2")]
+    )
     assert statuses(proof)[1] == ("mul.2", "all-to-all", "not in the plan")
     assert not proof.holds
 
 
 @pytest.mark.parametrize(("count", "holds"), [(1, True), (64, True), (65, False)])
 def test_a_scalar_needs_no_line_unless_a_loop_reduces_it_again_and_again(count: int, holds: bool) -> None:
-    expected = plan(planned("all-reduce", "data", 1 << 20, "dot.1"))
-    scalar = seen("all-reduce", 2, 4, "sum.2", count=count)
-    assert prove(expected, [seen("all-reduce", 4, 1 << 20, "dot.1"), scalar]).holds is holds
+    expected = plan(make_collective("all-reduce", "data", 1 << 20, "dot.1"))
+    scalar = make_observed("all-reduce", 2, 4, "sum.2", count=count)
+    assert prove(expected, [make_observed("all-reduce", 4, 1 << 20, "dot.1"), scalar]).holds is holds
 
 
 @pytest.mark.parametrize(("observed_bytes", "holds"), [(1000 * KIB, True), (1015 * KIB, True), (1100 * KIB, False)])
 def test_bytes_may_differ_by_the_tolerance(observed_bytes: int, holds: bool) -> None:
     proof = prove(
-        plan(planned("all-gather", "data", 1000 * KIB, "dot.1")), [seen("all-gather", 4, observed_bytes, "dot.1")]
+        plan(make_collective("all-gather", "data", 1000 * KIB, "dot.1")),
+        [make_observed("all-gather", 4, observed_bytes, "dot.1")],
     )
     assert proof.holds is holds
     assert prove(plan(), [], tolerance=0.0).holds
 
 
 def test_small_differences_of_many_lines_add_up() -> None:
-    lines = [planned("all-gather", "data", 100 * KIB, name) for name in "ab"]
-    program = [seen("all-gather", 4, 98 * KIB + 512, "a"), seen("all-gather", 4, 101 * KIB + 512, "b")]
+    lines = [make_collective("all-gather", "data", 100 * KIB, name) for name in "ab"]
+    program = [
+        make_observed("all-gather", 4, 98 * KIB + 512, "a"),
+        make_observed("all-gather", 4, 101 * KIB + 512, "b"),
+    ]
     proof = prove(plan(*lines), program)
     assert [line.status for line in proof.lines] == ["agrees", "agrees"]
     assert proof.difference == pytest.approx(3 / 200)
@@ -128,28 +134,28 @@ def test_a_part_of_an_axis_is_not_another_part_of_it() -> None:
     halves = {
         near: ((0, 2), (1, 3), (4, 6), (5, 7)) if near else ((0, 4), (1, 5), (2, 6), (3, 7)) for near in (True, False)
     }
-    line = planned("all-gather", "data", 4 * KIB, "dot.1")
+    line = make_collective("all-gather", "data", 4 * KIB, "dot.1")
     line = dataclasses.replace(line, groups=halves[True], wire_bytes=wire_bytes("all-gather", 4 * KIB, 2))
-    found = seen("all-gather", 2, 4 * KIB, "dot.1")
+    result = make_observed("all-gather", 2, 4 * KIB, "dot.1")
     for near, holds in ((True, True), (False, False)):
         groups = ",".join(f"{{{a},{b}}}" for a, b in halves[near])
-        proof = prove(plan(line), [dataclasses.replace(found, groups=f"{{{groups}}}")])
+        proof = prove(plan(line), [dataclasses.replace(result, groups=f"{{{groups}}}")])
         assert proof.holds is holds
         assert proof.lines[0].over == "2 devices along data"
         assert "2 devices along data" in proof.explain()
 
 
 def test_equal_bytes_among_other_devices_break_the_proof() -> None:
-    expected = plan(planned("all-reduce", "data", 4 * KIB, "dot.1"))
-    program = seen("all-reduce", 4, 4 * KIB, "dot.1")
+    expected = plan(make_collective("all-reduce", "data", 4 * KIB, "dot.1"))
+    program = make_observed("all-reduce", 4, 4 * KIB, "dot.1")
     assert prove(expected, [program]).holds
     proof = prove(expected, [dataclasses.replace(program, groups="{{0,1,2,3},{4,5,6,7}}")])
     assert statuses(proof) == [("dot.1", "all-reduce", "other devices")]
     assert not proof.holds
     mesh = "mesh['axis_0'=4,'axis_1'=2] {'axis_0'}"
     assert prove(expected, [dataclasses.replace(program, groups=mesh)]).holds
-    whole = plan(planned("all-reduce", "data model", 4 * KIB, "dot.1"))
-    assert prove(whole, [dataclasses.replace(seen("all-reduce", 8, 4 * KIB, "dot.1"), groups="all")]).holds
+    whole = plan(make_collective("all-reduce", "data model", 4 * KIB, "dot.1"))
+    assert prove(whole, [dataclasses.replace(make_observed("all-reduce", 8, 4 * KIB, "dot.1"), groups="all")]).holds
 
 
 @pytest.mark.parametrize(
@@ -163,14 +169,16 @@ def test_equal_bytes_among_other_devices_break_the_proof() -> None:
 )
 @pytest.mark.parametrize("name", ["roll.1", "roll.2"])
 def test_a_permute_sends_along_the_axes_of_its_line(pairs: str, holds: bool, name: str) -> None:
-    found = dataclasses.replace(seen("collective-permute", 4, 4 * KIB, name), groups=pairs)
-    assert prove(plan(planned("collective-permute", "data", 4 * KIB, "roll.1")), [found]).holds is holds
+    result = dataclasses.replace(make_observed("collective-permute", 4, 4 * KIB, name), groups=pairs)
+    assert prove(plan(make_collective("collective-permute", "data", 4 * KIB, "roll.1")), [result]).holds is holds
 
 
 def test_differences_do_not_cancel() -> None:
     proof = prove(
-        plan(planned("all-gather", "data", 100 * KIB, "a"), planned("all-gather", "data", 50 * KIB, "b")),
-        [seen("all-gather", 4, 50 * KIB, "a"), seen("all-gather", 4, 100 * KIB, "b")],
+        plan(
+            make_collective("all-gather", "data", 100 * KIB, "a"), make_collective("all-gather", "data", 50 * KIB, "b")
+        ),
+        [make_observed("all-gather", 4, 50 * KIB, "a"), make_observed("all-gather", 4, 100 * KIB, "b")],
     )
     assert proof.predicted_wire_bytes == proof.observed_wire_bytes
     assert [line.status for line in proof.lines] == ["differs", "differs"]
@@ -179,26 +187,29 @@ def test_differences_do_not_cancel() -> None:
 
 def test_a_move_that_several_readers_share_is_named_after_any_of_them() -> None:
     proof = prove(
-        plan(planned("all-gather", "data", 4 * KIB, "first.1"), planned("collective-permute", "model", KIB, "p.1")),
-        [seen("all-gather", 4, 4 * KIB, "second.2"), seen("collective-permute", 8, KIB, "p.2")],
+        plan(
+            make_collective("all-gather", "data", 4 * KIB, "first.1"),
+            make_collective("collective-permute", "model", KIB, "p.1"),
+        ),
+        [make_observed("all-gather", 4, 4 * KIB, "second.2"), make_observed("collective-permute", 8, KIB, "p.2")],
     )
     assert [status for *_, status in statuses(proof)] == ["agrees", "agrees"]
 
 
 def test_a_move_over_a_part_of_an_axis_is_found_under_another_name() -> None:
     half = wire_bytes("all-gather", 4 * KIB, 2)
-    expected = plan(dataclasses.replace(planned("all-gather", "data", 4 * KIB, "w.1"), wire_bytes=half))
-    program = seen("all-gather", 2, 4 * KIB, "custom-call.2")
+    expected = plan(dataclasses.replace(make_collective("all-gather", "data", 4 * KIB, "w.1"), wire_bytes=half))
+    program = make_observed("all-gather", 2, 4 * KIB, "custom-call.2")
     inside = dataclasses.replace(program, groups="{{0,2},{4,6},{1,3},{5,7}}")
     assert statuses(prove(expected, [inside])) == [("w.1", "all-gather", "agrees")]
     assert not prove(expected, [program]).holds  # over the other axis
 
 
 def test_what_one_instruction_needs_for_two_causes_is_two_lines() -> None:
-    weight = dataclasses.replace(planned("all-gather", "model", 8 * KIB, "dot.1"), cause="weight for matmul")
+    weight = dataclasses.replace(make_collective("all-gather", "model", 8 * KIB, "dot.1"), cause="weight for matmul")
     proof = prove(
-        plan(planned("all-gather", "data", 4 * KIB, "dot.1"), weight),
-        [seen("all-gather", 2, 8 * KIB, "dot.1"), seen("all-gather", 4, 4 * KIB, "dot.1")],
+        plan(make_collective("all-gather", "data", 4 * KIB, "dot.1"), weight),
+        [make_observed("all-gather", 2, 8 * KIB, "dot.1"), make_observed("all-gather", 4, 4 * KIB, "dot.1")],
     )
     assert [(line.axes, line.cause, line.status) for line in proof.lines] == [
         (("data",), "gradient of params['dot.1']", "agrees"),
@@ -207,9 +218,9 @@ def test_what_one_instruction_needs_for_two_causes_is_two_lines() -> None:
 
 
 def test_permutes_of_one_instruction_are_told_apart_by_their_axes() -> None:
-    expected = plan(*(planned("collective-permute", axis, 4 * KIB, "conv.1") for axis in ("data", "model")))
+    expected = plan(*(make_collective("collective-permute", axis, 4 * KIB, "conv.1") for axis in ("data", "model")))
     along_model, along_data = (
-        dataclasses.replace(seen("collective-permute", 8, 4 * KIB, "conv.1"), groups=pairs)
+        dataclasses.replace(make_observed("collective-permute", 8, 4 * KIB, "conv.1"), groups=pairs)
         for pairs in ("{{0,1},{1,0}}", "{{0,2},{2,4},{4,6}}")
     )
     assert prove(expected, [along_model, along_data]).holds
@@ -219,51 +230,56 @@ def test_permutes_of_one_instruction_are_told_apart_by_their_axes() -> None:
 def test_one_line_may_be_two_collectives() -> None:
     """XLA sums a scalar over one axis after the other."""
     proof = prove(
-        plan(planned("all-reduce", "data model", 4, "sum.1")),
-        [seen("all-reduce", 4, 4, "sum.1"), seen("all-reduce", 2, 4, "sum.1")],
+        plan(make_collective("all-reduce", "data model", 4, "sum.1")),
+        [make_observed("all-reduce", 4, 4, "sum.1"), make_observed("all-reduce", 2, 4, "sum.1")],
     )
     (line,) = proof.lines
     assert (line.predicted_count, line.observed_count, line.status) == (1, 2, "agrees")
 
 
 def test_an_all_reduce_and_slice_is_what_the_plan_says_it_is() -> None:
-    scattered = [seen("reduce-scatter", 4, 8 * KIB, "dot.1")]
-    assert prove(plan(planned("reduce-scatter", "data", 8 * KIB, "dot.1")), scattered).holds
-    whole = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), scattered)
+    scattered = [make_observed("reduce-scatter", 4, 8 * KIB, "dot.1")]
+    assert prove(plan(make_collective("reduce-scatter", "data", 8 * KIB, "dot.1")), scattered).holds
+    whole = prove(plan(make_collective("all-reduce", "data", 8 * KIB, "dot.1")), scattered)
     assert whole.holds
     assert whole.observed_wire_bytes == 12 * KIB
     # Under another reader's name, too.
-    assert prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.9")), scattered).holds
+    assert prove(plan(make_collective("all-reduce", "data", 8 * KIB, "dot.9")), scattered).holds
 
 
 def test_a_sum_scattered_over_one_axis_and_whole_over_another() -> None:
     """XLA names what ends a loop after the loop, and a slice follows the all-reduce, too."""
     expected = plan(
-        planned("reduce-scatter", "data", 16 * KIB, "dot.1"), planned("all-reduce", "model", 4 * KIB, "dot.1")
+        make_collective("reduce-scatter", "data", 16 * KIB, "dot.1"),
+        make_collective("all-reduce", "model", 4 * KIB, "dot.1"),
     )
-    scattered = seen("reduce-scatter", 2, 4 * KIB, "dot.1")
+    scattered = make_observed("reduce-scatter", 2, 4 * KIB, "dot.1")
     for name in ("dot.1", "loop"):
-        proof = prove(expected, [seen("reduce-scatter", 4, 16 * KIB, name), scattered])
+        proof = prove(expected, [make_observed("reduce-scatter", 4, 16 * KIB, name), scattered])
         assert [status for *_, status in statuses(proof)] == ["agrees", "agrees"]
         assert proof.observed_wire_bytes == proof.predicted_wire_bytes == 16 * KIB
 
 
 def test_what_is_whole_is_not_taken_for_what_is_sliced() -> None:
     """Both leave one loop, named after it."""
-    expected = plan(planned("all-reduce", "data", 16 * KIB, "a"), planned("reduce-scatter", "data", 16 * KIB, "b"))
-    proof = prove(expected, [seen(kind, 4, 16 * KIB, "loop") for kind in ("reduce-scatter", "all-reduce")])
+    expected = plan(
+        make_collective("all-reduce", "data", 16 * KIB, "a"), make_collective("reduce-scatter", "data", 16 * KIB, "b")
+    )
+    proof = prove(expected, [make_observed(kind, 4, 16 * KIB, "loop") for kind in ("reduce-scatter", "all-reduce")])
     assert proof.holds
     assert {line.status for line in proof.lines} == {"agrees"}
 
 
 def test_what_xla_left_out_is_a_difference() -> None:
-    proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [])
+    proof = prove(plan(make_collective("all-reduce", "data", 8 * KIB, "dot.1")), [])
     assert statuses(proof) == [("dot.1", "all-reduce", "not in the program")]
     assert not proof.holds
 
 
 def test_differences_name_the_axes() -> None:
-    proof = prove(plan(planned("all-reduce", "data", 8 * KIB, "dot.1")), [seen("all-to-all", 2, 16 * KIB, "z")])
+    proof = prove(
+        plan(make_collective("all-reduce", "data", 8 * KIB, "dot.1")), [make_observed("all-to-all", 2, 16 * KIB, "z")]
+    )
     table = proof.explain().partition("Differences")[2]
     assert re.search(r"not in the program +all-reduce +data ", table)
     assert re.search(r"not in the plan +all-to-all +2 devices ", table)
@@ -275,17 +291,21 @@ def test_lines_carry_the_users_source() -> None:
         '  ROOT n.1 = f32[8]{0} negate(x), metadata={source_file="/home/me/model.py" source_line=12}\n}\n'
     )
     proof = prove(
-        plan(planned("all-reduce", "data", 8 * KIB, "n.1"), hlo_text=text), [seen("all-reduce", 4, 8 * KIB, "n.1")]
+        plan(make_collective("all-reduce", "data", 8 * KIB, "n.1"), hlo_text=text),
+        [make_observed("all-reduce", 4, 8 * KIB, "n.1")],
     )
     assert proof.lines[0].where == "model.py:12"
     assert "model.py:12" in explain_proof(proof, everything=True)
 
 
 def test_the_text_says_totals_first_then_differences() -> None:
-    layers = [planned("all-reduce", "data", 8 * KIB, f"w{i}") for i in range(3)]
+    layers = [make_collective("all-reduce", "data", 8 * KIB, f"w{i}") for i in range(3)]
     proof = prove(
-        plan(*layers, planned("all-gather", "model", 64 * KIB, "v")),
-        [*(seen("all-reduce", 4, 8 * KIB, f"w{i}") for i in range(3)), seen("all-to-all", 2, 16 * KIB, "z")],
+        plan(*layers, make_collective("all-gather", "model", 64 * KIB, "v")),
+        [
+            *(make_observed("all-reduce", 4, 8 * KIB, f"w{i}") for i in range(3)),
+            make_observed("all-to-all", 2, 16 * KIB, "z"),
+        ],
     )
     text = proof.explain()
     assert text.startswith("XLA's program of jit_step does not have the predicted collectives")

@@ -316,14 +316,14 @@ def test_equal_segments_share_a_row() -> None:
         for i in range(12)
     ]
     loss = SegmentPlan(name="loss", kind=1, instructions=40, repeats=2)
-    made = plan(segments=(*layers, loss))
-    text = explain_plan(made, width=120)
+    step_plan = plan(segments=(*layers, loss))
+    text = explain_plan(step_plan, width=120)
     assert "Segments: 14, of 2 kinds, each kind solved once" in text
     row = next(line for line in text.splitlines() if "block 0" in line)
     assert row.split()[:4] == ["block", "0", "70", "12"]
     assert "add.0 [-, model], v.0 [-, -], v.1 [-, -], and 2 more" in " ".join(text.split())
-    assert "[-, model]" in explain_plan(made, width=80)
-    assert [segment["equal"] for segment in as_dict(made)["segments"]] == [12, 2]
+    assert "[-, model]" in explain_plan(step_plan, width=80)
+    assert [segment["equal"] for segment in as_dict(step_plan)["segments"]] == [12, 2]
     assert "Segments" not in explain_plan(plan())
 
 
@@ -371,9 +371,9 @@ def test_a_bound_that_leaves_the_plan_out_certifies_nothing(bound_s: float, word
 
 def test_memory_of_arguments_is_told_apart() -> None:
     state = adam(COLUMNS, nu=WHOLE)
-    made = plan(parameters=(*state, variable(9, "x", (6, 5), WHOLE)))
+    step_plan = plan(parameters=(*state, variable(9, "x", (6, 5), WHOLE)))
     each = 64 * 128 * 4
-    assert as_dict(made)["memory"]["arguments_by_kind"] == {
+    assert as_dict(step_plan)["memory"]["arguments_by_kind"] == {
         "inputs": 6 * 5 * 4, "parameters": 3 * each // 4, "optimizer": 3 * each // 4 + 3 * each
     }  # fmt: skip
 

@@ -71,17 +71,17 @@ def named_tracks(trace: dict[str, Any]) -> dict[tuple[int, int], str]:
 def slices(trace: dict[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
     """Per named track: (name, begin, end) in seconds, in order."""
     tracks = named_tracks(trace)
-    found = defaultdict(list)
+    result = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
             end = event["ts"] + event["dur"]
-            found[tracks[event["pid"], event["tid"]]].append((event["name"], event["ts"] / 1e6, end / 1e6))
-    return {name: sorted(own, key=lambda each: each[1]) for name, own in found.items()}
+            result[tracks[event["pid"], event["tid"]]].append((event["name"], event["ts"] / 1e6, end / 1e6))
+    return {name: sorted(own, key=lambda each: each[1]) for name, own in result.items()}
 
 
 def test_every_device_has_a_track_with_the_predicted_tasks() -> None:
-    made = graph()
-    tracks = slices(step_trace(made, simulate(made), devices=PLACES))
+    result = graph()
+    tracks = slices(step_trace(result, simulate(result), devices=PLACES))
     forward = [(f"f0 of micro-batch {i}", float(i), i + 1.0) for i in range(3)]
     assert tracks["predicted: devices / device 0 (stage 0)"] == forward
     assert tracks["predicted: devices / device 1 (stage 0)"] == forward
@@ -98,9 +98,9 @@ def test_every_device_has_a_track_with_the_predicted_tasks() -> None:
 
 
 def test_arrows_begin_and_end_in_slices() -> None:
-    made = graph(3)
+    result = graph(3)
     places = [[DevicePlace(device=stage)] for stage in range(3)]
-    trace = step_trace(made, simulate(made), devices=places)
+    trace = step_trace(result, simulate(result), devices=places)
     tracks, own = named_tracks(trace), slices(trace)
     arrows = defaultdict(list)
     for event in trace["traceEvents"]:
@@ -118,21 +118,21 @@ def test_arrows_begin_and_end_in_slices() -> None:
 
 def test_transfers_at_the_same_time_lie_on_tracks_beside_each_other() -> None:
     """Half a second on the link, a second until it arrives; the third is posted when the first was read."""
-    made = replace(graph(), links={(0, 1): Link(bandwidth_bytes_per_s=16.0, latency_s=1.0)})
-    tracks = slices(step_trace(made, simulate(made), devices=PLACES))
+    result = replace(graph(), links={(0, 1): Link(bandwidth_bytes_per_s=16.0, latency_s=1.0)})
+    tracks = slices(step_trace(result, simulate(result), devices=PLACES))
     assert [span[1:] for span in tracks["predicted: links / stage 0 → stage 1"]] == [(1.0, 2.5), (3.5, 5.0)]
     assert [span[1:] for span in tracks["predicted: links / stage 0 → stage 1 (2)"]] == [(2.0, 3.5)]
-    receives = [position for position, task in enumerate(made.stages[1]) if task.kind == "receive"]
+    receives = [position for position, task in enumerate(result.stages[1]) if task.kind == "receive"]
     measured = [
         MeasuredTask(node=1, stage=1, position=position, begin_s=0.0, end_s=1.0 + position) for position in receives
     ]
-    tracks = slices(step_trace(made, simulate(made), devices=PLACES, measured=measured))
+    tracks = slices(step_trace(result, simulate(result), devices=PLACES, measured=measured))
     assert sum(name.startswith("measured: links") for name in tracks) == len(receives) == 3
 
 
 def test_memory_is_a_counter_of_each_stage() -> None:
-    made = graph()
-    trace = step_trace(made, simulate(made), devices=PLACES)
+    result = graph()
+    trace = step_trace(result, simulate(result), devices=PLACES)
     counters = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "C":
@@ -143,14 +143,14 @@ def test_memory_is_a_counter_of_each_stage() -> None:
 
 
 def test_measured_tasks_lie_on_the_devices_of_their_node(tmp_path: Path) -> None:
-    made = graph()
-    receive = next(i for i, task in enumerate(made.stages[1]) if task.kind == "receive")
+    result = graph()
+    receive = next(i for i, task in enumerate(result.stages[1]) if task.kind == "receive")
     measured = [
         MeasuredTask(node=0, stage=0, position=0, begin_s=0.25, end_s=1.5),
         MeasuredTask(node=1, stage=1, position=receive, begin_s=1.0, end_s=1.75),
-        MeasuredTask(node=1, stage=1, position=len(made.stages[1]) - 2, begin_s=6.0, end_s=8.0),
+        MeasuredTask(node=1, stage=1, position=len(result.stages[1]) - 2, begin_s=6.0, end_s=8.0),
     ]
-    trace = step_trace(made, simulate(made), devices=PLACES, measured=measured)
+    trace = step_trace(result, simulate(result), devices=PLACES, measured=measured)
     path = tmp_path / "out.json"
     write_trace(str(path), trace)
     tracks = slices(json.loads(path.read_text()))
@@ -168,21 +168,21 @@ def test_measured_tasks_lie_on_the_devices_of_their_node(tmp_path: Path) -> None
 
 def test_what_was_measured_has_arrows_from_maker_over_link_to_reader() -> None:
     """As measured: every task as the simulation says, the links a little later."""
-    made = graph()
-    timeline = simulate(made)
+    result = graph()
+    timeline = simulate(result)
     measured = [
         MeasuredTask(node=stage, stage=stage, position=position, begin_s=begin, end_s=end)
         for stage, times in enumerate(timeline.tasks)
         for position, (begin, end) in enumerate(times)
-        if made.stages[stage][position].kind != "receive"
+        if result.stages[stage][position].kind != "receive"
     ] + [
         MeasuredTask(
             node=1, stage=1, position=position, begin_s=timeline.tasks[1][position][0],
             end_s=timeline.transfers[task.transfer or 0][1],
         )
-        for position, task in enumerate(made.stages[1]) if task.kind == "receive"
+        for position, task in enumerate(result.stages[1]) if task.kind == "receive"
     ]  # fmt: skip
-    trace = step_trace(made, timeline, devices=PLACES, measured=measured)
+    trace = step_trace(result, timeline, devices=PLACES, measured=measured)
     tracks = named_tracks(trace)
     arrows = defaultdict(list)
     for event in trace["traceEvents"]:
@@ -197,8 +197,8 @@ def test_what_was_measured_has_arrows_from_maker_over_link_to_reader() -> None:
 
 
 def test_large_clusters_have_a_track_per_stage_and_node() -> None:
-    made = graph()
+    result = graph()
     places = [[DevicePlace(device=64 * s + d, node=2 * s + d // 32) for d in range(64)] for s in range(2)]
-    names = set(named_tracks(step_trace(made, simulate(made), devices=places)).values())
+    names = set(named_tracks(step_trace(result, simulate(result), devices=places)).values())
     assert "predicted: devices / stage 1, node 3: devices 96 to 127" in names
     assert len(names) == 5

@@ -83,15 +83,15 @@ def _is_time(value: Any) -> bool:
 
 def _slices(events: list[Event]) -> Slices:
     """Slices of a thread follow each other: they must nest, and ours never lie in one another."""
-    found: Slices = defaultdict(list)
+    result: Slices = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
-            found[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    for own in found.values():
+            result[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for own in result.values():
         own.sort()
         for (_, end), (begin, _) in pairwise(own):
             assert end <= begin + _ROUNDED, f"slices overlap: one ends at {end}, the next begins at {begin}"
-    return found
+    return result
 
 
 def _require_named(events: list[Event], slices: Slices) -> None:

@@ -81,8 +81,8 @@ def _program(each: step.HandPiece, lying: dict[tuple[str, int], Layout], micro_b
     options = PlanOptions(
         mesh=mesh.sizes, argument_axes=axes(piece.reads), output_axes=axes(piece.writes), rewrites="none"
     )
-    made = search(step.lowered(each, micro_batches), Cluster.local(mesh.device_count), options)
+    match = search(step.lower_text(each, micro_batches), Cluster.local(mesh.device_count), options)
     return PipelineProgram(
         name=piece.program, kind=piece.kind, stage=piece.stage, chunk=piece.chunk, reads=piece.reads,
-        writes=piece.writes, plan=made,
+        writes=piece.writes, plan=match,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
@@ -12,6 +13,7 @@ from shardwright.server.master.state import MasterState
 
 IDENTITY = Identity(cluster_hash="h", shardwright_version="1", jax_version="2")
 WAIT_S = 100.0
+TICK_S = 0.5
 PROGRAM = ev.ProgramInfo(plan_id="plan", argument_count=2, donated=frozenset({0}), output_bytes=(8, 4))
 
 C = TypeVar("C")
@@ -27,6 +29,7 @@ class World:
     commands: list[ev.Command] = field(default_factory=list)
     orders: list[ev.ToWorkers] = field(default_factory=list)
     generation_of: dict[int, int] = field(default_factory=dict)  # node → generation it was told to start
+    heard: dict[int, dict[str, Any]] = field(default_factory=dict)  # node → what its executor says that it is doing
 
     def __post_init__(self) -> None:
         members = tuple(
@@ -46,13 +49,28 @@ class World:
 
     def take(self, kind: type[C]) -> list[C]:
         """Commands of a kind so far, forgotten afterwards."""
-        found = [command for command in self.commands if isinstance(command, kind)]
+        results = [command for command in self.commands if isinstance(command, kind)]
         self.commands = [command for command in self.commands if not isinstance(command, kind)]
-        return found
+        return results
 
     def later(self, seconds: float) -> list[ev.Command]:
         self.now_s += seconds
         return self.send(ev.Tick())
+
+    def passes(
+        self, seconds: float, *, silent: Collection[int] = (), silent_daemons: Collection[int] = ()
+    ) -> list[ev.Command]:
+        """Time in ticks, with signs of life of all but these nodes' executors and daemons; what came of it."""
+        commands: list[ev.Command] = []
+        for _ in range(round(seconds / TICK_S)):
+            for connection, node in self.state.formation.connections.items():
+                if node not in silent:
+                    commands += self.send(ev.ExecutorHeard(connection=connection, **self.heard.get(node, {})))
+            for node, record in self.state.formation.nodes.items():
+                if record.daemon is not None and node not in silent_daemons:
+                    commands += self.send(ev.DaemonHeard(connection=record.daemon))
+            commands += self.later(TICK_S)
+        return commands
 
     # ---- nodes: daemon connections are 10 + node, executor connections 100·generation + node ----
     def daemon_joins(self, node: int, /, **wrong: object) -> list[ev.Command]:
@@ -69,7 +87,7 @@ class World:
         return self.send(
             ev.ExecutorJoined(
                 connection=self.executor_connection(node), node=node, generation=self.generation_of[node],
-                data_address=f"host:{9000 + node}", device_count=device_count,
+                data_address=f"host:{9000 + node}", device_count=device_count, pid=1000 + node,
             )
         )  # fmt: skip
 
@@ -80,6 +98,13 @@ class World:
                 coordinator_address=f"host:{node}",
             )
         )  # fmt: skip
+
+    def node_leaves(self, node: int) -> None:
+        """Its daemon died, and its executor with it."""
+        connection = self.state.formation.nodes[node].executor_connection
+        self.send(ev.DaemonLeft(connection=10 + node))
+        if connection is not None:
+            self.send(ev.ExecutorLeft(connection=connection))
 
     def form(self) -> None:
         """All nodes are there, all executors run."""

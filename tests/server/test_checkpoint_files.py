@@ -101,23 +101,22 @@ def test_only_the_latest_are_kept(tmp_path: Path) -> None:
     assert files.steps(str(tmp_path)) == (10, 20)
 
 
-def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "DIRECTORY_VISIBLE_S", 0.3)
+def test_a_worker_that_does_not_see_the_directory_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not see the directory") as caught:
-        files.write(str(tmp_path), 1, "token", TREE, halves())
+        files.write(str(tmp_path), 1, "token", TREE, halves(), visible_s=0.3)
     assert "that all workers share" in caught.value.remedy
     files.begin(str(tmp_path), 1, "another save of another time")
     with pytest.raises(CheckpointError, match="does not see the directory"):
-        files.write(str(tmp_path), 1, "token", TREE, halves())
+        files.write(str(tmp_path), 1, "token", TREE, halves(), visible_s=0.3)
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str | None]:
     """All that is under it, without following links."""
-    found: dict[str, bytes | str | None] = {}
+    entries: dict[str, bytes | str | None] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        found[name] = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-    return found
+        entries[name] = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return entries
 
 
 def plain_orbax(directory: Path, step: int) -> None:
@@ -299,8 +298,8 @@ def test_what_others_write_with_orbax_is_read(tmp_path: Path, handler: Any) -> N
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**handler)) as checkpointer:
         state = {"layers": [jax.numpy.asarray(W), {"n": 3}], "name": "a string", "nothing": None}
         checkpointer.save(tmp_path / "5", args=ocp.args.PyTreeSave(state))
-    found = files.contents(str(tmp_path), 5)
-    assert found.arrays["layers.0"] == files.StoredType(element_type="f32", shape=(4, 6))
-    assert [leaf.name for leaf in trees.leaves_of(found.tree)] == ["layers.0", "layers.1.n", "name"]
+    result = files.contents(str(tmp_path), 5)
+    assert result.arrays["layers.0"] == files.StoredType(element_type="f32", shape=(4, 6))
+    assert [leaf.name for leaf in trees.leaves_of(result.tree)] == ["layers.0", "layers.1.n", "name"]
     (box,) = files.read(str(tmp_path), 5, [("layers.0", (slice(0, 4), slice(2, 3)))])
     np.testing.assert_array_equal(box, W[:, 2:3])

@@ -98,7 +98,7 @@ def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
 def test_a_daemon_that_left_is_waited_for() -> None:
     world = World()
     world.form()
-    world.send(ev.DaemonLeft(connection=11))
+    world.node_leaves(1)
     world.executor_dies(0)
     assert world.state.formation.node_state(1) == "lost"
     world.later(10 * WAIT_S)
@@ -113,6 +113,7 @@ def test_executors_that_never_start_end_the_master() -> None:
     for _ in range(world.limits.start_attempts):
         assert not world.take(ev.Halt)
         world.executor_dies(0)
+        world.passes(world.limits.last_retry_s)
     (halt,) = world.take(ev.Halt)
     assert isinstance(halt.error, WorkerLostError)
     assert "the executor of node 0 does not start" in halt.error.message
@@ -129,6 +130,7 @@ def test_an_executor_that_cannot_start_ends_the_master_at_once() -> None:
     )
     (halt,) = world.take(ev.Halt)
     assert "no GPU" in halt.error.message
+    assert halt.is_final
 
 
 def test_an_executor_that_hangs_at_start_is_ended() -> None:
@@ -152,3 +154,37 @@ def test_an_executor_of_an_older_generation_is_refused() -> None:
     world.executor_dies(0)
     world.send(ev.ExecutorJoined(connection=5, node=0, generation=1, data_address="h:1", device_count=4))
     assert [refusal.connection for refusal in world.take(ev.Refuse)] == [5]
+
+
+def test_failed_starts_wait_longer_and_longer() -> None:
+    world = World(node_count=1)
+    world.form()
+    world.commands.clear()
+    world.executor_dies(0)
+    assert world.take(ev.StartExecutor), "a lost executor is replaced at once"
+    pauses = []
+    for _ in range(9):
+        world.executor_dies(0)
+        began_s = world.now_s
+        while not world.take(ev.StartExecutor):
+            assert not world.take(ev.Halt), "a cluster that was ready is patient"
+            world.passes(0.5)
+        pauses.append(world.now_s - began_s)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    world.executor_joins(0)
+    world.executor_dies(0)
+    assert world.take(ev.StartExecutor), "a start that went well ends the pauses"
+
+
+def test_a_cluster_that_was_ready_gives_up_in_the_end() -> None:
+    world = World(node_count=1)
+    world.form()
+    world.executor_dies(0)
+    while not (halts := world.take(ev.Halt)):
+        assert world.now_s < 2 * world.limits.restart_patience_s
+        world.executor_dies(0)
+        world.passes(0.5)
+        world.now_s += world.limits.last_retry_s
+        world.passes(0.5)
+    assert world.now_s >= world.limits.restart_patience_s
+    assert not halts[0].is_final

@@ -41,17 +41,17 @@ def start_two(folder: Path, servers: list[Server]) -> str:
 
 
 def connect(address: str) -> sw.Session:
-    found: list[sw.Session] = []
+    results: list[sw.Session] = []
 
     def is_up() -> bool:
         try:
-            found.append(sw.connect(address))
+            results.append(sw.connect(address))
         except sw.ServerUnavailableError:
             return False
         return True
 
     wait_until(is_up, timeout_s=60)
-    return found[0]
+    return results[0]
 
 
 def double(state: Any) -> Any:

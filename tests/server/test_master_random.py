@@ -69,6 +69,21 @@ class MasterHistory(RuleBasedStateMachine):
         self.deliver()
 
     @rule(node=nodes)
+    def node_goes(self, node: int) -> None:
+        self.world.node_leaves(node)
+        self.deliver()
+
+    @rule(node=nodes, generation=st.integers(0, 3))
+    def daemon_comes_back(self, node: int, generation: int) -> None:
+        self.world.daemon_joins(node, executor_generation=generation)
+        self.deliver()
+
+    @rule(silent=st.sets(nodes), silent_daemons=st.sets(nodes))
+    def some_are_silent(self, silent: set[int], silent_daemons: set[int]) -> None:
+        self.world.passes(20.0, silent=silent, silent_daemons=silent_daemons)
+        self.deliver()
+
+    @rule(node=nodes)
     def executor_comes(self, node: int) -> None:
         record = self.world.state.formation.nodes[node]
         if record.executor and record.executor_connection is None:
@@ -103,6 +118,12 @@ class MasterHistory(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 20.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.later(seconds)
+        self.deliver()
+
+    @rule(seconds=st.sampled_from([5.0, 15.0]))
+    def time_passes_in_ticks(self, seconds: float) -> None:
+        """So that cancelled steps are ended, and too long ones."""
+        self.world.passes(seconds)
         self.deliver()
 
     # ---- a client ----------------------------------------------------------
@@ -172,6 +193,12 @@ class MasterHistory(RuleBasedStateMachine):
         self.world.send(ev.SaveAwaited(call=self.next_call, session_id="s", number=max(1, self.next_number - back)))
         self.deliver()
 
+    @rule(back=st.integers(-1, 3))
+    def cancels(self, back: int) -> None:
+        number = max(1, self.next_number - back)
+        self.world.send(ev.StepsCancelled(call=6, session_id="s", numbers=(number,)))
+        self.deliver()
+
     @rule(array_ids=st.lists(ids, max_size=3).map(tuple), ahead=st.integers(-1, 2))
     def releases(self, array_ids: tuple[int, ...], ahead: int) -> None:
         after = max(0, self.next_number - 1 + ahead)
@@ -201,6 +228,8 @@ class MasterHistory(RuleBasedStateMachine):
             if formation.nodes[node].daemon is None:
                 world.daemon_joins(node)
         for _ in range(3):
+            world.now_s += world.limits.last_retry_s
+            world.passes(0.5)
             for node in range(NODES):
                 record = formation.nodes[node]
                 if formation.phase == "stopping" and record.executor:

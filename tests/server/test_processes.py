@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +21,6 @@ import pytest
 from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.proto.v1 import master_pb2
-from shardwright.server import __main__ as server_main
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import ROOT, RawClient, Server, all_gone, embedded, inline, wait_until
 
@@ -174,11 +174,20 @@ def test_an_address_of_another_machine(tmp_path: Path, start: Start) -> None:
 
 
 def test_a_worker_that_never_comes(tmp_path: Path, start: Start) -> None:
-    assert "worker 1 (127.0.0.1:" in one_line(start(cluster_file(tmp_path), 0, "--wait", 1))
+    assert "worker 1 (127.0.0.1:" in one_line(start(cluster_file(tmp_path), 0, "--wait", 1), 75)
+
+
+def test_a_worker_whose_master_gives_up_may_be_started_again(tmp_path: Path, start: Start) -> None:
+    nodes = [{"ip": "127.0.0.1", "port": free_port(), "devices": 1} for _ in range(3)]
+    path = tmp_path / "three.json"
+    path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
+    worker = start(path, 1)
+    assert "worker 2 (127.0.0.1:" in one_line(start(path, 0, "--wait", 2), 75)
+    assert worker.end()[0] == 75
 
 
 def test_a_master_that_never_comes(tmp_path: Path, start: Start) -> None:
-    assert "the master at 127.0.0.1:" in one_line(start(cluster_file(tmp_path), 1, "--wait", 1))
+    assert "the master at 127.0.0.1:" in one_line(start(cluster_file(tmp_path), 1, "--wait", 1), 75)
 
 
 def test_files_that_differ(tmp_path: Path, start: Start) -> None:
@@ -228,21 +237,30 @@ def test_launch_worker_starts_a_server(tmp_path: Path) -> None:
         [ROOT / "launch_worker.sh", cluster_file(tmp_path), "0", "--wait", "0.5"],
         capture_output=True, check=False, text=True, timeout=20, cwd=tmp_path,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 75
     assert "worker 1" in done.stderr
 
 
 # ---- ends ----------------------------------------------------------------------------
 def test_an_interrupt_while_the_server_still_loads_leaves_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
-
+    """It reads its cluster file from a pipe that nobody writes to: there the signal finds it."""
+    script = (
+        "import signal, sys\nfrom shardwright.server.__main__ import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the test's own process does\n"
+        "sys.exit(main([sys.argv[1], '0']))\n"
+    )
     config = tmp_path / "cluster.json"
-    config.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": 2222}}))
-    monkeypatch.setattr(server_main, "_start", interrupted)
-    assert server_main.main([str(config), "0"]) == 130
+    os.mkfifo(config)
+    command = [sys.executable, "-c", script, str(config)]
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server,
+        config.open("w"),  # once the server has opened it
+    ):
+        server.send_signal(signal.SIGINT)
+        _, errors = server.communicate(timeout=30)
+    assert (server.returncode, errors) == (130, "")
 
 
 @pytest.mark.slow

@@ -46,11 +46,11 @@ def sections_of(draw: st.DrawFn, shape: tuple[int, ...]) -> list[RowSection]:
     """An array of a shape, cut into up to three sections of rows, each on a mesh of its own."""
     rows = shape[0] if shape else 1
     cuts = sorted(draw(st.sets(st.integers(1, rows - 1), max_size=2))) if rows > 1 else []
-    found = []
+    results = []
     for first, last in pairwise([0, *cuts, rows]):
         layout = draw(layouts_of((last - first, *shape[1:]) if shape else shape))
-        found.append(RowSection(replace(layout, first_device=draw(st.integers(0, 12))), first))
-    return found
+        results.append(RowSection(replace(layout, first_device=draw(st.integers(0, 12))), first))
+    return results
 
 
 @settings(max_examples=200, deadline=None)
@@ -75,14 +75,14 @@ def test_every_device_gets_its_shard_and_each_element_once_a_node(data: st.DataO
             assert sum(int(np.prod(piece.shape)) for piece in part.pieces) == np.count_nonzero(clipped)
 
 
-def planned(source: Layout, target: Layout, node_of: Callable[[int], int]) -> tuple[TargetShard, ...]:
+def plan_transfer(source: Layout, target: Layout, node_of: Callable[[int], int]) -> tuple[TargetShard, ...]:
     return plan_resharding([RowSection(source)], RowSection(target), node_of)
 
 
 def test_a_copy_on_the_receiving_node_is_read_first() -> None:
     source = Layout.replicated("f32", (4,), Mesh.of({"x": 4}))
     target = Layout.replicated("f32", (4,), Mesh.of({"x": 2}), first_device=2)
-    (part,) = planned(source, target, lambda position: position // 2)
+    (part,) = plan_transfer(source, target, lambda position: position // 2)
     assert [piece.source for piece in part.pieces] == [2]
 
 
@@ -90,14 +90,14 @@ def test_receivers_share_the_work_of_reading_copies() -> None:
     mesh = Mesh.of({"x": 2})
     source = Layout.replicated("f32", (4,), mesh)
     target = replace(Layout.replicated("f32", (4,), mesh, first_device=2))
-    parts = planned(source, target, lambda position: position)
+    parts = plan_transfer(source, target, lambda position: position)
     assert [piece.source for part in parts for piece in part.pieces] == [0, 1]
 
 
 def test_arrays_of_different_shapes_cannot_be_moved() -> None:
     mesh = Mesh.of({"x": 2})
     with pytest.raises(PlanError, match=r"f32\[4\] cannot be moved to where f32\[2, 2\]"):
-        planned(Layout.replicated("f32", (4,), mesh), Layout.replicated("f32", (2, 2), mesh), lambda position: 0)
+        plan_transfer(Layout.replicated("f32", (4,), mesh), Layout.replicated("f32", (2, 2), mesh), lambda position: 0)
 
 
 def test_rows_that_no_section_has_are_missed() -> None:

@@ -88,10 +88,10 @@ def test_arrays_move_between_devices_without_the_client(client: RawClient, sourc
     before, after = ([master_pb2.MovedPart(layout=wire.layout_to_proto(layout))] for layout in layouts)
     move = master_pb2.MoveArrays(arrays=[master_pb2.MovedArray(sources=before, targets=after)])
     steps = client.steps()
-    for number, made in ((1, 2), (2, 3)):
-        steps.send(number, "", [1], [made], move=move)
+    for number, item in ((1, 2), (2, 3)):
+        steps.send(number, "", [1], [item], move=move)
         assert not steps.reply().HasField("error")
-        np.testing.assert_array_equal(client.fetch(made, layouts[1]), x)
+        np.testing.assert_array_equal(client.fetch(item, layouts[1]), x)
     steps.send(3, "", [9], [10], move=move, released=[1])
     client.put(9, x, layouts[0])
     assert not steps.reply().HasField("error"), "it waits for its array like any step"

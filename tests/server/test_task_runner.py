@@ -72,19 +72,19 @@ def runner_of(micro_batches: int, schedule: str, programs: dict[str, TaskProgram
 
 def arguments(arrays: step.Arrays, micro_batches: int) -> dict[int, Buffers]:
     lying, stored = step.layouts(micro_batches), step.stored_inputs(arrays, micro_batches)
-    found: dict[int, Buffers] = {0: {}, 1: {}}
+    entries: dict[int, Buffers] = {0: {}, 1: {}}
     for name, stage in step.ARGUMENTS:
-        found[stage][Buffer(name)] = from_host(stored[name].tobytes(), lying[name, stage]).value
-    return found
+        entries[stage][Buffer(name)] = from_host(stored[name].tobytes(), lying[name, stage]).value
+    return entries
 
 
 def results(done: dict[int, Buffers], micro_batches: int) -> step.Arrays:
     lying = step.layouts(micro_batches)
-    found = {}
+    entries = {}
     for name, stage in step.OUTPUTS:
         stored = StoredArray(value=done[stage][Buffer(name)], layout=lying[name, stage])
-        found[name.removesuffix("_new")] = whole_to_host(stored)
-    return found
+        entries[name.removesuffix("_new")] = whole_to_host(stored)
+    return entries
 
 
 @pytest.mark.parametrize(("schedule", "micro_batches"), [("gpipe", 4), ("1f1b", 4), ("1f1b", 1), ("2f2b", 8)])

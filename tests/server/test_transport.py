@@ -28,9 +28,9 @@ def test_either_side_may_come_first(sender_is_first: bool) -> None:
     arrival = transport.receive(7, PIECE, np.float32)
     if not sender_is_first:
         threading.Timer(0.05, lambda: transport.send(7, array(3.0), 1)).start()
-    found = arrival.wait(StopSignal(10.0))
-    assert found.devices() == {local_positions()[1]}
-    np.testing.assert_array_equal(found, np.full(4, 3.0))
+    result = arrival.wait(StopSignal(10.0))
+    assert result.devices() == {local_positions()[1]}
+    np.testing.assert_array_equal(result, np.full(4, 3.0))
 
 
 def test_nothing_lies_on_the_receiver_before_it_asks() -> None:

@@ -24,7 +24,7 @@ def exited(generation: int) -> st_.ChildExited:
 
 def joined() -> st_.DaemonState:
     state = st_.DaemonState(master_address="h:1", wait_s=10.0)
-    assert state.handle(st_.ConnectionOpened(), 0.0) == [st_.SayHello()]
+    assert state.handle(st_.ConnectionOpened(), 0.0) == [st_.SayHello(generation=0)]
     return state
 
 
@@ -38,7 +38,7 @@ def test_dialing_backs_off_and_gives_up_after_the_wait() -> None:
     assert max(delays) == st_.LAST_RETRY_S
     assert now_s == 10.0
     assert isinstance(command, st_.Exit)
-    assert command.code == 1
+    assert command.code == 75
     assert "did not answer within 10 s" in str(command.error)
 
 
@@ -58,13 +58,15 @@ def test_executors_follow_each_other() -> None:
     assert state.handle(exited(2), 0.0) == [st_.Spawn(start=start(3))], "nobody asks for the forgotten one"
 
 
-def test_a_lost_master_takes_the_executor_and_is_dialed_again() -> None:
+def test_a_lost_master_is_dialed_again_and_told_of_the_executor() -> None:
     state = joined()
     state.handle(start(1), 0.0)
     commands = state.handle(AWAY, 100.0)
-    assert [type(command) for command in commands] == [st_.Log, st_.KillExecutor, st_.Dial]
+    assert [type(command) for command in commands] == [st_.Log, st_.Dial], "the executor looks after itself"
+    assert state.handle(st_.ConnectionOpened(), 101.0) == [st_.SayHello(generation=1)]
+    assert state.handle(AWAY, 102.0)
     assert state.handle(exited(1), 101.0) == [], "nobody to tell"
-    assert state.handle(st_.ConnectionOpened(), 101.0) == [st_.SayHello()]
+    assert state.handle(st_.ConnectionOpened(), 101.0) == [st_.SayHello(generation=0)]
 
 
 def test_every_end_waits_for_the_executor() -> None:
@@ -72,6 +74,7 @@ def test_every_end_waits_for_the_executor() -> None:
     for event, code in (
         (st_.NodeRefused(error=refusal), 1),
         (st_.MasterEnded(reason="stopping"), 0),
+        (st_.MasterEnded(reason="gave up", is_failure=True), 75),
         (st_.ExitRequested(exit_code=130), 130),
     ):
         state = joined()

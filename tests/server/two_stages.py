@@ -129,8 +129,8 @@ def layouts(micro_batches: int) -> dict[tuple[str, int], Layout]:
         ("y_part", 1): ((rows,), "x"),
         ("loss", 1): ((), ""),
     }
-    found = {key: _layout("f32", *value, STAGES[key[1]]) for key, value in f32.items()}
-    return found | {(MICRO_BATCH, stage): _layout("s32", (), "", STAGES[stage]) for stage in (0, 1)}
+    entries = {key: _layout("f32", *value, STAGES[key[1]]) for key, value in f32.items()}
+    return entries | {(MICRO_BATCH, stage): _layout("s32", (), "", STAGES[stage]) for stage in (0, 1)}
 
 
 def _layout(element_type: str, shape: tuple[int, ...], axes: str, stage: tuple[int, Mesh]) -> Layout:
@@ -172,7 +172,7 @@ def stored_inputs(arrays: Arrays, micro_batches: int) -> Arrays:
     }
 
 
-def lowered(each: HandPiece, micro_batches: int) -> str:
+def lower_text(each: HandPiece, micro_batches: int) -> str:
     """HLO text of a piece."""
     lying = layouts(micro_batches)
     shapes = [

@@ -38,8 +38,8 @@ def whole_step(pieces: StepSpec, arguments: Mapping[str, int]) -> dict[str, int]
         waiting = [piece for piece in pieces.programs if piece.kind in kinds]
         while waiting:
             table = {**step, **tables[index], MICRO_BATCH: index} if tables else step
-            made = {name for piece in waiting for name in piece.writes if name not in piece.reads}
-            piece = next(p for p in waiting if not made.intersection(p.reads))
+            values = {name for piece in waiting for name in piece.writes if name not in piece.reads}
+            piece = next(p for p in waiting if not values.intersection(p.reads))
             waiting.remove(piece)
             inputs = [table[name] for name in piece.reads]
             for name, value in zip(

@@ -44,7 +44,7 @@ def step_pieces(
         is_last = chunk == last
         ahead = ("token",) if chunk == 0 else (f"act.{chunk - 1}",)
         skip = ("act.0", "w.0") if is_last and has_skip else ()
-        made = (f"grad.{chunk - 1}",) if chunk > 0 else ()
+        result = (f"grad.{chunk - 1}",) if chunk > 0 else ()
         skip_back = ("grad.skip",) if is_last and has_skip else ()
         skip_in = ("grad.skip",) if chunk == 0 and has_skip else ()
         left = f"res.{chunk}"
@@ -72,7 +72,7 @@ def step_pieces(
                 stage=stage,
                 chunk=chunk,
                 reads=(f"w.{chunk}", *back, *skip_in, *now),
-                writes=(*made, *skip_back, *now, *((f"delayed.{chunk}",) if has_weight else ())),
+                writes=(*result, *skip_back, *now, *((f"delayed.{chunk}",) if has_weight else ())),
                 donates=(*((left,) if not is_fused else ()), *now),
                 time_s=backwards[chunk],
                 workspace_bytes=3,

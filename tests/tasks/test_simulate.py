@@ -294,11 +294,11 @@ def test_micro_batches_in_flight_are_those_whose_activations_the_lists_keep(name
         graph = graph_of(name, stages, micro_batches, **how)
         moments = in_flight(Schedule.parse(name), stages=stages, chunks=chunks, micro_batches=micro_batches)
         for stage, tasks in enumerate(graph.stages):
-            seen = held(tasks, "delayed" if name == "zero-bubble" else "res")
+            seen = hold_bytes(tasks, "delayed" if name == "zero-bubble" else "res")
             assert max(seen) == max(map(sum, moments[stage])), (stages, micro_batches, stage)
 
 
-def held(tasks: tuple[Task, ...], value: str) -> list[int]:
+def hold_bytes(tasks: tuple[Task, ...], value: str) -> list[int]:
     """How many (chunk, micro-batch) pairs are in flight in each task: those whose `value` or `res` is there."""
     live: set[Buffer] = set()
     seen = [0]

@@ -20,9 +20,9 @@ def graph(stages: int = 3, micro_batches: int = 4) -> TaskGraph:
 
 @pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2)])
 def test_json_brings_back_the_same_graph(name: str, chunks: int) -> None:
-    made = step_pieces(3, 4, chunks=chunks, has_weight=name == "zero-bubble")
+    result = step_pieces(3, 4, chunks=chunks, has_weight=name == "zero-bubble")
     links = {(a, b): Link(bandwidth_bytes_per_s=1e9, latency_s=a * 1e-6 or None) for a in range(3) for b in range(3)}
-    whole = task_graph(replace(made, links=links), Schedule.parse(name))
+    whole = task_graph(replace(result, links=links), Schedule.parse(name))
     text = whole.to_json()
     assert TaskGraph.from_dict(json.loads(text)) == whole
     assert TaskGraph.from_dict(json.loads(text)).to_json() == text
@@ -68,10 +68,10 @@ def test_what_is_no_task_graph_is_refused(data: Any, where: str, message: str) -
 
 
 def test_dot_has_every_task_and_an_edge_for_every_transfer() -> None:
-    made = graph()
-    text = made.to_dot()
-    assert text.count(" [label=") == sum(1 for _ in made.tasks())
-    assert text.count("style=dashed") == sum(task.kind == "send" for _, task in made.tasks())
+    result = graph()
+    text = result.to_dot()
+    assert text.count(" [label=") == sum(1 for _ in result.tasks())
+    assert text.count("style=dashed") == sum(task.kind == "send" for _, task in result.tasks())
     assert text.count("subgraph cluster_") == 3
     assert '"act.0@3"' in text
     assert text.count("{") == text.count("}")

@@ -144,19 +144,21 @@ class _Axis:
         return {name: self._entry(by_name[name], entry) for name, entry in self.entries.items()}
 
     def _entry(self, instruction: Instruction, entry: InstructionPlan) -> InstructionPlan:
-        made = [self.partial[instruction, i] for i in range(len(entry.result))]
+        results = [self.partial[instruction, i] for i in range(len(entry.result))]
         used = self._used(instruction)
         operands, position = [], 0
         for value in entry.operands:
             operands.append(tuple(self._marked(s, used[position + i]) for i, s in enumerate(value)))
             position += len(value)
         summed = set(entry.partial)
-        if instruction.opcode not in _HANDING_ON and (any(made) or any(used)):
-            summed = summed - {self.axis} if any(made) else summed | {self.axis}  # a program's result is reduced here
+        if instruction.opcode not in _HANDING_ON and (any(results) or any(used)):
+            summed = (
+                summed - {self.axis} if any(results) else summed | {self.axis}
+            )  # a program's result is reduced here
         return replace(
             entry,
             operands=tuple(operands),
-            result=tuple(self._marked(s, is_made) for s, is_made in zip(entry.result, made, strict=True)),
+            result=tuple(self._marked(s, is_made) for s, is_made in zip(entry.result, results, strict=True)),
             partial=tuple(axis for axis in self.axes if axis in summed),
         )
 

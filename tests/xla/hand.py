@@ -53,15 +53,15 @@ def layout(hlo: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[tuple[str,
     line = next(line for line in hlo.splitlines() if line.startswith("HloModule"))
     inside = re.search(r"entry_computation_layout=\{(.*)\}", line).group(1)
     inputs, outputs = inside.split("->")
-    found = []
+    results = []
     for side in (inputs, outputs):
-        found.append(
+        results.append(
             [
                 (kind, tuple(int(n) for n in dims.split(",") if n))
                 for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", side)
             ]
         )
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 def plan(
@@ -111,7 +111,7 @@ def lower(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...]
     return jax.jit(function, donate_argnums=donate, keep_unused=True).lower(*shapes).as_text("hlo")
 
 
-def named(hlo: str, opcode: str) -> list[str]:
+def names_of(hlo: str, opcode: str) -> list[str]:
     """Names of the instructions with an opcode, in text order."""
     return re.findall(rf"^ *(?:ROOT )?(\S+) = .*?[\]}})] {re.escape(opcode)}\(", hlo, re.MULTILINE)
 
@@ -132,7 +132,7 @@ def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple
         donated=[v.number for v in planned.parameters if v.alias is not None],
     )
     placed = [
-        jax.device_put(stored(array, v.stored_shape), lies)
+        jax.device_put(store_layout(array, v.stored_shape), lies)
         for array, v, lies in zip(arguments, planned.parameters, loaded.argument_shardings, strict=True)
     ]
     outputs = [np.asarray(array) for array in loaded.run(placed)]
@@ -142,7 +142,7 @@ def run_planned(planned: Plan, *arguments: Any) -> tuple[list[np.ndarray], tuple
     return logical, program.collectives
 
 
-def stored(array: Any, shape: tuple[int, ...]) -> np.ndarray:
+def store_layout(array: Any, shape: tuple[int, ...]) -> np.ndarray:
     """An array padded with sevens to its stored shape: what the padding holds must not matter."""
     array = np.asarray(array)
     if array.shape == shape:

@@ -114,15 +114,15 @@ class _Walker:
 
 
 def _laid_out(taken: Mapping[str, Factor | None], ranks: Sequence[int], side: str) -> ValueSharding:
-    found = []
+    results = []
     for leaf, rank in enumerate(ranks):
         dims: list[tuple[str, ...]] = [()] * rank
         for axis, factor in taken.items():
             dim = None if factor is None else getattr(factor, side)[leaf]
             if dim is not None:
                 dims[dim] = (*dims[dim], axis)
-        found.append(TensorSharding(tuple(dims)))
-    return tuple(found)
+        results.append(TensorSharding(tuple(dims)))
+    return tuple(results)
 
 
 def _grouped(instruction: Instruction, flat: ValueSharding) -> tuple[ValueSharding, ...]:

@@ -12,7 +12,7 @@ import pytest
 from shardwright.errors import CompilationError, PlanError
 from shardwright.xla import BoundaryArray, emit_stablehlo, load_program, to_named_shardings
 from shardwright.xla.compiling import compile_planned
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 WHOLE = sharding((None, None))
 
@@ -27,7 +27,7 @@ def test_a_length_the_axis_does_not_divide_is_padded(length):
         return x @ w, w - 0.1, w.sum()
 
     text = lower(step, x, w, donate=(1,))
-    (dot,) = named(text, "dot")
+    (dot,) = names_of(text, "dot")
     split = [sharding((None, "x")), sharding(("x", None))]
     planned = plan(
         text,
@@ -48,7 +48,7 @@ def test_padding_costs_no_collective():
     x = np.arange(30 * 8, dtype=np.float32).reshape(30, 8)
     text = lower(lambda x: x * 2 + 1, x)
     rows = sharding(("x", None))
-    entries = [entry(name, [rows, rows], rows) for name in named(text, "multiply") + named(text, "add")]
+    entries = [entry(name, [rows, rows], rows) for name in names_of(text, "multiply") + names_of(text, "add")]
     planned = plan(text, {"x": 4, "y": 2}, {0: ("x", None)}, {0: ("x", None)}, entries)
     (out,), observed = run_planned(planned, x)
     np.testing.assert_array_equal(out, x * 2 + 1)
@@ -134,8 +134,8 @@ def test_the_plans_aliases_are_the_modules():
     assert "input_output_alias" not in text
     planned = plan(text, {"x": 8}, {0: ("x", None)}, {2: ("x", None)}, aliases={1: 1, 2: 0})
     program = compile_planned(text, planned, want_executable=False)
-    found = re.findall(r"parameter_number = (\d+) : i64\}, output_index = array<i64: (\d+)>", program.stablehlo)
-    assert sorted(found) == [("0", "2"), ("1", "1")]
+    matches = re.findall(r"parameter_number = (\d+) : i64\}, output_index = array<i64: (\d+)>", program.stablehlo)
+    assert sorted(matches) == [("0", "2"), ("1", "1")]
     assert program.memory.alias_bytes == 8 * 4 * 4 // 8 + 8 * 4 * 4
 
 

@@ -11,7 +11,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan as search
 from shardwright.xla import CompileService, emit_stablehlo
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 C = np.random.default_rng(1).normal(size=(8, 1)).astype(np.float32)
@@ -25,9 +25,9 @@ def added(x, c):
 
 
 HLO = lower(added, X, C)
-FIRST, LAST = named(HLO, "broadcast")
-(RESHAPE,) = named(HLO, "reshape")
-(ADD,) = named(HLO, "add")
+FIRST, LAST = names_of(HLO, "broadcast")
+(RESHAPE,) = names_of(HLO, "reshape")
+(ADD,) = names_of(HLO, "add")
 
 
 def by_hand(*, short_used, last_used):
@@ -73,7 +73,7 @@ def test_xla_does_not_store_the_divisor_of_a_softmax():
     text = lower(step, *[np.zeros((16, 512, 64), np.float32)] * 3)
     planned = search(text, Cluster.local(2), PlanOptions(mesh={"data": 2}, force="replicated"))
     with CompileService(2) as service:
-        found = service.compile(text, planned, want_executable=False).memory
-    assert found is not None
+        result = service.compile(text, planned, want_executable=False).memory
+    assert result is not None
     scores_bytes = 16 * 512 * 512 * 4
-    assert found.temporary_bytes < 2.5 * scores_bytes
+    assert result.temporary_bytes < 2.5 * scores_bytes

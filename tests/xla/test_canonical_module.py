@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -10,16 +11,16 @@ import pytest
 from shardwright.errors import CompilationAbortedError, PlanError
 from shardwright.plans.plan import Plan
 from shardwright.xla import CompileJob, CompileService
-from shardwright.xla import service as services
 from shardwright.xla.canonical_module import CanonicalModule
-from tests.xla.hand import entry, lower, named, plan, sharding
+from shardwright.xla.service import _count_at_once
+from tests.xla.hand import entry, lower, names_of, plan, sharding
 
 X = np.zeros((16, 32), np.float32)
 
 
-def contracted(hlo: str) -> Plan:
+def plan_contraction(hlo: str) -> Plan:
     """Its only dot split along what it contracts: one all-reduce."""
-    (dot,) = named(hlo, "dot")
+    (dot,) = names_of(hlo, "dot")
     split = [sharding((None, "x")), sharding(("x", None))]
     return plan(
         hlo,
@@ -30,25 +31,26 @@ def contracted(hlo: str) -> Plan:
     )
 
 
-def renamed(hlo: str, name: str) -> str:
+def rename(hlo: str, name: str) -> str:
     """The same program, its dot and its module under other names."""
-    (dot,) = named(hlo, "dot")
+    (dot,) = names_of(hlo, "dot")
     return hlo.replace(dot, name).replace("HloModule jit_", "HloModule of_another_stage_")
 
 
 def jobs_of(*texts: str) -> list[CompileJob]:
-    return [CompileJob(name=f"program {n}", hlo_text=text, plan=contracted(text)) for n, text in enumerate(texts)]
+    """Jobs whose texts are long enough for a child each."""
+    texts = tuple(text + "\n" * 200_000 for text in texts)
+    return [CompileJob(name=f"program {n}", hlo_text=text, plan=plan_contraction(text)) for n, text in enumerate(texts)]
 
 
 HLO = lower(lambda x, w: x @ w, X, X.T)
-TWIN = renamed(HLO, "dot.77")
+TWIN = rename(HLO, "dot.77")
 OTHER = lower(lambda x, w: 2 * (x @ w), X, X.T)
 
 
 @pytest.fixture(scope="module")
 def service():
-    with pytest.MonkeyPatch.context() as patch, CompileService(8, children=2) as service:
-        patch.setattr(services, "_BYTES_WORTH_A_CHILD", 1)
+    with CompileService(8, children=2) as service:
         yield service
 
 
@@ -56,11 +58,11 @@ def test_twins_are_compiled_once_and_keep_their_own_names(service):
     first, twin, other = service.compile_all(jobs_of(HLO, TWIN, OTHER))
     assert twin.serialized is first.serialized
     assert other.serialized != first.serialized
-    assert [each.collectives[0].op_name for each in (first, twin)] == [named(HLO, "dot")[0], "dot.77"]
+    assert [each.collectives[0].op_name for each in (first, twin)] == [names_of(HLO, "dot")[0], "dot.77"]
     assert "dot.77" in twin.stablehlo
     assert twin.memory == first.memory
     assert "all-reduce" in twin.partitioned
-    assert service.compile(TWIN, contracted(TWIN)).collectives == twin.collectives
+    assert service.compile(TWIN, plan_contraction(TWIN)).collectives == twin.collectives
 
 
 def test_what_differs_is_no_twin():
@@ -77,18 +79,18 @@ def test_what_differs_is_no_twin():
 @pytest.mark.slow
 def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(service):
     service.compile_all(jobs_of(HLO, OTHER))
-    (kept,) = service._idle
-    assert kept.device_count == 8
+    (result,) = service._idle
+    assert result.device_count == 8
     with CompileService(512) as large:
-        large.compile(HLO, contracted(HLO))
+        large.compile(HLO, plan_contraction(HLO))
         assert [child.device_count for child in large._idle] == [8]
 
 
 def test_programs_that_were_compiled_at_once_leave_one_child(service):
     """Two sessions, say."""
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda text: service.compile(text, contracted(text)), (HLO, OTHER)))
-    assert all(each.serialized for each in made)
+        items = list(pool.map(lambda text: service.compile(text, plan_contraction(text)), (HLO, OTHER)))
+    assert all(each.serialized for each in items)
     assert len(service._idle) == 1
 
 
@@ -100,33 +102,25 @@ def test_an_error_names_the_program(service):
     assert caught.value.where.startswith("forward.3 of stage 1")
 
 
-def test_closing_ends_a_compilation_under_way(service, monkeypatch):
+def test_closing_ends_a_compilation_under_way(service):
     """A server that stops does not wait for XLA."""
-    started = []
-
-    def request(child, *_):
-        started.append(child)
+    with ThreadPoolExecutor(1) as pool:
+        compilation = pool.submit(service.compile, HLO, plan_contraction(HLO))
+        while not service._busy:
+            time.sleep(1e-4)
+        (child,) = service._busy
         service.close()
-        return original(child, *_)
-
-    original = services.CompileChild.request
-    monkeypatch.setattr(services.CompileChild, "request", request)
-    with pytest.raises(CompilationAbortedError):
-        service.compile(HLO, contracted(HLO))
-    monkeypatch.undo()
-    assert not started[0].is_alive
-    assert service.compile(HLO, contracted(HLO)).serialized is not None
+        with pytest.raises(CompilationAbortedError):
+            compilation.result()
+    assert not child.is_alive
+    assert service.compile(HLO, plan_contraction(HLO)).serialized is not None
 
 
-def test_programs_compile_together_only_where_memory_allows(monkeypatch):
-    monkeypatch.setattr(services, "_BYTES_WORTH_A_CHILD", 100_000)
-    free = services.psutil.virtual_memory()._replace(available=8 << 30)
-    monkeypatch.setattr(services.psutil, "virtual_memory", lambda: free)
-    assert services._count_at_once([1 << 20, 1 << 20, 1 << 20], 8) == 2
-    assert services._count_at_once([100_000] * 20, 8) == 8
-    assert services._count_at_once([8 << 20, 1000], 8) == 1
+def test_programs_compile_together_only_where_memory_allows():
+    assert _count_at_once([1 << 20, 1 << 20, 1 << 20], 8, available_bytes=8 << 30) == 2
+    assert _count_at_once([200_000] * 20, 8, available_bytes=8 << 30) == 8
+    assert _count_at_once([8 << 20, 1000], 8, available_bytes=8 << 30) == 1
 
 
-def test_few_small_programs_are_not_worth_a_second_child(monkeypatch):
-    monkeypatch.setattr(services, "_BYTES_WORTH_A_CHILD", 200_000)
-    assert services._count_at_once([1000] * 20, 8) == 1
+def test_few_small_programs_are_not_worth_a_second_child():
+    assert _count_at_once([1000] * 20, 8, available_bytes=8 << 30) == 1

@@ -13,7 +13,7 @@ import pytest
 from shardwright.errors import PlanError, UnsupportedProgramError
 from shardwright.reserved_names import MESH_NAME
 from shardwright.xla import emit_stablehlo
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(32, 24)).astype(np.float32)
@@ -26,7 +26,7 @@ def matmul(a, b):
 
 
 HLO = lower(matmul, X, W)
-(DOT,) = named(HLO, "dot")
+(DOT,) = names_of(HLO, "dot")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_full_of_one_number_is_made_again_for_readers_that_want_it_other
 
     x = X[:, :30]
     text = lower(filled, x)
-    (sine,), (full,), (add,) = (named(text, opcode) for opcode in ("sine", "broadcast", "add"))
+    (sine,), (full,), (add,) = (names_of(text, opcode) for opcode in ("sine", "broadcast", "add"))
     columns = sharding((None, "x"))
     entries = [
         entry(sine, [WHOLE], WHOLE),
@@ -95,7 +95,7 @@ def test_a_value_used_in_two_ways_gets_one_constraint_for_each():
         return jnp.sin(b), jnp.cos(b)
 
     text = lower(two, X)
-    (tanh,), (sine,), (cosine,) = (named(text, opcode) for opcode in ("tanh", "sine", "cosine"))
+    (tanh,), (sine,), (cosine,) = (names_of(text, opcode) for opcode in ("tanh", "sine", "cosine"))
     split, columns = sharding(("x", None)), sharding((None, "x"))
     planned = plan(
         text,
@@ -118,7 +118,7 @@ def test_partial_sums_are_added_before_they_are_reduced():
         return a @ b + c @ d
 
     text = lower(tied, X, W, X, W)
-    dots, (add,) = named(text, "dot"), named(text, "add")
+    dots, (add,) = names_of(text, "dot"), names_of(text, "add")
     lhs, rhs, partial = sharding((None, "x")), sharding(("x", None)), sharding((None, None), ("x",))
     entries = [
         *(entry(dot, [lhs, rhs], partial, opcode="dot") for dot in dots),
@@ -150,7 +150,7 @@ def test_several_results_of_one_instruction():
         return jax.lax.sort((a, -a), dimension=1, num_keys=1)
 
     text = lower(ordered, X)
-    (sort,) = named(text, "sort")
+    (sort,) = names_of(text, "sort")
     rows = sharding(("x", None))
     planned = plan(
         text, MESH, {0: ("x", None)}, {0: ("x", None), 1: ("x", None)}, [entry(sort, [rows, rows], [rows, rows])]

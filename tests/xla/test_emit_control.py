@@ -11,7 +11,7 @@ import pytest
 
 from shardwright.reserved_names import ANNOTATION_TARGET
 from shardwright.xla import emit_stablehlo, private
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
 W = (np.random.default_rng(1).normal(size=(32, 32)) / 8).astype(np.float32)
@@ -31,7 +31,7 @@ def computation_of(hlo: str, name: str) -> str:
 
 def test_a_loop_body_is_planned_and_counted_by_its_trips():
     text = lower(scan, X, W)
-    (loop,), (dot,) = named(text, "while"), named(text, "dot")
+    (loop,), (dot,) = names_of(text, "while"), names_of(text, "dot")
     carried = [SCALAR, COLUMNS, sharding(("x", None))]
     entries = [
         entry(loop, [carried], carried),
@@ -54,10 +54,10 @@ def test_a_loop_that_accumulates_partial_sums_reduces_once():
 
     xs = np.random.default_rng(2).normal(size=(5, 16, 32)).astype(np.float32)
     text = lower(gradient, xs, xs)
-    (loop,), (dot,) = named(text, "while"), named(text, "dot")
+    (loop,), (dot,) = names_of(text, "while"), names_of(text, "dot")
     body = computation_of(text, dot)
-    add = next(name for name in named(text, "add") if f"{name} = f32" in text)
-    transpose = named(text, "transpose")
+    add = next(name for name in names_of(text, "add") if f"{name} = f32" in text)
+    transpose = names_of(text, "transpose")
     total, batch = sharding((None, None), ("x",)), sharding((None, "x", None))
     carried = [SCALAR, total, batch, batch]
     entries = [
@@ -70,7 +70,7 @@ def test_a_loop_that_accumulates_partial_sums_reduces_once():
     else:
         entries.append(entry(dot, [ROWS, ROWS], total, opcode="dot", computation=body))
     # The zeros that the loop starts from are partial too: zero on every device.
-    entries += [entry(name, [SCALAR], total) for name in named(text, "broadcast") if f"{name} = f32[32,32]" in text]
+    entries += [entry(name, [SCALAR], total) for name in names_of(text, "broadcast") if f"{name} = f32[32,32]" in text]
     planned = plan(text, {"x": 8}, {0: (None, "x", None), 1: (None, "x", None)}, {}, entries)
     (out,), observed = run_planned(planned, xs, xs)
     np.testing.assert_allclose(out, np.einsum("sbi,sbj->ij", xs, xs), rtol=1e-4, atol=1e-4)
@@ -83,13 +83,13 @@ def test_a_called_function_is_planned_inside():
         return jnp.tanh(x @ w)
 
     text = lower(lambda x, w: layer(layer(x, w), w), X, W)
-    (dot,), calls = named(text, "dot"), named(text, "call")
+    (dot,), calls = names_of(text, "dot"), names_of(text, "call")
     assert len(calls) == 2
     inside = computation_of(text, dot)
     entries = [
         *(entry(call, [COLUMNS, ROWS], COLUMNS) for call in calls),
         entry(dot, [COLUMNS, ROWS], WHOLE, ("x",), opcode="dot", computation=inside),
-        entry(named(text, "tanh")[0], [WHOLE], WHOLE, computation=inside),
+        entry(names_of(text, "tanh")[0], [WHOLE], WHOLE, computation=inside),
     ]
     planned = plan(text, MESH, {0: (None, "x"), 1: ("x", None)}, {0: (None, "x")}, entries)
     (out,), observed = run_planned(planned, X, W)
@@ -103,8 +103,8 @@ def test_branches_of_a_conditional():
 
     flag = np.array(True)
     text = lower(choose, flag, X)
-    (conditional,) = named(text, "conditional")
-    (double,), (minus,) = named(text, "multiply"), named(text, "subtract")
+    (conditional,) = names_of(text, "conditional")
+    (double,), (minus,) = names_of(text, "multiply"), names_of(text, "subtract")
     inner = [
         entry(double, [COLUMNS, COLUMNS], COLUMNS, computation=computation_of(text, double)),
         entry(minus, [COLUMNS, COLUMNS], COLUMNS, computation=computation_of(text, minus)),
@@ -122,7 +122,7 @@ def test_a_users_own_constraint_is_taken_out():
     where = jax.NamedSharding(mesh, jax.P("d", None))
     text = lower(lambda x: jnp.tanh(jax.lax.with_sharding_constraint(jnp.sin(x), where)), X)
     assert 'custom_call_target="Sharding"' in text
-    (mark,) = named(text, "custom-call")
+    (mark,) = names_of(text, "custom-call")
     for entries in ([], [entry(mark, [WHOLE], ROWS)]):
         planned = plan(text, MESH, {}, {0: ("x", None)}, entries)
         emitted = emit_stablehlo(text, planned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 MESH = {"x": 2, "y": 2, "z": 2}
 
@@ -27,7 +27,7 @@ def test_a_sum_is_scattered_before_it_is_reduced_over_other_axes(summed, result,
     text = lower(lambda a, b: a @ b, lhs, rhs)
     idle = tuple("y" if axis == "y" and "y" not in summed else None for axis in result)
     used = [sharding((None, summed)), sharding((summed, idle[1]))]
-    dot = entry(named(text, "dot")[0], used, sharding(result), summed)
+    dot = entry(names_of(text, "dot")[0], used, sharding(result), summed)
     planned = plan(text, MESH, {0: (None, summed), 1: (summed, idle[1])}, {0: result}, [dot])
     outputs, collectives = run_planned(planned, lhs, rhs)
     np.testing.assert_allclose(outputs[0], lhs @ rhs, rtol=1e-5, atol=1e-5)
@@ -43,12 +43,12 @@ def test_a_partial_value_is_scattered_where_a_use_splits_it(wanted, expected):
     summed, rows = ("x", "y"), sharding((wanted, None))
     entries = [
         entry(
-            named(text, "dot")[0],
+            names_of(text, "dot")[0],
             [sharding((None, summed)), sharding((summed, None))],
             sharding((None, None), summed),
             summed,
         ),
-        entry(named(text, "negate")[0], [rows], rows),
+        entry(names_of(text, "negate")[0], [rows], rows),
     ]
     planned = plan(text, MESH, {0: (None, summed), 1: (summed, None)}, {0: (wanted, None)}, entries)
     outputs, collectives = run_planned(planned, lhs, rhs)

@@ -20,8 +20,8 @@ def module(*lines: str, before: str = "") -> str:
 
 
 def only(text: str, device_count: int = 8) -> ObservedCollective:
-    (found,) = find_collectives(text, device_count)
-    return found
+    (result,) = find_collectives(text, device_count)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,19 @@ def only(text: str, device_count: int = 8) -> ObservedCollective:
     ],
 )
 def test_every_notation_of_groups(groups, size, count):
-    found = only(
+    result = only(
         module(
             "x = f32[100]{0} parameter(0)",
             f"ROOT r = f32[100]{{0}} all-reduce(x), channel_id=1, replica_groups={groups}, to_apply=add",
         )
     )
-    assert (found.kind, found.group_size, found.group_count, found.payload_bytes) == ("all-reduce", size, count, 400)
-    assert found.wire_bytes == round(2 * 400 * (size - 1) / size)
+    assert (result.kind, result.group_size, result.group_count, result.payload_bytes) == (
+        "all-reduce",
+        size,
+        count,
+        400,
+    )
+    assert result.wire_bytes == round(2 * 400 * (size - 1) / size)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +61,21 @@ def test_every_notation_of_groups(groups, size, count):
     ],
 )
 def test_bytes_of_every_kind(result, attributes, kind, payload, wire):
-    found = only(module("x = f32[100]{0} parameter(0)", f"ROOT r = {result} {kind}(x), {attributes}"))
-    assert (found.kind, found.payload_bytes, found.wire_bytes) == (kind, payload, wire)
+    outcome = only(module("x = f32[100]{0} parameter(0)", f"ROOT r = {result} {kind}(x), {attributes}"))
+    assert (outcome.kind, outcome.payload_bytes, outcome.wire_bytes) == (kind, payload, wire)
     # The cost model states the same ring formulas on its own.
-    assert wire_bytes(kind, payload, found.group_size) == wire
+    assert wire_bytes(kind, payload, outcome.group_size) == wire
 
 
 def test_a_combined_all_reduce_is_one_with_all_bytes():
-    found = only(
+    result = only(
         module(
             "x = f32[100]{0} parameter(0)",
             "y = bf16[8]{0} parameter(1)",
             "ROOT r = (f32[100]{0}, bf16[8]{0}) all-reduce(x, y), replica_groups={{0,1}}, to_apply=add",
         )
     )
-    assert found.payload_bytes == 416
+    assert result.payload_bytes == 416
 
 
 def test_an_asynchronous_pair_counts_once():
@@ -95,8 +100,8 @@ def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
             f"ROOT s = f32[25]{{0}} dynamic-slice(r, {offset}), dynamic_slice_sizes={{25}}",
         )
 
-    kept = only(module(*lines("o")))
-    assert (kept.kind, kept.payload_bytes, kept.wire_bytes) == ("reduce-scatter", 400, 300)
+    result = only(module(*lines("o")))
+    assert (result.kind, result.payload_bytes, result.wire_bytes) == ("reduce-scatter", 400, 300)
     assert only(module(*lines("i"))).kind == "all-reduce"  # every device slices alike
     used_whole = [line.replace("ROOT ", "") for line in lines("o")]
     used_whole.append("ROOT both = (f32[25]{0}, f32[100]{0}) tuple(s, r)")
@@ -112,7 +117,7 @@ def test_an_all_reduce_of_which_a_slice_is_kept_is_a_reduce_scatter():
     ],
 )
 def test_a_sum_that_is_padded_or_cut_before_it_is_sliced_is_an_all_reduce(between, kind):
-    found = only(
+    result = only(
         module(
             "x = f32[100]{0} parameter(0)",
             "zero = f32[] constant(0)",
@@ -123,11 +128,11 @@ def test_a_sum_that_is_padded_or_cut_before_it_is_sliced_is_an_all_reduce(betwee
             "ROOT s = f32[1]{0} dynamic-slice(b, o), dynamic_slice_sizes={1}",
         )
     )
-    assert found.kind == kind
+    assert result.kind == kind
 
 
 def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
-    found = find_collectives(
+    result = find_collectives(
         module(
             "x = f32[64]{0} parameter(0)",
             "p = u32[] partition-id()",
@@ -138,7 +143,7 @@ def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
         ),
         8,
     )
-    assert [(c.kind, c.payload_bytes, c.group_size) for c in found] == [
+    assert [(c.kind, c.payload_bytes, c.group_size) for c in result] == [
         ("reduce-scatter", 256, 4),
         ("reduce-scatter", 64, 2),
     ]
@@ -148,8 +153,8 @@ def test_all_reduces_over_two_axes_before_a_slice_are_a_chain():
 def test_a_permute_has_those_that_send_or_receive(pairs: str, size: int) -> None:
     """A single pair moves a shard, too; who keeps its own moves none."""
     body = f"ROOT r = f32[100]{{0}} collective-permute(x), source_target_pairs={pairs}"
-    found = only(module("x = f32[100]{0} parameter(0)", body))
-    assert (found.group_size, found.wire_bytes) == (size, 400)
+    result = only(module("x = f32[100]{0} parameter(0)", body))
+    assert (result.group_size, result.wire_bytes) == (size, 400)
 
 
 LOOP = """
@@ -192,8 +197,8 @@ def test_trip_counts(old, new, count, known):
         "ROOT r.1 = f32[100]{0} get-tuple-element(w), index=1",
         before=LOOP,
     )
-    found = only(text.replace(old, new) if old else text)
-    assert (found.count, found.trip_counts_known) == (count, known)
+    result = only(text.replace(old, new) if old else text)
+    assert (result.count, result.trip_counts_known) == (count, known)
 
 
 def test_against_what_stock_jax_compiles():
@@ -204,9 +209,9 @@ def test_against_what_stock_jax_compiles():
         jax.grad(lambda p, x: jnp.tanh(x @ p[0] + p[1]).mean()), in_shardings=(whole, rows), out_shardings=whole
     )
     p, x = (np.ones((32, 16), np.float32), np.ones(16, np.float32)), np.ones((64, 32), np.float32)
-    found = find_collectives(gradient.lower(p, x).compile().as_text(), 8)
-    assert sum(c.payload_bytes * c.count for c in found) == 4 * (32 * 16 + 16)
-    assert {(c.kind, c.group_size) for c in found} == {("all-reduce", 8)}
+    result = find_collectives(gradient.lower(p, x).compile().as_text(), 8)
+    assert sum(c.payload_bytes * c.count for c in result) == 4 * (32 * 16 + 16)
+    assert {(c.kind, c.group_size) for c in result} == {("all-reduce", 8)}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +223,7 @@ def test_against_what_stock_jax_compiles():
     ],
 )
 def test_only_groups_whose_devices_keep_different_slices_scatter(groups, offsets, kind):
-    found = only(
+    result = only(
         module(
             "x = f32[100]{0} parameter(0)",
             "p = u32[] partition-id()",
@@ -229,7 +234,7 @@ def test_only_groups_whose_devices_keep_different_slices_scatter(groups, offsets
             "ROOT s = f32[25]{0} dynamic-slice(r, o), dynamic_slice_sizes={25}",
         )
     )
-    assert (found.kind, found.payload_bytes) == (kind, 400)
+    assert (result.kind, result.payload_bytes) == (kind, 400)
 
 
 def test_offsets_are_computed_by_tables_and_arithmetic():

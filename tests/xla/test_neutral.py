@@ -30,17 +30,17 @@ def draw(dice: random.Random, shape: tuple[int, ...]) -> TensorSharding:
 
 def planned_computations(module: Module) -> list[Computation]:
     """The entry, and the bodies and callees whose instructions a plan covers."""
-    found: list[Computation] = []
+    results: list[Computation] = []
     pending = [module.entry]
     while pending:
         computation = pending.pop()
-        if computation in found:
+        if computation in results:
             continue
-        found.append(computation)
+        results.append(computation)
         for instruction in computation:
             keys = ("to_apply",) if instruction.opcode == "call" else ("body", "branch_computations")
             pending += [called for key in keys for called in instruction.called.get(key, ())]
-    return found
+    return results
 
 
 def random_entries(text: str, dice: random.Random) -> list[InstructionPlan]:

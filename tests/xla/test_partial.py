@@ -17,7 +17,7 @@ from shardwright.planner.plans.verify import check_plan
 from shardwright.plans.plan import Plan
 from shardwright.xla import emit_stablehlo
 from tests.xla.deferring import deferred
-from tests.xla.hand import Dims, entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import Dims, entry, kinds, lower, names_of, plan, run_planned, sharding
 from tests.xla.propagated import propagated
 from tests.xla.test_emit_control import computation_of
 
@@ -74,7 +74,7 @@ def mixed_precision(w: Any, x: Any) -> Any:
     return w - 0.1 * jax.grad(lambda w: (x @ w.astype(jnp.bfloat16)).astype(jnp.float32).sum())(w)
 
 
-def moved(x: Any, y: Any) -> Any:
+def move_elements(x: Any, y: Any) -> Any:
     """A sum over the batch, cut, turned, joined, scaled."""
     total = x.T @ y
     joined = jnp.concatenate([total[:16].T.reshape(-1), -total[16:].reshape(-1)])
@@ -131,7 +131,7 @@ CASES = {
         {("all-reduce", 4, 3072): 1}, tolerance=4e-3,
     ),
     "moved about": Case(
-        moved, (normal(16, 32), normal(16, 24)), HALVES, {0: ("x", None), 1: ("x", None)},
+        move_elements, (normal(16, 32), normal(16, 24)), HALVES, {0: ("x", None), 1: ("x", None)},
         {("reduce-scatter", 2, 3072): 1}, {0: (None, "x", None)},
     ),
 }  # fmt: skip
@@ -195,7 +195,7 @@ def test_branches_hand_partial_sums_on() -> None:
 
     flag = np.array(True)
     text = lower(choose, flag, X, W)
-    (dot,), (choice,), (double,), (minus,) = (named(text, o) for o in ("dot", "conditional", "multiply", "negate"))
+    (dot,), (choice,), (double,), (minus,) = (names_of(text, o) for o in ("dot", "conditional", "multiply", "negate"))
     entries = [
         entry(dot, [LHS, RHS], SUMMED, opcode="dot"),
         entry(choice, [sharding(()), SUMMED, SUMMED], SUMMED),
@@ -212,7 +212,7 @@ def test_branches_hand_partial_sums_on() -> None:
 def test_a_linear_instruction_reduces_its_result(result: Any, kind: str) -> None:
     """Summands in, sum out: the mark stands between them, or XLA would reduce both operands."""
     text = lower(lambda a, b, c, d: a @ b - c @ d, X, W, X, W)
-    dots, (minus,) = named(text, "dot"), named(text, "subtract")
+    dots, (minus,) = names_of(text, "dot"), names_of(text, "subtract")
     entries = [entry(dot, [LHS, RHS], SUMMED, opcode="dot") for dot in dots]
     entries.append(entry(minus, [SUMMED, SUMMED], result, ("x",)))
     sides = SIDES | {2: (None, "x"), 3: ("x", None)}
@@ -235,7 +235,7 @@ def test_a_linear_instruction_reduces_its_result(result: Any, kind: str) -> None
 def test_a_use_reduces_and_moves(made: Dims, used: Dims, expected: list[tuple[str, int]]) -> None:
     """Partial over x: reduced first, straight into parts where the use is split over x, then moved."""
     text = lower(lambda a, b: jnp.tanh(a @ b), X, W)
-    (dot,), (tanh,) = named(text, "dot"), named(text, "tanh")
+    (dot,), (tanh,) = names_of(text, "dot"), names_of(text, "tanh")
     lhs = (made[0], "x")
     entries = [
         entry(dot, [sharding(lhs), RHS], sharding(made, ("x",)), opcode="dot"),
@@ -250,12 +250,12 @@ def test_a_use_reduces_and_moves(made: Dims, used: Dims, expected: list[tuple[st
 BOTH: dict[int, Dims] = {0: ("x", "y", None), 1: ("x", "y", None)}
 
 
-def weighed(a: Any, b: Any) -> Any:
+def weigh(a: Any, b: Any) -> Any:
     """(8, 16, 32), (8, 16, 24) -> (32, 24)"""
     return jnp.einsum("abm,abn->mn", a, b)
 
 
-@pytest.mark.parametrize("program", [weighed, lambda a, b: (a + 0).sum((0, 1))], ids=["product", "sum"])
+@pytest.mark.parametrize("program", [weigh, lambda a, b: (a + 0).sum((0, 1))], ids=["product", "sum"])
 def test_a_sum_over_two_dimensions_is_one_all_reduce(program: Any) -> None:
     """XLA reduces over one after the other."""
     arguments = normal(8, 16, 32), normal(8, 16, 24)
@@ -269,9 +269,9 @@ def test_a_maximum_over_two_dimensions_has_no_mark() -> None:
     """A mark says that summands are left."""
     numbers = normal(8, 16, 32)
     text = lower(lambda a: a.max((0, 1)), numbers)
-    (reduced,) = named(text, "reduce")
-    made = entry(reduced, [sharding(("x", "y", None)), sharding(())], sharding((None,)), ("x", "y"))
-    planned = plan(text, {"x": 4, "y": 2}, {0: ("x", "y", None)}, {}, [made])
+    (reduced,) = names_of(text, "reduce")
+    result = entry(reduced, [sharding(("x", "y", None)), sharding(())], sharding((None,)), ("x", "y"))
+    planned = plan(text, {"x": 4, "y": 2}, {0: ("x", "y", None)}, {}, [result])
     (out,), observed = run_planned(planned, numbers)
     np.testing.assert_allclose(out, numbers.max((0, 1)))
     assert kinds(observed) == [("all-reduce", 2), ("all-reduce", 4)]
@@ -280,7 +280,7 @@ def test_a_maximum_over_two_dimensions_has_no_mark() -> None:
 def test_a_sum_ends_in_uneven_shards() -> None:
     """15 rows over four devices: whole first, for Shardy aborts at summands of uneven shards."""
     text = lower(lambda a, b: jnp.tanh(a @ b), X[:15], W)
-    (dot,), (tanh,) = named(text, "dot"), named(text, "tanh")
+    (dot,), (tanh,) = names_of(text, "dot"), names_of(text, "tanh")
     rows = sharding(("x", None))
     entries = [entry(dot, [LHS, RHS], SUMMED, opcode="dot"), entry(tanh, [rows], rows)]
     planned = plan(text, {"x": 4, "y": 2}, SIDES, {0: ("x", None)}, entries)
@@ -291,7 +291,7 @@ def test_a_sum_ends_in_uneven_shards() -> None:
 def test_a_sum_over_one_axis_becomes_one_over_another() -> None:
     """Whole between: Shardy aborts where one axis is summed and another begins in the same step."""
     text = lower(lambda a, b, c, d: a @ b + c @ d, X, W, X, W)
-    (first, second), (add,) = named(text, "dot"), named(text, "add")
+    (first, second), (add,) = names_of(text, "dot"), names_of(text, "add")
     other = sharding((None, None), ("y",))
     entries = [
         entry(first, [LHS, RHS], SUMMED, opcode="dot"),
@@ -308,7 +308,7 @@ def test_rows_that_are_looked_up_and_scattered_over_one_of_their_axes() -> None:
     """XLA reduces a lookup's sum by itself: no mark may stand on the way, or it is summed twice."""
     table, rows = normal(64, 32), np.arange(16, dtype=np.int32) * 3
     text = lower(lambda t, i: jnp.take(t, i, axis=0, mode="clip"), table, rows)
-    (gather,) = named(text, "gather")
+    (gather,) = names_of(text, "gather")
     split, columns = sharding((("x", "y"), None)), sharding((None, "x"))
     home = computation_of(text, gather)
     looked_up = entry(gather, [split, sharding((None, None))], columns, ("x", "y"), computation=home)
@@ -323,9 +323,9 @@ def test_uses_that_agree_share_their_constraint() -> None:
         return jnp.tanh(total), jnp.sin(total), jnp.cos(total)
 
     text = lower(thrice, X, W)
-    (dot,) = named(text, "dot")
+    (dot,) = names_of(text, "dot")
     entries = [entry(dot, [LHS, RHS], SUMMED, opcode="dot")]
-    entries += [entry(named(text, opcode)[0], [WHOLE], WHOLE) for opcode in ("tanh", "sine", "cosine")]
+    entries += [entry(names_of(text, opcode)[0], [WHOLE], WHOLE) for opcode in ("tanh", "sine", "cosine")]
     planned = plan(text, {"x": 4}, SIDES, {}, entries)
     assert emit_stablehlo(text, planned).count("sdy.sharding_constraint") == 5  # four results, one for all uses
     outputs, observed = run_planned(planned, X, W)
@@ -337,7 +337,7 @@ def test_uses_that_agree_share_their_constraint() -> None:
 def test_a_whole_value_is_added_to_a_partial_sum(mesh: dict[str, int]) -> None:
     """XLA keeps the whole value on one device of the axis; nothing is sent for that."""
     text = lower(lambda a, b, c: jnp.tanh(a @ b + c), X, W, X @ W)
-    (dot,), (add,), (tanh,) = named(text, "dot"), named(text, "add"), named(text, "tanh")
+    (dot,), (add,), (tanh,) = names_of(text, "dot"), names_of(text, "add"), names_of(text, "tanh")
     rows = ("y", None) if "y" in mesh else (None, None)
     part, full = sharding(rows, ("x",)), sharding(rows)
     lhs = sharding((rows[0], "x"))
@@ -351,7 +351,7 @@ def test_a_whole_value_is_added_to_a_partial_sum(mesh: dict[str, int]) -> None:
 def test_partial_where_it_is_not_linear_is_wrong() -> None:
     """What the checker is for: XLA believes every mark."""
     text = lower(lambda a, b: jnp.abs(a @ b), X, W)
-    (dot,), (absolute,) = named(text, "dot"), named(text, "abs")
+    (dot,), (absolute,) = names_of(text, "dot"), names_of(text, "abs")
     wrong = [entry(dot, [LHS, RHS], SUMMED, opcode="dot"), entry(absolute, [SUMMED], SUMMED)]
     (out,), _ = run_planned(plan(text, {"x": 4}, SIDES, {}, wrong), X, W)
     assert not np.allclose(out, np.abs(X @ W), rtol=1e-2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,18 +47,16 @@ def test_every_name_is_there():
     private.check_platform()
 
 
-def test_a_name_that_moved_is_one_clear_error(monkeypatch):
+def test_a_name_that_moved_is_one_clear_error():
     names = {**private.PRIVATE_NAMES, "jaxlib._hlo": ("hlo_module_from_text", "HloModule.gone")}
-    monkeypatch.setattr(private, "PRIVATE_NAMES", names)
     with pytest.raises(PlatformError, match=r"lacks jaxlib\._hlo\.HloModule\.gone") as raised:
-        private.check_platform()
+        private.check_platform(names)
     assert "pip install" in raised.value.remedy
 
 
-def test_a_module_that_moved_is_the_same_error(monkeypatch):
-    monkeypatch.setattr(private, "PRIVATE_NAMES", {"jaxlib.nowhere": ("thing",)})
+def test_a_module_that_moved_is_the_same_error():
     with pytest.raises(PlatformError, match=r"lacks jaxlib\.nowhere"):
-        private.check_platform()
+        private.check_platform({"jaxlib.nowhere": ("thing",)})
 
 
 def test_canonical_hlo_is_a_fixed_point():
@@ -67,6 +67,30 @@ def test_canonical_hlo_is_a_fixed_point():
 def test_xla_refuses_what_is_not_hlo():
     with pytest.raises(HloSyntaxError, match="refuses"):
         private.canonical_hlo("HloModule broken\nENTRY {")
+
+
+def test_serialized_modules_are_printed_whole():
+    text = HLO.replace(
+        "add.3 = f32[8,4]{1,0} add(tanh.7, x.1)",
+        f"c.1 = f32[32]{{0}} constant({{{', '.join(map(str, range(32)))}}})\n"
+        "  r.1 = f32[8,4]{1,0} reshape(c.1)\n  add.3 = f32[8,4]{1,0} add(tanh.7, r.1)",
+    )
+    printed = private.hlo_of_proto(private.parse_hlo(text).as_serialized_hlo_module_proto())
+    assert "29, 30, 31" in printed
+    assert "{1}: (0, {}, may-alias)" in printed
+    assert 'op_name="jit(f)/tanh"' in printed
+    with pytest.raises(HloSyntaxError):
+        private.hlo_of_proto(b"")
+
+
+def test_stablehlo_becomes_hlo_text():
+    lowered = jax.jit(lambda x: jnp.tanh(x) + 1, donate_argnums=0).lower(jnp.ones(4))
+    for module in (lowered.as_text(debug_info=True).encode(), lowered.as_text(debug_info=True)):
+        printed = private.hlo_of_stablehlo(module)
+        assert "input_output_alias={ {}: (0, {}, may-alias) }" in printed
+        assert 'op_name="x"' in printed
+    with pytest.raises(HloSyntaxError, match="error"):
+        private.hlo_of_stablehlo(b"module {")
 
 
 def test_conversion_keeps_instruction_names_and_aliases():
@@ -268,3 +292,13 @@ def test_the_trace_context_follows_settings():
         assert private.trace_context() != before
     assert private.trace_context() == before
     assert hash(private.trace_context()) == hash(before)
+
+
+def test_a_coordination_service_listens_until_it_is_shut_down() -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as holder:
+        port = holder.getsockname()[1]
+    service = private.start_coordination_service(f"127.0.0.1:{port}", 2)
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    service.shutdown()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)

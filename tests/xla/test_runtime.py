@@ -19,7 +19,7 @@ from shardwright.plans.plan_text import plan_to_json
 from shardwright.plans.shardings import Mesh
 from shardwright.xla import BoundaryArray, jax_mesh, load_program, mesh_devices, to_named_sharding
 from shardwright.xla.compiling import compile_planned
-from tests.xla.hand import entry, lower, named, plan, sharding
+from tests.xla.hand import entry, lower, names_of, plan, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
 
@@ -146,7 +146,7 @@ def test_two_processes_are_one_mesh(tmp_path):
         return w - 0.1 * gradient, loss
 
     text = lower(step, w, X, donate=(0,))
-    dots = named(text, "dot")
+    dots = names_of(text, "dot")
     columns = [sharding((None, None)), sharding((None, "x"))]
     entries = [entry(dots[0], columns, sharding((None, "x")), opcode="dot")]
     planned = plan(text, {"x": 4, "y": 2}, {0: (None, "x"), 1: ("y", None)}, {0: (None, "x")}, entries, aliases={0: 0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -13,15 +12,15 @@ import numpy as np
 import psutil
 import pytest
 
-from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError, PlatformError
+from shardwright.errors import CompilationAbortedError, CompilationError, DeadlineError, PlanError
 from shardwright.user_plans import compile_and_prove
 from shardwright.xla import BoundaryArray, CompileService, load_program
 from shardwright.xla.child import child_environment
-from tests.xla.hand import entry, lower, named, plan, sharding
+from tests.xla.hand import entry, lower, names_of, plan, sharding
 
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
 HLO = lower(lambda x, w: x @ w, X, X.T)
-(DOT,) = named(HLO, "dot")
+(DOT,) = names_of(HLO, "dot")
 PLAN = plan(
     HLO,
     {"x": 4, "y": 2},
@@ -139,11 +138,18 @@ def test_the_child_ends_with_its_parent_and_leaves_no_files(tmp_path):
     pytest.fail("the compile child outlived its parent")
 
 
-def test_a_child_that_cannot_start_says_so_and_leaves_no_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(PlatformError, match="does not start"):
-        CompileService(2).emit(HLO, PLAN)
+def test_a_child_that_cannot_start_says_so_and_leaves_no_files(tmp_path):
+    script = (
+        "import os\n"
+        "from shardwright.xla import CompileService\n"
+        "os.environ['PYTHONHOME'] = '/nowhere'  # no Python starts there\n"
+        "CompileService(2).compile_stablehlo('')\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert "PlatformError: the compile child does not start" in parent.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -161,7 +167,10 @@ def test_the_childs_environment(monkeypatch):
         "--xla_cpu_enable_fast_math=false",
         "--xla_force_host_platform_device_count=16",
     ]
-    assert "device_count" not in child_environment(16, "cuda")["XLA_FLAGS"]
+    on_gpus = child_environment(16, "cuda", gpu_ids=(2, 3))
+    assert "device_count" not in on_gpus["XLA_FLAGS"]
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert on_gpus["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"  # it reserves nothing of what an executor needs
 
 
 def test_a_program_for_one_device_is_read_though_nothing_partitions_it():

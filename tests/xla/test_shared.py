@@ -19,7 +19,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_to_json
 from shardwright.user_plans import compile_and_prove
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 MESH = {"x": 2, "y": 4}
 COLUMNS, ROWS, FINE_ROWS = sharding((None, "x")), sharding(("x", None)), sharding((("x", "y"), None))
@@ -34,23 +34,23 @@ def by_hand(shared: bool) -> tuple[Plan, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 16, 8), np.float32)
     text = lower(three_readers, a, b)
-    made = entry(named(text, "add")[0], [COLUMNS, COLUMNS], COLUMNS)
+    result = entry(names_of(text, "add")[0], [COLUMNS, COLUMNS], COLUMNS)
     readers = [
-        entry(named(text, opcode)[0], [used], used)
+        entry(names_of(text, opcode)[0], [used], used)
         for opcode, used in (("exponential", ROWS), ("tanh", ROWS), ("sine", FINE_ROWS))
     ]
-    made = replace(made, shared=(ROWS,)) if shared else made
+    result = replace(result, shared=(ROWS,)) if shared else result
     lies = {0: (None, "x"), 1: (None, "x")}
     outputs = {0: ("x", None), 1: ("x", None), 2: (("x", "y"), None)}
-    return plan(text, MESH, lies, outputs, [made, *readers]), a, b
+    return plan(text, MESH, lies, outputs, [result, *readers]), a, b
 
 
 @pytest.mark.parametrize(("shared", "moves"), [(True, 1), (False, 2)])
 def test_readers_share_the_move(shared, moves):
     planned, a, b = by_hand(shared)
     outputs, collectives = run_planned(planned, a, b)
-    for found, expected in zip(outputs, three_readers(a, b), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for item, expected in zip(outputs, three_readers(a, b), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-5, atol=1e-6)
     assert [kind for kind, _ in kinds(collectives)].count("all-to-all") == moves
 
 
@@ -68,9 +68,9 @@ def searched() -> Plan:
 
 
 def test_the_search_shares_moves_and_prices_what_xla_does(searched):
-    (made,) = [each for each in searched.instructions if each.shared]
-    assert made.result == (COLUMNS,)
-    assert made.shared == (ROWS,)
+    (result,) = [each for each in searched.instructions if each.shared]
+    assert result.result == (COLUMNS,)
+    assert result.shared == (ROWS,)
     assert [each.kind for each in searched.collectives].count("all-to-all") == 1
     assert compile_and_prove(searched).holds
     assert decode(plan_to_json(searched), hlo_text=searched.hlo_text) == searched

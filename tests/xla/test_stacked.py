@@ -15,7 +15,7 @@ from shardwright.plans.plan_json import decode
 from shardwright.plans.plan_text import plan_to_json
 from shardwright.plans.shardings import Mesh
 from shardwright.xla import emit_stablehlo
-from tests.xla.hand import entry, kinds, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, kinds, lower, names_of, plan, run_planned, sharding
 
 _RANDOM = np.random.default_rng(0)
 A = _RANDOM.normal(size=(8, 4)).astype(np.float32)
@@ -30,7 +30,7 @@ def accumulate(total, a, b):
 def accumulating(mesh: dict[str, int], over: tuple[str, ...], columns: str | None) -> Plan:
     """`accumulate` with rows of a and b split over `over`, columns of b and of the sum over `columns`."""
     text = lower(accumulate, np.zeros((4, 6), np.float32), A, B, donate=(0,))
-    (transpose,), (dot,), (add,) = (named(text, opcode) for opcode in ("transpose", "dot", "add"))
+    (transpose,), (dot,), (add,) = (names_of(text, opcode) for opcode in ("transpose", "dot", "add"))
     rows, across = sharding((over, None)), sharding((None, over))
     term = sharding((None, columns), over)
     entries = [
@@ -68,7 +68,7 @@ def test_one_reduction_ends_it():
     text = lower(lambda total, w: w - 0.1 * total, np.zeros((4, 6), np.float32), np.zeros((4, 6), np.float32))
     term = sharding((None, "y"), ("x",))
     whole = sharding((None, "y"))
-    names = {opcode: named(text, opcode) for opcode in ("multiply", "subtract")}
+    names = {opcode: names_of(text, opcode) for opcode in ("multiply", "subtract")}
     entries = [
         entry(names["multiply"][0], [whole, whole], whole),
         entry(names["subtract"][0], [whole, whole], whole),
@@ -82,7 +82,7 @@ def test_one_reduction_ends_it():
 
 def test_zeros_start_it():
     text = lower(lambda: jnp.zeros((4, 6)))
-    (broadcast,) = named(text, "broadcast")
+    (broadcast,) = names_of(text, "broadcast")
     term = sharding((None, None), ("x",))
     planned = plan(text, {"x": 4}, {}, {0: term}, [entry(broadcast, [sharding(())], term)])
     (out,), observed = run_planned(planned)
@@ -126,7 +126,7 @@ def test_a_stored_sum_is_scattered_before_it_is_reduced_over_another_axis(dim):
     """At once, XLA would reduce whole arrays over both axes."""
     text = lower(lambda total: -total, np.zeros((4, 6), np.float32))
     used = sharding(tuple("y" if dim == at else None for at in range(2)))
-    (negate,) = named(text, "negate")
+    (negate,) = names_of(text, "negate")
     stored = sharding((None, None), ("x", "y"))
     planned = plan(text, {"x": 2, "y": 2}, {0: stored}, {0: used}, [entry(negate, [used], used)])
     terms = _RANDOM.normal(size=(4, 4, 6)).astype(np.float32)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from workloads.cases import Case, Leaf, training_case
 from workloads.hooks import constrain
@@ -33,8 +34,8 @@ class Config:
 SIZES = {"8e": Config(experts=8), "64e": Config(experts=64)}
 
 
-def build(size: str, devices: int, **changes: Any) -> Case:
-    """A step on `devices` devices' batch; changes: any field of Config."""
+def build(size: str, devices: int, optimizer: optax.GradientTransformation | None = None, **changes: Any) -> Case:
+    """A step on `devices` devices' batch; optimizer: AdamW by default; changes: any field of Config."""
     config = replace(SIZES[size], **changes)
     batch = config.batch_per_device * devices
     data = {"inputs": nn.tokens(batch, config.context), "labels": nn.tokens(batch, config.context)}
@@ -43,7 +44,7 @@ def build(size: str, devices: int, **changes: Any) -> Case:
         logits, balance = logits_of(params, batch["inputs"], config)
         return nn.cross_entropy(logits, batch["labels"]) + 0.01 * balance
 
-    return training_case(loss, parameters(config), data)
+    return training_case(loss, parameters(config), data, optimizer)
 
 
 def parameters(config: Config) -> nn.Params:
@@ -116,8 +117,8 @@ def _top_two(gates: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
     total = (gates * (first + second)).sum(-1, keepdims=True) + 1e-9
     parts = []
     for mask, place in ((first, first_place), (second, second_place)):
-        kept = mask * (place < config.capacity)
+        result = mask * (place < config.capacity)
         slots = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), config.capacity)
-        weight = (gates / total * kept).sum(-1)
-        parts.append(weight[..., None, None] * kept[..., None] * slots[:, :, None])
+        weight = (gates / total * result).sum(-1)
+        parts.append(weight[..., None, None] * result[..., None] * slots[:, :, None])
     return parts[0] + parts[1], balance

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from workloads.cases import Case, Leaf, training_case
 from workloads.models import convolutions as cn
@@ -30,8 +31,8 @@ class Config:
 SIZES = {"250M": Config(channels=128), "1B": Config(channels=256)}
 
 
-def build(size: str, devices: int, **changes: Any) -> Case:
-    """A step on `devices` devices' batch; changes: any field of Config."""
+def build(size: str, devices: int, optimizer: optax.GradientTransformation | None = None, **changes: Any) -> Case:
+    """A step on `devices` devices' batch; optimizer: AdamW by default; changes: any field of Config."""
     config = replace(SIZES[size], **changes)
     batch = config.batch_per_device * devices
     data = {
@@ -42,7 +43,7 @@ def build(size: str, devices: int, **changes: Any) -> Case:
     def loss(params: nn.Params, batch: nn.Params) -> jax.Array:
         return nn.cross_entropy(logits_of(params, batch["images"], config), batch["labels"])
 
-    return training_case(loss, parameters(config), data)
+    return training_case(loss, parameters(config), data, optimizer)
 
 
 def parameters(config: Config) -> nn.Params:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from workloads.cases import Case, Leaf, training_case
 from workloads.models import convolutions as cn
@@ -27,8 +28,8 @@ class Config:
 SIZES = {"128": Config(channels=128), "320": Config(channels=320)}
 
 
-def build(size: str, devices: int, **changes: Any) -> Case:
-    """A step on `devices` devices' batch; changes: any field of Config."""
+def build(size: str, devices: int, optimizer: optax.GradientTransformation | None = None, **changes: Any) -> Case:
+    """A step on `devices` devices' batch; optimizer: AdamW by default; changes: any field of Config."""
     config = replace(SIZES[size], **changes)
     batch = config.batch_per_device * devices
     images = Leaf((batch, config.image, config.image, 3), ("batch", None, None, None))
@@ -40,7 +41,7 @@ def build(size: str, devices: int, **changes: Any) -> Case:
         mixed = mixed + jnp.sqrt(1 - times)[:, None, None, None] * batch["noise"]
         return jnp.square(predicted_noise(params, mixed, times, config) - batch["noise"]).mean()
 
-    return training_case(loss, parameters(config), data)
+    return training_case(loss, parameters(config), data, optimizer)
 
 
 def parameters(config: Config) -> nn.Params:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from workloads.small_steps.made import Step, cross_entropy, integers, normal, trained, weights
+from workloads.small_steps.made import Step, cross_entropy, integers, make_train_step, normal, weights
 
 
 def perceiver() -> Step:
@@ -60,7 +60,7 @@ def perceiver() -> Step:
         queries = jnp.broadcast_to(p["queries"], (x.shape[0], *p["queries"].shape))
         return cross_entropy(attend(p["answer"], queries, latents, None) @ p["head"], labels)
 
-    return trained(loss, params, normal(16, 120, 48), integers(60, 120, 16), integers(0, 12, 16, 10))
+    return make_train_step(loss, params, normal(16, 120, 48), integers(60, 120, 16), integers(0, 12, 16, 10))
 
 
 def flow() -> Step:
@@ -84,11 +84,11 @@ def flow() -> Step:
         x = (x + p["shift"]) * jnp.exp(p["scale"])
         x = jnp.einsum("bhwc,cd->bhwd", x, p["mix"])
         volume = volume + pixels * (p["scale"].sum() + jnp.linalg.slogdet(p["mix"])[1])
-        kept, changed = jnp.split(x, 2, -1)
-        h = jax.nn.relu(convolved(jax.nn.relu(convolved(kept, p["first"])), p["second"]))
+        result, changed = jnp.split(x, 2, -1)
+        h = jax.nn.relu(convolved(jax.nn.relu(convolved(result, p["first"])), p["second"]))
         shift, logits = jnp.split(convolved(h, p["third"]), 2, -1)
         scale = jax.nn.sigmoid(logits + 2)
-        x = jnp.concatenate([kept, (changed + shift) * scale], -1)
+        x = jnp.concatenate([result, (changed + shift) * scale], -1)
         return (x, volume + jnp.log(scale).sum((1, 2, 3))), None
 
     def loss(p: Any, images: jax.Array) -> jax.Array:
@@ -97,12 +97,12 @@ def flow() -> Step:
         (z, volume), _ = lax.scan(layer, (x.reshape(batch, rows // 2, columns // 2, -1), jnp.zeros(batch)), p)
         return jnp.mean(0.5 * (z**2).sum((1, 2, 3)) - volume) / images[0].size
 
-    return trained(loss, params, normal(16, 16, 16, 3))
+    return make_train_step(loss, params, normal(16, 16, 16, 3))
 
 
 def queue() -> Step:
     """Retrieval with negatives of the batch and of a queue, whose keys a slow copy makes (He et al., 2020)."""
-    width, kept, words = 64, 96, 300
+    width, result, words = 64, 96, 300
     params = {"table": weights(words, width), "mix": weights(width, width, seed=1), "out": weights(width, 32, seed=2)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(1e-3))
 
@@ -127,9 +127,9 @@ def queue() -> Step:
         slow = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * new, slow, p)
         rows = lax.dynamic_update_slice(rows, keys, (place, 0))
         _, best = lax.top_k(encoded(p, asked, asked == 0) @ rows.T, 5)
-        return p, slow, state, rows, (place + keys.shape[0]) % kept, value, best
+        return p, slow, state, rows, (place + keys.shape[0]) % result, value, best
 
-    rows = normal(kept, 32, seed=4)
+    rows = normal(result, 32, seed=4)
     batch = (rows, np.int32(24), integers(0, words, 24, 10), integers(0, words, 24, 14, seed=1))
     return Step(step, (params, params, optimizer.init(params), *batch))
 
@@ -172,7 +172,7 @@ def rays() -> Step:
         return jnp.mean((coarse - colour) ** 2) + jnp.mean((fine - colour) ** 2)
 
     batch = (jax.random.PRNGKey(1), normal(96, 3), normal(96, 3, seed=1), normal(96, 3, seed=2))
-    return trained(loss, params, *batch)
+    return make_train_step(loss, params, *batch)
 
 
 def tasks() -> Step:
@@ -194,7 +194,7 @@ def tasks() -> Step:
         return jax.vmap(of_task)(x, y, later_x, later_y).mean()
 
     batch = (normal(24, 10, 20), integers(0, 6, 24, 10), normal(24, 15, 20, seed=1), integers(0, 6, 24, 15, seed=1))
-    return trained(loss, params, *batch)
+    return make_train_step(loss, params, *batch)
 
 
 def chunks() -> Step:
@@ -229,8 +229,8 @@ def chunks() -> Step:
         made = jnp.einsum("bpjs,bpjh,bpjhd->bphsd", k, jnp.exp(a[:, :, -1:] - a), v)
 
         def carried(state: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
-            made, kept = now
-            return state * kept[..., None, None] + made, state
+            result, outcome = now
+            return state * outcome[..., None, None] + result, state
 
         start = jnp.zeros_like(made[:, 0])
         _, before = lax.scan(carried, start, (made.swapaxes(0, 1), jnp.exp(a[:, :, -1]).swapaxes(0, 1)))
@@ -243,7 +243,7 @@ def chunks() -> Step:
         return cross_entropy(h @ p["table"].T, following)
 
     words, following = integers(0, 200, 16, 64), integers(0, 200, 16, 64, seed=1)
-    return trained(loss, params, words, following, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=16))
+    return make_train_step(loss, params, words, following, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=16))
 
 
 def waves() -> Step:
@@ -294,9 +294,9 @@ def waves() -> Step:
         d = optax.apply_updates(d, updates)
 
         def of_maker(g: Any) -> jax.Array:
-            made = spoken(g, spectra)
-            said, seen = judged(d, made)
-            near = jnp.mean(jnp.abs(spectrum(made) - spectrum(real)))
+            result = spoken(g, spectra)
+            said, seen = judged(d, result)
+            near = jnp.mean(jnp.abs(spectrum(result) - spectrum(real)))
             alike = jnp.mean(jnp.abs(seen - judged(d, real)[1]))
             return jnp.mean((said - 1) ** 2) + 45 * near + 2 * alike
 
@@ -311,7 +311,7 @@ def waves() -> Step:
 def beam() -> Step:
     """Translations kept four at a time (Sutskever et al., 2014): a loop that ends when all are done, and rows that
     follow the best of `top_k`; nothing is trained."""
-    words, width, batch, kept, longest = 128, 48, 8, 4, 12
+    words, width, batch, result, longest = 128, 48, 8, 4, 12
     params = {
         "table": weights(words, width),
         "before": weights(width, width, seed=1),
@@ -329,16 +329,16 @@ def beam() -> Step:
             place, h, text, score, done = state
             h = jnp.tanh(h @ p["before"] + p["table"][text[:, :, place]] @ p["into"])
             likely = jnp.where(done[..., None], nothing_more, jax.nn.log_softmax(h @ p["out"]))
-            score, best = lax.top_k((score[..., None] + likely).reshape(batch, -1), kept)
+            score, best = lax.top_k((score[..., None] + likely).reshape(batch, -1), result)
             source, word = best // words, (best % words).astype(jnp.int32)
             h, text = (jnp.take_along_axis(each, source[..., None], 1) for each in (h, text))
             done = jnp.take_along_axis(done, source, 1) | (word == 0)
             return place + 1, h, lax.dynamic_update_slice(text, word[..., None], (0, 0, place + 1)), score, done
 
-        h = jnp.broadcast_to(seen[:, None], (batch, kept, width))
-        score = jnp.tile(jnp.where(jnp.arange(kept) == 0, 0.0, -1e9), (batch, 1))
-        text = jnp.ones((batch, kept, longest + 4), jnp.int32)
-        state = (jnp.int32(0), h, text, score, jnp.zeros((batch, kept), bool))
+        h = jnp.broadcast_to(seen[:, None], (batch, result, width))
+        score = jnp.tile(jnp.where(jnp.arange(result) == 0, 0.0, -1e9), (batch, 1))
+        text = jnp.ones((batch, result, longest + 4), jnp.int32)
+        state = (jnp.int32(0), h, text, score, jnp.zeros((batch, result), bool))
         _, _, text, score, _ = lax.while_loop(is_open, longer, state)
         return text, score
 

@@ -34,7 +34,7 @@ def integers(low: int, high: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(low, high, shape).astype(np.int32)
 
 
-def trained(loss: Callable[..., jax.Array], params: Tree, *batch: Any, optimizer: Any = None) -> Step:
+def make_train_step(loss: Callable[..., jax.Array], params: Tree, *batch: Any, optimizer: Any = None) -> Step:
     """A step of AdamW with gradients clipped by their norm, or of another optimizer, on `loss(params, *batch)`."""
     chosen = optimizer or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 

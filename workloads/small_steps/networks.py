@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from workloads.small_steps.made import IMAGES, Step, cross_entropy, integers, normal, trained, weights
+from workloads.small_steps.made import IMAGES, Step, cross_entropy, integers, make_train_step, normal, weights
 
 
 def ctc() -> Step:
@@ -24,7 +24,7 @@ def ctc() -> Step:
         return optax.ctc_loss(logits, padding, words, word_padding).mean()
 
     batch = (normal(16, 40, 80), integers(20, 40, 16), integers(1, 32, 16, 10), integers(2, 10, 16))
-    return trained(loss, params, *batch)
+    return make_train_step(loss, params, *batch)
 
 
 def states_and_filters() -> Step:
@@ -49,7 +49,7 @@ def states_and_filters() -> Step:
         filtered = jnp.fft.irfft(jnp.fft.rfft(states, n=2 * length, axis=1) * response, n=2 * length, axis=1)
         return jnp.mean((jax.nn.silu(filtered[:, :length]) @ p["out"] - wanted) ** 2)
 
-    return trained(loss, params, normal(16, length, 32), normal(16, length, 32, seed=1))
+    return make_train_step(loss, params, normal(16, length, 32), normal(16, length, 32, seed=1))
 
 
 def rotations() -> Step:
@@ -66,7 +66,7 @@ def rotations() -> Step:
         _, states = lax.scan(turned, jnp.zeros_like(inputs[0]), inputs)
         return jnp.mean((states.swapaxes(0, 1).real @ p["out"] - wanted) ** 2)
 
-    return trained(loss, params, normal(16, 20, 32), normal(16, 20, 32, seed=1))
+    return make_train_step(loss, params, normal(16, 20, 32), normal(16, 20, 32, seed=1))
 
 
 def codebook() -> Step:
@@ -87,10 +87,10 @@ def codebook() -> Step:
         apart = jnp.mean((lax.stop_gradient(z) - nearest) ** 2) + jnp.mean((z - lax.stop_gradient(nearest)) ** 2)
         straight = z + lax.stop_gradient(nearest - z)
         hidden = jax.nn.relu(lax.conv_transpose(straight, p["third"], (2, 2), "SAME", dimension_numbers=IMAGES))
-        made = lax.conv_transpose(hidden, p["last"], (2, 2), "SAME", dimension_numbers=IMAGES)
-        return jnp.mean((made - x) ** 2) + apart
+        result = lax.conv_transpose(hidden, p["last"], (2, 2), "SAME", dimension_numbers=IMAGES)
+        return jnp.mean((result - x) ** 2) + apart
 
-    return trained(loss, params, normal(16, 32, 32, 3))
+    return make_train_step(loss, params, normal(16, 32, 32, 3))
 
 
 def windows() -> Step:
@@ -124,7 +124,7 @@ def windows() -> Step:
             h = block(p, h, number)
         return cross_entropy(h.mean((1, 2)) @ p["head"], labels)
 
-    return trained(loss, params, normal(16, 32, 32, 3), integers(0, 10, 16))
+    return make_train_step(loss, params, normal(16, 32, 32, 3), integers(0, 10, 16))
 
 
 def pairs() -> Step:
@@ -147,7 +147,7 @@ def pairs() -> Step:
         z = z + jnp.einsum("bijk,bikc->bijc", seen, z)
         return cross_entropy((z + z.swapaxes(1, 2)) @ p["head"], labels)
 
-    return trained(loss, params, normal(8, 16, 24, width), normal(8, 24, 24, width), integers(0, 16, 8, 24, 24))
+    return make_train_step(loss, params, normal(8, 16, 24, width), normal(8, 24, 24, width), integers(0, 16, 8, 24, 24))
 
 
 def attention_in_blocks() -> Step:
@@ -164,12 +164,12 @@ def attention_in_blocks() -> Step:
         k, v = (x.reshape(batch, blocks, length // blocks, heads, size).swapaxes(0, 1) for x in (k, v))
 
         def block(carry: Any, keys: Any) -> tuple[Any, None]:
-            most, total, found = carry
+            most, total, result = carry
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, keys[0]) / 8
             now = jnp.maximum(most, scores.max(-1))
-            share, kept = jnp.exp(scores - now[..., None]), jnp.exp(most - now)
-            found = found * kept[..., None] + jnp.einsum("bhqk,bkhd->bhqd", share, keys[1])
-            return (now, total * kept + share.sum(-1), found), None
+            share, outcome = jnp.exp(scores - now[..., None]), jnp.exp(most - now)
+            result = result * outcome[..., None] + jnp.einsum("bhqk,bkhd->bhqd", share, keys[1])
+            return (now, total * outcome + share.sum(-1), result), None
 
         shape = (batch, heads, length)
         start = (jnp.full(shape, -1e9), jnp.zeros(shape), jnp.zeros((*shape, size)))
@@ -180,7 +180,7 @@ def attention_in_blocks() -> Step:
         q, k, v = jnp.split((x @ p["qkv"]).reshape(*x.shape[:2], heads, -1), 3, -1)
         return cross_entropy((x + attended(q, k, v).reshape(x.shape) @ p["out"]).mean(1) @ p["head"], labels)
 
-    return trained(loss, params, normal(16, 64, width), integers(0, 10, 16))
+    return make_train_step(loss, params, normal(16, 64, width), integers(0, 10, 16))
 
 
 def adapters() -> Step:
@@ -203,7 +203,7 @@ def adapters() -> Step:
         return cross_entropy((h @ base["embedding"].T).astype(jnp.float32), following)
 
     words, following = integers(0, vocabulary, 16, 32), integers(0, vocabulary, 16, 32, seed=1)
-    return trained(loss, params, frozen, words, following, optimizer=optax.adafactor(1e-3))
+    return make_train_step(loss, params, frozen, words, following, optimizer=optax.adafactor(1e-3))
 
 
 def two_towers() -> Step:
@@ -216,13 +216,13 @@ def two_towers() -> Step:
 
     def loss(p: Any, key: jax.Array, images: jax.Array, captions: jax.Array) -> jax.Array:
         of_text, of_images = jax.random.split(key)
-        found = (dropped(of_text, p["words"][captions]).mean(1) @ p["text"], dropped(of_images, images @ p["image"]))
-        text, image = (each / jnp.linalg.norm(each, axis=-1, keepdims=True) for each in found)
+        result = (dropped(of_text, p["words"][captions]).mean(1) @ p["text"], dropped(of_images, images @ p["image"]))
+        text, image = (each / jnp.linalg.norm(each, axis=-1, keepdims=True) for each in result)
         logits = image @ text.T * jnp.exp(p["heat"])
         own = jnp.arange(logits.shape[0])
         return cross_entropy(logits, own) + cross_entropy(logits.T, own)
 
-    return trained(loss, params, jax.random.PRNGKey(3), normal(64, 48), integers(0, 512, 64, 12))
+    return make_train_step(loss, params, jax.random.PRNGKey(3), normal(64, 48), integers(0, 512, 64, 12))
 
 
 def ragged_experts() -> Step:
@@ -244,7 +244,7 @@ def ragged_experts() -> Step:
         h = lax.ragged_dot(h, p["down"], sizes)[jnp.argsort(order)].reshape(-1, 2, width)
         return cross_entropy((x + jnp.sum(h * share[..., None], 1).reshape(x.shape)).mean(1) @ p["head"], labels)
 
-    return trained(loss, params, normal(16, 16, width), integers(0, 10, 16))
+    return make_train_step(loss, params, normal(16, 16, width), integers(0, 10, 16))
 
 
 def boxes() -> Step:
@@ -277,7 +277,7 @@ def boxes() -> Step:
         return jax.vmap(of_image)(jax.nn.sigmoid(h @ p["box"]), h @ p["label"], wanted, labels).mean()
 
     wanted = np.random.default_rng(0).random((16, 5, 4)).astype(np.float32)
-    return trained(loss, params, normal(16, 32, 32, 3), wanted, integers(1, 8, 16, 5))
+    return make_train_step(loss, params, normal(16, 32, 32, 3), wanted, integers(1, 8, 16, 5))
 
 
 NETWORKS = {

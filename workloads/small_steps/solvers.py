@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from workloads.small_steps.made import Step, integers, normal, trained, weights
+from workloads.small_steps.made import Step, integers, make_train_step, normal, weights
 
 
 def gaussian_process() -> Step:
@@ -27,7 +27,7 @@ def gaussian_process() -> Step:
 
         return jax.vmap(of_one)(x, y).mean()
 
-    return trained(loss, params, normal(16, 24, 8), normal(16, 24, seed=1))
+    return make_train_step(loss, params, normal(16, 24, 8), normal(16, 24, seed=1))
 
 
 def policy() -> Step:
@@ -56,8 +56,8 @@ def policy() -> Step:
 
         def summed(later: jax.Array, now: Any) -> tuple[jax.Array, jax.Array]:
             reward, done, value, following = now
-            found = reward + 0.99 * following * (1 - done) - value + 0.94 * (1 - done) * later
-            return found, found
+            result = reward + 0.99 * following * (1 - done) - value + 0.94 * (1 - done) * later
+            return result, result
 
         following = jnp.concatenate([value[1:], value[-1:]])
         _, advantage = lax.scan(summed, jnp.zeros(value.shape[1]), (reward, done, value, following), reverse=True)
@@ -65,9 +65,9 @@ def policy() -> Step:
         order = jax.random.permutation(key, len(rows[1])).reshape(4, -1)
 
         def updated(carry: Any, batch: Any) -> tuple[Any, jax.Array]:
-            found, gradients = jax.value_and_grad(loss)(carry[0], batch)
+            result, gradients = jax.value_and_grad(loss)(carry[0], batch)
             updates, state = optimizer.update(gradients, carry[1], carry[0])
-            return (optax.apply_updates(carry[0], updates), state), found
+            return (optax.apply_updates(carry[0], updates), state), result
 
         (p, state), losses = lax.scan(updated, (p, state), jax.tree.map(lambda x: x[order], rows))
         return p, state, losses.mean()
@@ -94,7 +94,7 @@ def followed_slope() -> Step:
 
         return jnp.mean((lax.scan(step, x, jnp.arange(10) * 0.1)[0] - wanted) ** 2)
 
-    return trained(loss, params, normal(64, 32), normal(64, 32, seed=1))
+    return make_train_step(loss, params, normal(64, 32), normal(64, 32, seed=1))
 
 
 def quantiles() -> Step:
@@ -107,10 +107,10 @@ def quantiles() -> Step:
         pinball = jnp.maximum(level * error, (level - 1) * error).sum(-1)
         order = jnp.argsort(pinball)
         reached = jnp.cumsum(share[order])
-        kept = jnp.arange(len(pinball)) < jnp.searchsorted(reached, 0.9 * reached[-1])
-        return jnp.sum(jnp.where(kept, pinball[order], 0)) / jnp.maximum(1, kept.sum())
+        result = jnp.arange(len(pinball)) < jnp.searchsorted(reached, 0.9 * reached[-1])
+        return jnp.sum(jnp.where(result, pinball[order], 0)) / jnp.maximum(1, result.sum())
 
-    return trained(loss, params, normal(128, 16), normal(128, seed=1), np.abs(normal(128, seed=2)))
+    return make_train_step(loss, params, normal(128, 16), normal(128, seed=1), np.abs(normal(128, seed=2)))
 
 
 def scaled_loss() -> Step:
@@ -125,7 +125,7 @@ def scaled_loss() -> Step:
                 jnp.mean((jax.nn.relu(half @ first) @ second - y.astype(jnp.float16)).astype(jnp.float32) ** 2) * scale
             )
 
-        found, gradients = jax.value_and_grad(loss)(p)
+        result, gradients = jax.value_and_grad(loss)(p)
         gradients = jax.tree.map(lambda g: g / scale, gradients)
         is_finite = jnp.all(jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]))
 
@@ -134,7 +134,7 @@ def scaled_loss() -> Step:
             return optax.apply_updates(p, updates), state
 
         p, state = lax.cond(is_finite, updated, lambda p, state: (p, state), p, state)
-        return p, state, jnp.where(is_finite, scale * 1.001, scale / 2), found / scale
+        return p, state, jnp.where(is_finite, scale * 1.001, scale / 2), result / scale
 
     return Step(step, (params, optimizer.init(params), np.float32(1024), normal(64, 64), normal(64, 64, seed=1)))
 
@@ -158,9 +158,9 @@ def orthogonal_updates() -> Step:
         def loss(p: Any) -> jax.Array:
             return jnp.mean((jax.nn.relu(jax.nn.relu(x @ p["a"]) @ p["b"]) @ p["c"] - y) ** 2)
 
-        found, gradients = jax.value_and_grad(loss)(p)
+        result, gradients = jax.value_and_grad(loss)(p)
         momentum = jax.tree.map(lambda m, g: 0.95 * m + g, momentum, gradients)
-        return jax.tree.map(lambda p, m: p - 0.02 * orthogonal(m), p, momentum), momentum, found
+        return jax.tree.map(lambda p, m: p - 0.02 * orthogonal(m), p, momentum), momentum, result
 
     return Step(step, (params, jax.tree.map(np.zeros_like, params), normal(64, 64), normal(64, 64, seed=1)))
 
@@ -178,13 +178,13 @@ def inverse_roots() -> Step:
         def loss(p: Any) -> jax.Array:
             return jnp.mean((jnp.tanh(x @ p["first"]) @ p["second"] - y) ** 2)
 
-        found, gradients = jax.value_and_grad(loss)(p)
+        result, gradients = jax.value_and_grad(loss)(p)
         moments = {name: (left + gradients[name] @ gradients[name].T, right + gradients[name].T @ gradients[name])
                    for name, (left, right) in moments.items()}  # fmt: skip
         p = {
             name: p[name] - 0.01 * root(left) @ gradients[name] @ root(right) for name, (left, right) in moments.items()
         }
-        return p, moments, found
+        return p, moments, result
 
     return Step(step, (params, moments, normal(64, 32), normal(64, 16, seed=1)))
 

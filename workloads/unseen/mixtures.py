@@ -46,8 +46,8 @@ def mixtral(
         weights = weights / weights.sum(-1, keepdims=True)
         choices = jax.nn.one_hot(chosen.reshape(x.shape[0], -1), experts, dtype=jnp.int32)
         place = ((jnp.cumsum(choices, 1) - 1) * choices).sum(-1)
-        kept = place < capacity
-        slot = jnp.where(kept, chosen.reshape(place.shape) * capacity + place, experts * capacity)
+        result = place < capacity
+        slot = jnp.where(result, chosen.reshape(place.shape) * capacity + place, experts * capacity)
 
         def send(tokens: jax.Array, slots: jax.Array) -> jax.Array:
             return jnp.zeros((experts * capacity, width), x.dtype).at[slots].set(jnp.repeat(tokens, 2, 0), mode="drop")

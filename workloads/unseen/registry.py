@@ -12,8 +12,8 @@ from workloads.unseen import llama, mixtures, preference, sparse, vision
 
 def _sized(build: Callable[..., Case], sizes: Mapping[str, Mapping[str, Any]] | None = None) -> Callable[..., Case]:
     """`build(devices, **changes)` as `build(size, devices, **changes)`; sizes: what each one changes."""
-    known = {"base": {}} if sizes is None else sizes
-    return lambda size, devices, **changes: build(devices, **{**known[size], **changes})
+    entries = {"base": {}} if sizes is None else sizes
+    return lambda size, devices, **changes: build(devices, **{**entries[size], **changes})
 
 
 _LLAMAS = {

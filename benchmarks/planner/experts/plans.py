@@ -29,16 +29,16 @@ _EXPERT_WAYS = (8, 16, 64)
 
 def experts_of(model: Model, devices: int) -> dict[str, Expert]:
     """Experts by name, those that make sense for a model."""
-    found = dict(_data_parallel(devices))
+    entries = dict(_data_parallel(devices))
     if model.tensor:
         for ways in (ways for ways in _TENSOR_WAYS if devices % ways == 0):
-            found.update(_tensor_parallel(devices, ways, model.sequence, {"fused": False} if model.fused else {}))
+            entries.update(_tensor_parallel(devices, ways, model.sequence, {"fused": False} if model.fused else {}))
     for ways in _EXPERT_WAYS:
         if devices % ways == 0 and ways <= model.mixture:
-            found.update(_expert_parallel(devices, ways))
+            entries.update(_expert_parallel(devices, ways))
     if model.tables:
-        found.update(_split_tables(devices))
-    return found
+        entries.update(_split_tables(devices))
+    return entries
 
 
 def _data_parallel(devices: int) -> Iterator[tuple[str, Expert]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from shardwright.client.frontends.values import check_type, is_type, to_argument
 from shardwright.client.refusals import refusal
 from shardwright.dtypes import to_dtype
 from shardwright.errors import ArgumentError, OptionError, UnsupportedProgramError
-from shardwright.hlo import ArrayShape, Module, Shape, TupleShape, parse, require_values
+from shardwright.hlo import ArrayShape, Attribute, Module, Shape, TupleShape, parse, require_values
+from shardwright.hlo.attributes import parse_value
 from shardwright.hlo.donation import pair_donors
 from shardwright.hlo.entry import (
     Names,
@@ -27,7 +27,7 @@ from shardwright.hlo.entry import (
 )
 from shardwright.spelling import did_you_mean
 
-_HEADER = re.compile(r"HloModule\s+[^\s,]+")
+_ALIASES, _DONORS = "input_output_alias", "buffer_donor"
 
 #: Arguments that an error lists, at most.
 _MAX_LISTED = 5
@@ -153,6 +153,10 @@ class _State:
         if donated is None:
             consumed = self._donors | set(self._aliases.values())
         else:
+            if not isinstance(donated, int | str | Iterable):
+                raise OptionError(
+                    f"{donated!r} names no arguments", where="donated", remedy="give numbers or names of arguments"
+                )
             keys = [donated] if isinstance(donated, int | str) else list(donated)
             consumed = {argument_number(key, names, where="donated") for key in keys}
         aliases = {output: argument for output, argument in self._aliases.items() if argument in consumed}
@@ -163,18 +167,12 @@ class _State:
         """The text with exactly these aliases in its header."""
         if aliases == self._aliases and not self._donors:
             return text
-        start = text.index("HloModule")
-        end = text.index("\n", start)
-        header = text[start:end]
-        for attribute in ("input_output_alias", "buffer_donor"):
-            if attribute in self._module.header:
-                header = header.replace(f", {attribute}={self._module.header[attribute].text}", "")
+        module = self._module
+        header = {name: value for name, value in module.header.items() if name not in (_ALIASES, _DONORS)}
         if aliases:
-            position = _HEADER.match(header)
-            assert position is not None
-            at = position.end()
-            header = f"{header[:at]}, input_output_alias={format_aliases(self._module, aliases)}{header[at:]}"
-        return text[:start] + header + text[end:]
+            value = format_aliases(module, aliases)
+            header[_ALIASES] = Attribute(_ALIASES, value, parse_value(_ALIASES, value))
+        return Module(module.name, header, module.computations, module.entry, module.tables).to_text()
 
 
 def _arrays(shape: Shape, name: str) -> list[ArrayShape]:

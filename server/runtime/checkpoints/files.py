@@ -142,13 +142,23 @@ def _require_next(directory: str, step: int) -> None:
         )
 
 
-def write(directory: str, step: int, token: str, tree: trees.Tree, parts: dict[str, ArrayPart]) -> int:
+def write(
+    directory: str,
+    step: int,
+    token: str,
+    tree: trees.Tree,
+    parts: dict[str, ArrayPart],
+    *,
+    visible_s: float = DIRECTORY_VISIBLE_S,
+) -> int:
     """By every process, at the same time: its parts of all arrays; returns their bytes.
 
-    Raises CheckpointError where the directory that `begin` has made is not seen here.
+    visible_s: seconds that the directory made by `begin` may take to be seen here.
+
+    Raises CheckpointError where it is not seen by then.
     """
     folder = folders.temporary_path(directory, step, token).get()
-    _await_claim(directory, folder, token)
+    _await_claim(directory, folder, token, visible_s)
     item = trees.build(tree, lambda leaf: parts[leaf.name], trees.plain)
     arguments = ocp.args.PyTreeSave(item, custom_metadata={STRUCTURE: trees.to_json(tree)})
 
@@ -324,8 +334,8 @@ def _handler() -> Any:
     return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
 
 
-def _await_claim(directory: str, folder: Any, token: str) -> None:
-    deadline_s = time.monotonic() + DIRECTORY_VISIBLE_S
+def _await_claim(directory: str, folder: Any, token: str, visible_s: float) -> None:
+    deadline_s = time.monotonic() + visible_s
     while (claim := claims.read(folder)) is None or claim.token != token:
         if time.monotonic() > deadline_s:
             raise CheckpointError(

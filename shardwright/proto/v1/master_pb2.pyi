@@ -282,7 +282,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs", "timeout_s")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +297,7 @@ class RunStepsRequest(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CHECK_NANS_FIELD_NUMBER: _ClassVar[int]
     CHECK_INFS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -311,7 +312,8 @@ class RunStepsRequest(_message.Message):
     trace: bool
     check_nans: bool
     check_infs: bool
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ...) -> None: ...
+    timeout_s: float
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ...) -> None: ...
 
 class MoveArrays(_message.Message):
     __slots__ = ("arrays",)
@@ -448,20 +450,38 @@ class ReadBack(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsReply(_message.Message):
-    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite")
+    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite", "waiting_for")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     RUN_S_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[ReadBack]
     run_s: float
     traces: _containers.RepeatedCompositeFieldContainer[StageTrace]
     not_finite: _containers.RepeatedCompositeFieldContainer[NotFinite]
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ...) -> None: ...
+    waiting_for: str
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class CancelStepsRequest(_message.Message):
+    __slots__ = ("session_id", "numbers")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CancelStepsReply(_message.Message):
+    __slots__ = ("cancelled", "running")
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    running: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cancelled: _Optional[_Iterable[int]] = ..., running: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NotFinite(_message.Message):
     __slots__ = ("array_id", "nans", "infs")
@@ -556,7 +576,7 @@ class SessionStatus(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions")
+    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -564,6 +584,7 @@ class StatusReply(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     jax_version: str
     cluster_name: str
@@ -571,7 +592,8 @@ class StatusReply(_message.Message):
     state: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
-    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ...) -> None: ...
+    waiting_for: str
+    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class PutArrayHeader(_message.Message):
     __slots__ = ("session_id", "array_id", "layout", "devices")

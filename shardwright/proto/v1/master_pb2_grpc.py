@@ -71,6 +71,11 @@ class MasterStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.FromString,
                 _registered_method=True)
+        self.CancelSteps = channel.unary_unary(
+                '/shardwright.proto.v1.Master/CancelSteps',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsReply.FromString,
+                _registered_method=True)
         self.WaitForSave = channel.unary_unary(
                 '/shardwright.proto.v1.Master/WaitForSave',
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.WaitForSaveRequest.SerializeToString,
@@ -150,6 +155,14 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelSteps(self, request, context):
+        """Ends steps. One that waits is answered with an error at once. One that runs may end by itself within a grace, and
+        keeps its results then; after that the executors are replaced, and every array of every session is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WaitForSave(self, request, context):
         """Waits until a save is complete on disk, which may be long after its step was answered. May be
         asked again, also after the answer.
@@ -216,6 +229,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.RunSteps,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.SerializeToString,
+            ),
+            'CancelSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelSteps,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsReply.SerializeToString,
             ),
             'WaitForSave': grpc.unary_unary_rpc_method_handler(
                     servicer.WaitForSave,
@@ -429,6 +447,33 @@ class Master:
             '/shardwright.proto.v1.Master/RunSteps',
             shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.RunStepsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/CancelSteps',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.CancelStepsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,18 +9,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DaemonHello(_message.Message):
-    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address")
+    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_HASH_FIELD_NUMBER: _ClassVar[int]
     SHARDWRIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_GENERATION_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     cluster_hash: str
     shardwright_version: str
     jax_version: str
     coordinator_address: str
-    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
+    executor_generation: int
+    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ...) -> None: ...
 
 class ExecutorExited(_message.Message):
     __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address")
@@ -35,18 +37,26 @@ class ExecutorExited(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
 
 class SupervisorEvent(_message.Message):
-    __slots__ = ("hello", "exited", "heartbeat")
+    __slots__ = ("hello", "exited", "heartbeat", "draining")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     hello: DaemonHello
     exited: ExecutorExited
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[DaemonHello, _Mapping]] = ..., exited: _Optional[_Union[ExecutorExited, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    draining: Draining
+    def __init__(self, hello: _Optional[_Union[DaemonHello, _Mapping]] = ..., exited: _Optional[_Union[ExecutorExited, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class StartExecutor(_message.Message):
     __slots__ = ("generation", "coordinator_address", "process_count", "process_id", "data_port")
@@ -75,10 +85,12 @@ class Refused(_message.Message):
     def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "is_failure")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FAILURE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    is_failure: bool
+    def __init__(self, reason: _Optional[str] = ..., is_failure: _Optional[bool] = ...) -> None: ...
 
 class SupervisorCommand(_message.Message):
     __slots__ = ("start", "stop", "refused", "shutdown")
@@ -93,18 +105,28 @@ class SupervisorCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address")
+    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     generation: int
     data_address: str
     device_count: int
     transfer_address: str
-    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ...) -> None: ...
+    pid: int
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ExecutorHeartbeat(_message.Message):
+    __slots__ = ("sequence", "doing")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    doing: str
+    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ...) -> None: ...
 
 class CommandDone(_message.Message):
     __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces", "not_finite")
@@ -145,14 +167,16 @@ class ArraysArrived(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayArrived, _Mapping]]] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
-    __slots__ = ("hello", "done", "arrived")
+    __slots__ = ("hello", "done", "arrived", "heartbeat")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     hello: ExecutorHello
     done: CommandDone
     arrived: ArraysArrived
-    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArraysArrived, _Mapping]] = ...) -> None: ...
+    heartbeat: ExecutorHeartbeat
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArraysArrived, _Mapping]] = ..., heartbeat: _Optional[_Union[ExecutorHeartbeat, _Mapping]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
     __slots__ = ("session_id",)

@@ -137,9 +137,9 @@ def test_cluster_link_speeds_take_precedence() -> None:
     text = """{"master": {"ip": "127.0.0.1", "port": 1, "devices": 4},
                "workers": [{"ip": "127.0.0.1", "port": 2, "devices": 4}]}"""
     profile = hardware_profile("a100")
-    made = Topology.of(Cluster.from_json(text), profile)
-    assert made.devices_per_node == (4, 4)
-    assert made.inter_node == profile.inter_node
+    result = Topology.of(Cluster.from_json(text), profile)
+    assert result.devices_per_node == (4, 4)
+    assert result.inter_node == profile.inter_node
 
 
 def test_a_reduce_scatter_costs_what_the_compiler_makes_of_it() -> None:

@@ -24,18 +24,18 @@ def orders(mesh: Mesh) -> list[tuple[AtomOrder, np.ndarray]]:
     """Orders of atoms that resharding on the mesh comes by, with the device numbers in that order: the mesh's own
     numbering transposed, its factors cut anew once and twice."""
     grid = np.arange(mesh.device_count).reshape(list(mesh.sizes.values()))
-    found = []
+    results = []
     for names in permutations(mesh.sizes):
         numbers = grid.transpose([list(mesh.sizes).index(name) for name in names]).ravel()
         order = tiling_of((names,), mesh).order
         odd = max(size for size in range(1, mesh.device_count + 1, 2) if mesh.device_count % size == 0)
         for first in (1, odd, 2, mesh.device_count // 2):
             order = sum(cut(order, (first, mesh.device_count // first)), ())
-            found.append((order, numbers))
-    return found
+            results.append((order, numbers))
+    return results
 
 
-def counted(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:
+def count_all(atoms: AtomOrder, order: AtomOrder, numbers: np.ndarray) -> Groups:
     """Devices whose places in the order differ in the digits of some atoms only."""
     array = numbers.reshape([atom.size for atom in order])
     chosen = [order.index(atom) for atom in atoms]
@@ -50,7 +50,7 @@ def test_groups_differ_in_their_atoms_only(sizes: dict[str, int]) -> None:
     for order, numbers in orders(mesh):
         for many in range(1, len(order) + 1):
             for atoms in combinations(order, many):
-                assert set(map(frozenset, groups_along(atoms, mesh))) == counted(atoms, order, numbers)
+                assert set(map(frozenset, groups_along(atoms, mesh))) == count_all(atoms, order, numbers)
 
 
 def test_the_orders_have_atoms_that_no_axis_has() -> None:

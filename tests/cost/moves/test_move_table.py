@@ -15,14 +15,14 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 
 def shardings(mesh: Mesh, rank: int) -> list[TensorSharding]:
     """Every sharding of an array: an axis is idle (-2), holds sums (-1) or splits a dimension."""
-    found = []
+    results = []
     for roles in product(range(-2, rank), repeat=len(mesh.axes)):
 
         def doing(what: int, roles: tuple[int, ...] = roles) -> tuple[str, ...]:
             return tuple(axis.name for axis, role in zip(mesh.axes, roles, strict=True) if role == what)
 
-        found.append(TensorSharding(tuple(map(doing, range(rank))), doing(-1)))
-    return found
+        results.append(TensorSharding(tuple(map(doing, range(rank))), doing(-1)))
+    return results
 
 
 def one_by_one(source: TensorSharding, target: TensorSharding, mesh: Mesh, shape: tuple[int, ...]) -> Moves | None:
@@ -72,13 +72,13 @@ def test_all_at_once_are_those_one_by_one(sizes: tuple[int, ...], shape: tuple[i
         for source, target in product(shardings(mesh, len(shape)), repeat=2)
         if not set(target.unreduced) & set(source.axes)
     ]
-    for (source, target), found in zip(pairs, all_at_once(pairs, mesh, shape), strict=True):
+    for (source, target), item in zip(pairs, all_at_once(pairs, mesh, shape), strict=True):
         expected = one_by_one(source, target, mesh, shape)
-        assert (found is None) == (expected is None), f"{source} -> {target}"
-        if found is not None and expected is not None:
-            sizes, expected_sizes = ([move[2] for move in moves] for moves in (found, expected))
+        assert (item is None) == (expected is None), f"{source} -> {target}"
+        if item is not None and expected is not None:
+            sizes, expected_sizes = ([move[2] for move in moves] for moves in (item, expected))
             assert sizes == pytest.approx(expected_sizes)
-            others, expected_others = ([(*move[:2], *move[3:]) for move in moves] for moves in (found, expected))
+            others, expected_others = ([(*move[:2], *move[3:]) for move in moves] for moves in (item, expected))
             assert others == expected_others, f"{source} -> {target}"
 
 

@@ -43,7 +43,7 @@ ENTRY main {{
 """
 
 
-def combined(
+def combine_payloads(
     results: str, over: dict[str, str], *, scattered: str = "", most_bytes: float = math.inf
 ) -> list[set[str]]:
     """Names of what runs as one. results: in order. over: by name, the mesh axis that nodes are reduced over; those of
@@ -58,13 +58,13 @@ def combined(
     return [{program.instructions[node].name for node in group} for group in combine_reductions(program, limits)]
 
 
-def combined_by_xla(results: str) -> list[set[str]]:
+def combine_by_xla(results: str) -> list[set[str]]:
     """The same of the all-reduces `a`, `b` and `c`, as XLA:CPU combines them."""
 
     def step(x: jax.Array) -> list[jax.Array]:
         a = jax.lax.psum(jnp.sin(x), "x")
-        made = {"a": a, "b": jax.lax.psum(jnp.tanh(jnp.cos(a)), "x"), "c": jax.lax.psum(jnp.floor(x), "x")}
-        return [made[name] for name in results.split(", ")]
+        entries = {"a": a, "b": jax.lax.psum(jnp.tanh(jnp.cos(a)), "x"), "c": jax.lax.psum(jnp.floor(x), "x")}
+        return [entries[name] for name in results.split(", ")]
 
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
     whole = PartitionSpec()
@@ -80,26 +80,26 @@ def combined_by_xla(results: str) -> list[set[str]]:
 def test_what_is_behind_one_that_must_wait_is_left_for_later(results: str) -> None:
     """`c` waits for nothing; behind `b` it is not combined with `a`, which stands first."""
     expected = [{"b", "c"}] if results.index("b") < results.index("c") else [{"a", "c"}]
-    found = combined(f"{results}, d, largest", dict.fromkeys("abc", "x"))
-    assert found == combined_by_xla(results) == expected
+    result = combine_payloads(f"{results}, d, largest", dict.fromkeys("abc", "x"))
+    assert result == combine_by_xla(results) == expected
 
 
 def test_only_like_reductions_over_the_same_devices_run_as_one() -> None:
-    assert combined("a, b, c, d, largest", {"a": "x", "b": "y", "c": "x"}) == [{"a", "c"}]
-    assert combined("a, b, c, d, largest", {"c": "x", "largest": "x"}) == []
+    assert combine_payloads("a, b, c, d, largest", {"a": "x", "b": "y", "c": "x"}) == [{"a", "c"}]
+    assert combine_payloads("a, b, c, d, largest", {"c": "x", "largest": "x"}) == []
 
 
 def test_reduce_scatters_run_as_one_apart_from_all_reduces() -> None:
     over = dict.fromkeys("acd", "x")
-    assert combined("a, b, c, d, largest", over, scattered="acd") == [{"a", "c", "d"}]
-    assert combined("a, b, c, d, largest", over, scattered="ad") == [{"a", "d"}]
+    assert combine_payloads("a, b, c, d, largest", over, scattered="acd") == [{"a", "c", "d"}]
+    assert combine_payloads("a, b, c, d, largest", over, scattered="ad") == [{"a", "d"}]
 
 
 @pytest.mark.parametrize(
     ("most_bytes", "expected"), [(3 * 256, [{"a", "c", "d"}]), (2 * 256, [{"a", "c"}]), (256, []), (255, [])]
 )
 def test_no_more_run_as_one_than_a_limit_of_their_results_allows(most_bytes: float, expected: list[set[str]]) -> None:
-    assert combined("a, b, c, d, largest", dict.fromkeys("acd", "x"), most_bytes=most_bytes) == expected
+    assert combine_payloads("a, b, c, d, largest", dict.fromkeys("acd", "x"), most_bytes=most_bytes) == expected
 
 
 def test_each_compiler_has_its_limits() -> None:
@@ -111,5 +111,5 @@ def test_each_compiler_has_its_limits() -> None:
 def test_what_was_combined_needs_what_each_of_it_does() -> None:
     """Once `a` and `e` are one, `b` needs it, and it needs `d`: these are not."""
     over = {"a": "x", "e": "x", "b": "y", "d": "y"}
-    assert combined("a, c, e, b, largest", over) == [{"a", "e"}]
-    assert combined("a, c, d, b, largest", {"a": "x", "b": "y", "d": "y"}) == [{"b", "d"}]
+    assert combine_payloads("a, c, e, b, largest", over) == [{"a", "e"}]
+    assert combine_payloads("a, c, d, b, largest", {"a": "x", "b": "y", "d": "y"}) == [{"b", "d"}]

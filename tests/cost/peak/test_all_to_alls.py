@@ -37,9 +37,11 @@ def test_pieces_are_cut_out_of_what_is_filled_up_where_they_would_differ(rows: i
     with keep_annotations():
         argument = jax.ShapeDtypeStruct((rows, 512), jnp.float32)
         text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
-    lowering = Lowering(made.mesh, {entry.name: entry for entry in made.instructions}, hardware_profile("cpu"))
-    program = DeviceProgramCache(lowering).of(parse(made.require_hlo()).entry)
+    step_plan = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
+    lowering = Lowering(
+        step_plan.mesh, {entry.name: entry for entry in step_plan.instructions}, hardware_profile("cpu")
+    )
+    program = DeviceProgramCache(lowering).of(parse(step_plan.require_hlo()).entry)
     (exchange,) = [node for node, opcode in enumerate(program.opcodes) if opcode == "all-to-all"]
     cut = {program.operands[piece] for piece in program.operands[exchange]}
     assert len(program.operands[exchange]) == 4
@@ -60,15 +62,17 @@ def test_pieces_are_cut_out_before_it_and_put_together_behind_it(service: Compil
     with keep_annotations():
         argument = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
         text = jax.jit(step, keep_unused=True).lower(argument).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), plan_options(mesh={"x": 4}))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert "all-to-all" in {collective.kind for collective in made.collectives}
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.001)
+    assert "all-to-all" in {collective.kind for collective in step_plan.collectives}
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.001)
 
     cpu = hardware_profile("cpu")
     in_one = replace(cpu, compiler=replace(cpu.compiler, splits_all_to_alls=False))
-    module = parse(made.require_hlo())
-    whole = predict_memory(module, made.instructions, made.parameters, made.outputs, made.mesh, in_one)
+    module = parse(step_plan.require_hlo())
+    whole = predict_memory(
+        module, step_plan.instructions, step_plan.parameters, step_plan.outputs, step_plan.mesh, in_one
+    )
     shard_bytes = 1024 * 512 // 4 * 4
-    assert made.memory.temporaries_bytes - whole.temporaries_bytes == pytest.approx(shard_bytes, rel=0.001)
+    assert step_plan.memory.temporaries_bytes - whole.temporaries_bytes == pytest.approx(shard_bytes, rel=0.001)

@@ -58,10 +58,10 @@ def split_by_rows(module: Module, gathered: str) -> list[InstructionPlan]:
 
 
 def test_what_a_product_turns_is_its_own() -> None:
-    found = liveness(parse(TURNING))
-    turned = {(name, reader) for name, reader in zip(found.names, found.readers, strict=True) if reader is not None}
+    result = liveness(parse(TURNING))
+    turned = {(name, reader) for name, reader in zip(result.names, result.readers, strict=True) if reader is not None}
     assert ("made", CopyReader("gradient", 0, is_transposed=True)) in turned
-    assert None in {reader for name, reader in zip(found.names, found.readers, strict=True) if name == "made"}
+    assert None in {reader for name, reader in zip(result.names, result.readers, strict=True) if name == "made"}
 
 
 def test_a_gathered_operand_is_its_readers() -> None:
@@ -80,8 +80,8 @@ def test_what_is_moved_twice_is_for_the_reader_of_the_last_move() -> None:
     program = Lowering(MESH, plans, hardware_profile("cpu")).program(inline_calls(module.entry))
     users = program.users()
     (gather,) = (node for node, opcode in enumerate(program.opcodes) if opcode == "all-gather" and users[node])
-    (made,) = program.operands[gather]
-    first = program.add("all-to-all", program.instructions[made], (made,), program.sizes_bytes[made], 64 * 16)
+    (result,) = program.operands[gather]
+    first = program.add("all-to-all", program.instructions[result], (result,), program.sizes_bytes[result], 64 * 16)
     program.operands[gather] = (first,)
     users = program.users()
     assert reader_of(program, users, first) is None

@@ -57,10 +57,10 @@ def program_of_pair(a: str, b: str) -> DeviceProgram:
     ],
 )
 def test_equal_instructions_are_one(pair: tuple[str, str]) -> None:
-    found = program_of_pair(*pair)
-    first, second = found.operands[found.root]
+    result = program_of_pair(*pair)
+    first, second = result.operands[result.root]
     assert first == second
-    assert len(found.opcodes) == 4  # x, y, one of the two, the tuple
+    assert len(result.opcodes) == 4  # x, y, one of the two, the tuple
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_equal_instructions_are_one(pair: tuple[str, str]) -> None:
     ],
 )
 def test_what_differs_stays_apart(pair: tuple[str, str]) -> None:
-    found = program_of_pair(*pair)
-    first, second = found.operands[found.root]
+    result = program_of_pair(*pair)
+    first, second = result.operands[result.root]
     assert first != second
 
 
@@ -93,8 +93,8 @@ def test_what_reads_duplicates_is_equal_too() -> None:
   b = f32[8,16]{1,0} tanh(a)
   c = f32[8,16]{1,0} multiply(x, y)
   d = f32[8,16]{1,0} tanh(c)"""
-    found = program(chain, "b, d")
-    assert found.opcodes.count("tanh") == 1
+    result = program(chain, "b, d")
+    assert result.opcodes.count("tanh") == 1
 
 
 SPREAD = """HloModule spread
@@ -130,6 +130,6 @@ def test_equal_values_that_lie_otherwise_are_brought_from_the_first_where_they_a
         "whole": entry("whole", [whole, whole], whole),
     }
     lowering = Lowering(Mesh.of({"x": 2}), plans, hardware_profile(profile))
-    found = lowering.program(inline_calls(parse(SPREAD).entry))
-    gathers = [node for node, opcode in enumerate(found.opcodes) if opcode == "all-gather"]
-    assert [found.opcodes[found.operands[node][0]] for node in gathers] == gathered
+    outcome = lowering.program(inline_calls(parse(SPREAD).entry))
+    gathers = [node for node, opcode in enumerate(outcome.opcodes) if opcode == "all-gather"]
+    assert [outcome.opcodes[outcome.operands[node][0]] for node in gathers] == gathered

@@ -61,14 +61,14 @@ def fused(profile: str, size: int = 32) -> tuple[DeviceProgram, Kernels]:
     ],
 )
 def test_what_is_stored(profile: str, size: int, kernels: set[str]) -> None:
-    program, found = fused(profile, size)
-    stored = {program.instructions[i].name for i, kept in enumerate(found.is_stored) if kept and not found.is_view[i]}
+    program, result = fused(profile, size)
+    stored = {program.instructions[i].name for i, kept in enumerate(result.is_stored) if kept and not result.is_view[i]}
     assert stored - {"x", "b", "zero"} == kernels
 
 
 def test_breadth_first_runs_what_is_ready_before_what_becomes_so() -> None:
-    program, found = fused("cpu")
-    order = [program.instructions[node].name for (node,) in schedule(program, found, "breadth-first")]
+    program, result = fused("cpu")
+    order = [program.instructions[node].name for (node,) in schedule(program, result, "breadth-first")]
     assert [name for name in order if name not in {"x", "b", "zero"}] == [
         "first", "active", "second", "third", "total", "out",
     ]  # fmt: skip
@@ -325,11 +325,11 @@ def stored(text: str, profile: str) -> set[str]:
     compiler = hardware_profile(profile).compiler
     if compiler.products_read_bf16:
         round_for_products(program)
-    found = fuse(program, compiler)
+    result = fuse(program, compiler)
     return {
         program.instructions[node].name
-        for node, is_kept in enumerate(found.is_stored)
-        if is_kept and not found.is_view[node] and program.opcodes[node] not in ("parameter", "constant")
+        for node, is_kept in enumerate(result.is_stored)
+        if is_kept and not result.is_view[node] and program.opcodes[node] not in ("parameter", "constant")
     }
 
 
@@ -454,9 +454,9 @@ ENTRY main {
 )
 def test_what_is_read_in_another_order_is_stored_in_two_precisions(experts: int, rows: int, is_stored: bool) -> None:
     text = MIXTURE.replace("[4,2,", f"[{experts},{rows},").replace("[4,", f"[{experts},")
-    found = stored(text, "tpu-v5e")
-    assert "made" in found
-    assert ("active" in found) == is_stored
+    result = stored(text, "tpu-v5e")
+    assert "made" in result
+    assert ("active" in result) == is_stored
 
 
 CUT = """HloModule cut

@@ -152,8 +152,8 @@ READ_BEHIND = """behind = f32[64,64]{1,0} get-tuple-element(loop), index=3
 def ahead(first: str, second: str, read: str = MADE) -> list[str]:
     """Opcodes of what runs of the entry, beside its loops."""
     module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
-    found = hoist_invariants(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
-    return [opcode for opcode in found.opcodes if opcode in ("exponential", "sine", "tanh")]
+    result = hoist_invariants(program_of(module.entry), lambda body: loop_of(program_of(body), "all"))
+    return [opcode for opcode in result.opcodes if opcode in ("exponential", "sine", "tanh")]
 
 
 @pytest.mark.parametrize(
@@ -191,18 +191,18 @@ def test_what_a_loop_hoists_is_there_while_an_earlier_one_runs(first: str, secon
     """taken: temporaries of the same module compiled by XLA:CPU (jaxlib 0.10.2, `get_compiled_memory_stats`), numbers
     of a few bytes among them."""
     module = parse(TWO_LOOPS.replace("FIRST", first).replace("SECOND", second).replace("READ", read))
-    (found,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
-    assert found == pytest.approx(taken, abs=256)
+    (result,) = temporaries_bytes([module.entry], (), Mesh(axes=()), hardware_profile("cpu"))
+    assert result == pytest.approx(taken, abs=256)
 
 
 def test_rows_of_the_search_count_it_once_from_where_it_is_made() -> None:
     """While both loops run, and in the body of neither."""
-    made = "exponential(w)"
-    module = parse(TWO_LOOPS.replace("FIRST", made).replace("SECOND", made).replace("READ", MADE))
-    found = liveness(module, hardware_profile("cpu"))
-    (value,) = (i for i, name in enumerate(found.names) if "weight" in name)
-    loops = [position for position, _ in found.bodies]
-    assert found.starts[value] < min(loops) < max(loops) <= found.ends[value]
-    bodies = [body for _, found_there in found.bodies for body in found_there]
+    outcome = "exponential(w)"
+    module = parse(TWO_LOOPS.replace("FIRST", outcome).replace("SECOND", outcome).replace("READ", MADE))
+    result = liveness(module, hardware_profile("cpu"))
+    (value,) = (i for i, name in enumerate(result.names) if "weight" in name)
+    loops = [position for position, _ in result.bodies]
+    assert result.starts[value] < min(loops) < max(loops) <= result.ends[value]
+    bodies = [body for _, found_there in result.bodies for body in found_there]
     assert len(bodies) == 2
     assert not any("weight" in name for body in bodies for name in body.names)

@@ -54,11 +54,11 @@ REGIONSENTRY main {
 def kernels(text: str, size: int) -> dict[str, set[str]]:
     """What each kernel computes, by the name of what it stores."""
     program = program_of(text.replace("S]", f"{size}]").replace("[S,", f"[{size},"))
-    found: dict[str, set[str]] = {}
+    entries: dict[str, set[str]] = {}
     for node, last in enumerate(library_kernels(program)):
         if last != OUTSIDE:
-            found.setdefault(program.instructions[last].name, set()).add(program.instructions[node].name)
-    return found
+            entries.setdefault(program.instructions[last].name, set()).add(program.instructions[node].name)
+    return entries
 
 
 def test_a_divisor_that_a_quotient_outside_reads_too_stays_outside() -> None:
@@ -80,13 +80,13 @@ def test_the_quotient_that_does_not_multiply_by_the_inverse_takes_its_divisor_in
 
 
 def test_a_divisor_that_nobody_else_reads_is_taken_in() -> None:
-    found = kernels(GRADIENT.replace("tuple(forward,", "tuple(e,"), 4096)
-    assert found == {"all": {"total", "divisor", "gradient", "weighted", "summed", "spread", "backward", "all"}}
+    result = kernels(GRADIENT.replace("tuple(forward,", "tuple(e,"), 4096)
+    assert result == {"all": {"total", "divisor", "gradient", "weighted", "summed", "spread", "backward", "all"}}
 
 
 def test_the_inverse_of_a_short_divisor_is_computed_apart() -> None:
-    found = kernels(GRADIENT.replace("tuple(forward,", "tuple(e,"), 512)
-    assert found == {
+    result = kernels(GRADIENT.replace("tuple(forward,", "tuple(e,"), 512)
+    assert result == {
         "total": {"total"},
         "all": {"divisor", "gradient", "weighted", "summed", "spread", "backward", "all"},
     }

@@ -30,25 +30,25 @@ def interval(found: Liveness, name: str) -> tuple[str, str]:
 
 
 def test_values_are_live_from_their_definition_to_their_last_reader() -> None:
-    found = liveness(parse(CHAIN))
-    assert set(found.names) == {"a", "b", "c", "d"}  # no views, no parameters, no results
-    assert interval(found, "a") == ("a", "d")
-    assert interval(found, "c") == ("c", "d")
+    result = liveness(parse(CHAIN))
+    assert set(result.names) == {"a", "b", "c", "d"}  # no views, no parameters, no results
+    assert interval(result, "a") == ("a", "d")
+    assert interval(result, "c") == ("c", "d")
 
 
 def test_a_value_that_is_written_over_ends_before_its_successor() -> None:
-    found = liveness(parse(CHAIN))
-    b, c = found.names.index("b"), found.names.index("c")
-    assert found.ends[b] == found.starts[c] - 1
-    assert found.live_bytes().max() == 3 * 8 * 8 * 4  # a, c and d
+    result = liveness(parse(CHAIN))
+    b, c = result.names.index("b"), result.names.index("c")
+    assert result.ends[b] == result.starts[c] - 1
+    assert result.live_bytes().max() == 3 * 8 * 8 * 4  # a, c and d
 
 
 def test_bytes_at_a_position_are_those_of_its_live_values() -> None:
-    found = liveness(parse(CHAIN))
-    sizes = np.arange(1, len(found.names) + 1)
-    live = found.live_bytes(sizes)
-    for position in range(len(found.order)):
-        assert live[position] == sizes[found.live_at(position)].sum()
+    result = liveness(parse(CHAIN))
+    sizes = np.arange(1, len(result.names) + 1)
+    live = result.live_bytes(sizes)
+    for position in range(len(result.order)):
+        assert live[position] == sizes[result.live_at(position)].sum()
 
 
 def test_a_loop_needs_what_its_body_needs() -> None:
@@ -56,16 +56,16 @@ def test_a_loop_needs_what_its_body_needs() -> None:
         return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w) @ w, None), x, w)[0]
 
     text = jax.jit(step).lower(jnp.zeros((64, 16)), jnp.zeros((4, 16, 16))).as_text("hlo")
-    found = liveness(parse(text))
-    ((position, (body,)),) = found.bodies
-    assert found.order[position].startswith("while")
+    result = liveness(parse(text))
+    ((position, (body,)),) = result.bodies
+    assert result.order[position].startswith("while")
     inside = int(body.live_bytes().max())
     assert inside >= 64 * 16 * 4
-    assert found.live_bytes()[position] == found.live_bytes(found.sizes_bytes)[position] + inside
+    assert result.live_bytes()[position] == result.live_bytes(result.sizes_bytes)[position] + inside
 
 
 def test_peaks_are_the_largest_of_their_stretches() -> None:
-    found = liveness(parse(CHAIN))
-    live = found.live_bytes()
-    assert live[found.peaks(1)[0]] == live.max()
-    assert len(set(found.peaks(3))) == 3
+    result = liveness(parse(CHAIN))
+    live = result.live_bytes()
+    assert live[result.peaks(1)[0]] == live.max()
+    assert len(set(result.peaks(3))) == 3

@@ -146,7 +146,7 @@ def softmax(masked: bool) -> Step:
     return step, (array(512, 16), array(16, 512), array(512, 16), array(512, 512, dtype=jnp.bool_)), ()
 
 
-def weighed() -> Step:
+def weigh() -> Step:
     """Rows by weights of their own: a product that adds nothing up."""
 
     def step(x: jax.Array, down: jax.Array, weights: jax.Array) -> jax.Array:
@@ -167,7 +167,7 @@ MODELS = {
     "mlp in bfloat16": mlp_in_bfloat16,
     "loop over bfloat16": loop_over_bfloat16,
     "softmax": lambda: softmax(masked=False),
-    "weighed rows": weighed,
+    "weighed rows": weigh,
     "masked softmax": lambda: softmax(masked=True),
 }
 
@@ -367,9 +367,11 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     """Gradients wait for the one all-reduce that XLA:CPU makes of all; gathered weights live until they are used."""
     step, arguments, donated = mlp(donate=True)
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
-    made = plan(text, Cluster.local(8), plan_options(force=force, mesh=mesh))
-    program = service.compile(text, made, want_executable=False)
-    predicted = predict_memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    step_plan = plan(text, Cluster.local(8), plan_options(force=force, mesh=mesh))
+    program = service.compile(text, step_plan, want_executable=False)
+    predicted = predict_memory(
+        parse(text), step_plan.instructions, step_plan.parameters, step_plan.outputs, step_plan.mesh
+    )
     assert program.memory is not None
     assert predicted.arguments_bytes == program.memory.argument_bytes
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)
@@ -387,10 +389,10 @@ def test_attention_needs_what_xla_says(batch: int, time: int, is_causal: bool, s
     dimension, for each of them."""
     step, arguments, donated = attention(batch, time, is_causal=is_causal)
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
-    made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
 
 
 def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileService) -> None:
@@ -402,11 +404,11 @@ def test_a_shard_is_stored_once_more_with_its_neighbours_edges(service: CompileS
 
     with keep_annotations():
         text = jax.jit(step, keep_unused=True).lower(array(8, 1022), array(512, 8)).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(mesh={"x": 2, "y": 2}))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), plan_options(mesh={"x": 2, "y": 2}))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
-    assert made.memory.temporaries_bytes > 2 * 512 * 511 * 4
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+    assert step_plan.memory.temporaries_bytes > 2 * 512 * 511 * 4
 
 
 def test_what_is_transposed_back_is_not_copied(service: CompileService) -> None:
@@ -419,10 +421,10 @@ def test_what_is_transposed_back_is_not_copied(service: CompileService) -> None:
         return jax.grad(loss, argnums=(0, 1))(table, x)
 
     text = jax.jit(step, keep_unused=True).lower(array(1024, 2, 64), array(16, 8, 2, 64)).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.02)
 
 
 def test_a_pools_gradient_stores_indices_in_every_dimension(service: CompileService) -> None:
@@ -434,11 +436,11 @@ def test_a_pools_gradient_stores_indices_in_every_dimension(service: CompileServ
         return jnp.sum(jnp.cos(pooled) ** 2)
 
     text = jax.jit(jax.grad(loss), keep_unused=True).lower(array(32), array(8, 65, 65, 32)).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), plan_options(force="data", mesh="4"))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
-    assert made.memory.temporaries_bytes > 5 * 2 * 65 * 65 * 32 * 4
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert step_plan.memory.temporaries_bytes > 5 * 2 * 65 * 65 * 32 * 4
 
 
 def test_what_is_stored_padded_is_written_over_copies(service: CompileService) -> None:
@@ -451,20 +453,22 @@ def test_what_is_stored_padded_is_written_over_copies(service: CompileService) -
 
     weights = [array(513, 514)] * 4
     text = jax.jit(step, donate_argnums=(0, 1), keep_unused=True).lower(weights, weights, array(16, 513)).as_text("hlo")
-    made = plan(text, Cluster.local(4), plan_options(mesh="4"))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), plan_options(mesh="4"))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert any(output.is_padded for output in made.outputs)
-    assert bytes_with_margin(made.memory, hardware_profile("cpu")) >= program.memory.peak_bytes
+    assert any(output.is_padded for output in step_plan.outputs)
+    assert bytes_with_margin(step_plan.memory, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
 def test_a_loops_stacks_begin_as_one_devices_part(service: CompileService) -> None:
     """The zeros that they begin with lie whole by the plan, but XLA makes no more of them than the loop carries."""
     step, arguments, donated = scanned()
     text = jax.jit(step, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo")
-    made = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
-    text = made.require_hlo()  # calls are written out
-    program = service.compile(text, made, want_executable=False)
-    predicted = predict_memory(parse(text), made.instructions, made.parameters, made.outputs, made.mesh)
+    step_plan = plan(text, Cluster.local(8), plan_options(force="data", mesh="8"))
+    text = step_plan.require_hlo()  # calls are written out
+    program = service.compile(text, step_plan, want_executable=False)
+    predicted = predict_memory(
+        parse(text), step_plan.instructions, step_plan.parameters, step_plan.outputs, step_plan.mesh
+    )
     assert program.memory is not None
     assert predicted.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.15)

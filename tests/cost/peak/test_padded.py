@@ -25,7 +25,7 @@ def service() -> Iterator[CompileService]:
         yield service
 
 
-def lowered(columns: int) -> str:
+def lower_text(columns: int) -> str:
     """Something whole on every device, of which two products read a part: one as it lies, one turned."""
 
     def step(whole: jax.Array, other: jax.Array, w: jax.Array, x: jax.Array) -> Any:
@@ -40,18 +40,18 @@ def lowered(columns: int) -> str:
 
 @pytest.mark.parametrize("columns", [4001, 4000])
 def test_what_is_cut_unevenly_is_stored_padded(columns: int, service: CompileService) -> None:
-    made = plan(lowered(columns), Cluster.local(4), plan_options(mesh={"x": 4}))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(lower_text(columns), Cluster.local(4), plan_options(mesh={"x": 4}))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.03)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.03)
 
 
 def test_a_price_of_memory_takes_what_is_padded_for_the_value_as_it_is_made() -> None:
-    search = Search(lowered(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
+    search = Search(lower_text(4001), Cluster.local(4), plan_options(mesh={"x": 4}))
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    padded = max(found.live_buffers, key=lambda held: held.size_bytes)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    values = model.constraint_of_buffers(found.live_buffers, found.decisions).values
+    candidate = outcome.evaluate(outcome.fastest)
+    padded = max(candidate.live_buffers, key=lambda held: held.size_bytes)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    values = model.constraint_of_buffers(candidate.live_buffers, candidate.decisions).values
     assert padded.size_bytes > ROWS * INNER * 4001 * 4
     assert padded.name in {search.flow.nodes[node].instruction.name for node, _ in values}

@@ -60,7 +60,7 @@ def service() -> Iterator[CompileService]:
         yield service
 
 
-def planned(step: Callable[..., Any]) -> Plan:
+def make_plan(step: Callable[..., Any]) -> Plan:
     w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((MIDDLE, COLUMNS), (ROWS, MIDDLE)))
     with keep_annotations():
         text = jax.jit(step, keep_unused=True).lower(w, x).as_text("hlo")
@@ -69,10 +69,10 @@ def planned(step: Callable[..., Any]) -> Plan:
 
 @pytest.mark.parametrize("step", [twice, loop])
 def test_masked_values_are_stored(step: Callable[..., Any], service: CompileService) -> None:
-    made = planned(step)
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = make_plan(step)
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
 
 
 def test_only_uneven_dimensions_that_are_added_up_are_masked() -> None:

@@ -55,10 +55,10 @@ def service() -> Iterator[CompileService]:
 def test_predicted_collectives_are_those_that_xla_inserts(
     text: str, service: CompileService, force: str, mesh: dict[str, int]
 ) -> None:
-    made = plan(text, Cluster.local(8), PlanOptions(mesh=mesh, force=force))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
-    proof = prove(made, program.collectives)
+    step_plan = plan(text, Cluster.local(8), PlanOptions(mesh=mesh, force=force))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
+    proof = prove(step_plan, program.collectives)
     assert proof.predicted_wire_bytes > 0
     assert proof.holds, proof.explain()
     assert not proof.differences, proof.explain()
-    assert made.memory.arguments_bytes == program.memory.argument_bytes
+    assert step_plan.memory.arguments_bytes == program.memory.argument_bytes

@@ -42,13 +42,13 @@ def program(first: str = "0", applied: str = "sum", other: str = "x") -> DeviceP
 
 
 def test_the_zeros_and_the_sum_are_gone() -> None:
-    found = program()
-    assert found.opcodes.count("scatter") == 1
-    assert not {"add", "broadcast"} & set(found.opcodes)
-    (scatter,) = (node for node, opcode in enumerate(found.opcodes) if opcode == "scatter")
-    read = [found.instructions[operand].name for operand in found.operands[scatter]]
+    result = program()
+    assert result.opcodes.count("scatter") == 1
+    assert not {"add", "broadcast"} & set(result.opcodes)
+    (scatter,) = (node for node, opcode in enumerate(result.opcodes) if opcode == "scatter")
+    read = [result.instructions[operand].name for operand in result.operands[scatter]]
     assert read == ["x", "rows", "updates"]
-    assert found.instructions[scatter].name == "total"  # whose layout the plan gives it
+    assert result.instructions[scatter].name == "total"  # whose layout the plan gives it
 
 
 @pytest.mark.parametrize("other", [{"first": "1"}, {"applied": "last"}, {"other": "scattered"}])
@@ -81,14 +81,14 @@ def rows(profile: str = "tpu-v5e", lookups: int = 1, first: str = "0") -> Device
 
 
 def test_one_element_a_row_is_put_there_by_comparing_indices() -> None:
-    found = rows()
-    assert found.opcodes[found.root] == "select"
-    read = {found.instructions[found.operands[node][0]].name for node in found.operands[found.root]}
+    result = rows()
+    assert result.opcodes[result.root] == "select"
+    read = {result.instructions[result.operands[node][0]].name for node in result.operands[result.root]}
     assert read == {"labels", "updates"}
-    assert found.sizes_bytes[found.root] == (32 * 8 * 4,)
+    assert result.sizes_bytes[result.root] == (32 * 8 * 4,)
 
 
 @pytest.mark.parametrize("other", [{"profile": "cpu"}, {"lookups": 2}, {"first": "1"}])
 def test_other_scatters_are_kernels(other: dict[str, Any]) -> None:
-    found = rows(**other)
-    assert found.opcodes[found.root] == "scatter"
+    result = rows(**other)
+    assert result.opcodes[result.root] == "scatter"

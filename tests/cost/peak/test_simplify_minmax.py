@@ -33,13 +33,13 @@ def program(first: str = "-inf", opcode: str = "maximum", order: str = "spread, 
 
 @pytest.mark.parametrize("order", ["spread, most", "most, spread"])
 def test_the_limit_is_gone(order: str) -> None:
-    found = program(order=order)
-    read = [found.opcodes[operand] for operand in found.operands[found.root]]
+    result = program(order=order)
+    read = [result.opcodes[operand] for operand in result.operands[result.root]]
     assert read == ["reduce"]
-    assert not {"maximum", "broadcast"} & set(found.opcodes)
+    assert not {"maximum", "broadcast"} & set(result.opcodes)
 
 
 @pytest.mark.parametrize("other", [{"first": "0"}, {"opcode": "minimum"}])
 def test_what_can_change_the_maximum_stays(other: dict[str, str]) -> None:
-    found = program(**other)
-    assert found.opcodes[found.operands[found.root][0]] in ("maximum", "minimum")
+    result = program(**other)
+    assert result.opcodes[result.operands[result.root][0]] in ("maximum", "minimum")

@@ -21,7 +21,7 @@ STACK = LAYERS * WIDTH * WIDTH * 4 // 4
 ROWS, COLUMNS, WHOLE = {0: None, 1: "x", 2: None}, {0: None, 1: None, 2: "x"}, {0: None, 1: None, 2: None}
 
 
-def planned(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
+def make_plan(lies: dict[int, str | None], sliced: dict[int, str | None], *, again: bool = False) -> Plan:
     """Layers that lie as given, before and after one is cut out. again: in two loops."""
 
     def step(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -51,19 +51,19 @@ def service() -> Iterator[CompileService]:
 def test_a_stack_whose_slices_are_gathered_is_copied_once(
     lies: dict[int, str | None], again: bool, service: CompileService
 ) -> None:
-    made = planned(lies, WHOLE, again=again)
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = make_plan(lies, WHOLE, again=again)
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
-    assert STACK < made.memory.temporaries_bytes < 2 * STACK
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert STACK < step_plan.memory.temporaries_bytes < 2 * STACK
 
 
 def test_a_stack_that_lies_whole_stays(service: CompileService) -> None:
-    made = planned(WHOLE, WHOLE)
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = make_plan(WHOLE, WHOLE)
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
     assert program.memory.temporary_bytes < STACK
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
 
 
 def test_a_loop_carries_a_copy_of_a_view_that_is_gathered_otherwise_behind_it(service: CompileService) -> None:
@@ -81,7 +81,7 @@ def test_a_loop_carries_a_copy_of_a_view_that_is_gathered_otherwise_behind_it(se
     shapes = jax.ShapeDtypeStruct((WIDTH, 6 * WIDTH), "f4"), jax.ShapeDtypeStruct((8 * BATCH, WIDTH), "f4")
     with keep_annotations():
         text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
-    made = plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: ((), ())}, stages=1))
-    program = service.compile(made.require_hlo(), made, want_executable=False)
+    step_plan = plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: ((), ())}, stages=1))
+    program = service.compile(step_plan.require_hlo(), step_plan, want_executable=False)
     assert program.memory is not None
-    assert made.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)
+    assert step_plan.memory.temporaries_bytes == pytest.approx(program.memory.temporary_bytes, rel=0.05)

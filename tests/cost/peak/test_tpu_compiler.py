@@ -38,9 +38,11 @@ MB = 10**6
 )
 def test_the_peak_is_that_of_the_tpu_compiler(model: str, plan: str, mesh: str, parts: int, taken_mb: int) -> None:
     cluster = ROOT / "cluster_configs" / "tpu_v5e_2x4.json"
-    made = sw.plan(LARGE_MODELS[model](), cluster, force=plan, mesh=mesh, micro_batches=parts)
-    assert isinstance(made, sw.Plan)
+    step_plan = sw.plan(LARGE_MODELS[model](), cluster, force=plan, mesh=mesh, micro_batches=parts)
+    assert isinstance(step_plan, sw.Plan)
     profile = hardware_profile("tpu-v5e")
-    module = parse(made.require_hlo())
-    predicted = predict_memory(module, made.instructions, made.parameters, made.outputs, made.mesh, profile)
+    module = parse(step_plan.require_hlo())
+    predicted = predict_memory(
+        module, step_plan.instructions, step_plan.parameters, step_plan.outputs, step_plan.mesh, profile
+    )
     assert predicted.peak_bytes / MB == pytest.approx(taken_mb, rel=0.15)

@@ -39,7 +39,7 @@ LEARNING: dict[str, Program] = {
 }
 
 
-def forced(name: str, force: str) -> Plan:
+def force_plan(name: str, force: str) -> Plan:
     return plan(lower(LEARNING[name]), EIGHT, PlanOptions(force=force))
 
 
@@ -69,7 +69,7 @@ def gradient_bytes(planned: Plan) -> int:
 @pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("force", ["data", "fsdp"])
 def test_activations_stay_split_along_the_batch(name: str, force: str) -> None:
-    planned = forced(name, force)
+    planned = force_plan(name, force)
     along = [(shape, sharding) for shape, sharding in results(planned) if BATCH in shape]
     assert len(along) > 10
     for shape, sharding in along:
@@ -78,10 +78,10 @@ def test_activations_stay_split_along_the_batch(name: str, force: str) -> None:
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_data_parallel_sums_each_gradient_once_and_moves_nothing_else(name: str) -> None:
-    planned = forced(name, "data")
+    planned = force_plan(name, "data")
     assert {collective.kind for collective in planned.collectives} == {"all-reduce"}
-    known = ("gradient of", "partial sum", "result of")
-    assert all(collective.cause.startswith(known) for collective in planned.collectives)
+    result = ("gradient of", "partial sum", "result of")
+    assert all(collective.cause.startswith(result) for collective in planned.collectives)
     reduced = sum(collective.payload_bytes * collective.count for collective in planned.collectives)
     statistics = 4 * (1 + 4 * 8 + 2 * 16)  # the loss; a batch norm's means, forward and backward, at most
     assert gradient_bytes(planned) <= reduced <= gradient_bytes(planned) + statistics
@@ -89,14 +89,14 @@ def test_data_parallel_sums_each_gradient_once_and_moves_nothing_else(name: str)
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_data_parallel_computes_the_update_whole(name: str) -> None:
-    for shape, sharding in results(forced(name, "data")):
+    for shape, sharding in results(force_plan(name, "data")):
         if not any(size % BATCH == 0 for size in shape):
             assert not sharding.axes, (shape, str(sharding))  # a sum may stay partial until it is added to another
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])
 def test_fully_sharded_gathers_weights_scatters_gradients_and_updates_shards(name: str) -> None:
-    planned = forced(name, "fsdp")
+    planned = force_plan(name, "fsdp")
     moved = Counter[str]()
     for collective in planned.collectives:
         moved[collective.kind] += collective.payload_bytes * collective.count
@@ -115,7 +115,7 @@ def test_fully_sharded_gathers_weights_scatters_gradients_and_updates_shards(nam
 
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "scan"])
 def test_zero_1_keeps_weights_and_splits_what_only_the_update_reads(name: str) -> None:
-    planned = forced(name, "zero1")
+    planned = force_plan(name, "zero1")
     moved = Counter[str]()
     for collective in planned.collectives:
         moved[collective.kind] += collective.payload_bytes * collective.count
@@ -131,13 +131,15 @@ def test_zero_1_keeps_weights_and_splits_what_only_the_update_reads(name: str) -
 @pytest.mark.parametrize("name", LEARNING)
 def test_tensor_parallel_leaves_the_batch_whole(name: str) -> None:
     assert all(
-        not sharding.dims[shape.index(BATCH)] for shape, sharding in results(forced(name, "tensor")) if BATCH in shape
+        not sharding.dims[shape.index(BATCH)]
+        for shape, sharding in results(force_plan(name, "tensor"))
+        if BATCH in shape
     )
 
 
 @pytest.mark.parametrize("name", LEARNING)
 def test_mixed_splits_the_batch_over_the_first_axis_only(name: str) -> None:
-    planned = forced(name, "mixed")
+    planned = force_plan(name, "mixed")
     data, model = planned.mesh.sizes
     for shape, sharding in results(planned):
         if BATCH in shape:

@@ -38,7 +38,7 @@ def shape(*dimensions: int, sharding: Any = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dimensions, jnp.float32, sharding=sharding)
 
 
-def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+def lower_text(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     traced = jax.jit(function, **options).trace(*arguments)
     return traced.lower(lowering_platforms=("cpu",)).as_text("hlo", debug_info=True)
 
@@ -79,7 +79,7 @@ def step(w: Any, x: Any) -> Any:
 
 
 def sharded_step() -> str:
-    return lowered(
+    return lower_text(
         step, shape(16, 32), shape(64, 16), donate_argnums=0,
         in_shardings=(on(None, "tp"), on("dp")), out_shardings=(on(None, "tp"), None, on("dp", "tp")),
     )  # fmt: skip
@@ -90,14 +90,14 @@ def test_arguments_outputs_and_constraints(partitioner: str, micro_batches: int)
     planned = plan(sharded_step(), EIGHT, PlanOptions(mesh=MESH.mesh, micro_batches=micro_batches))
     batch = (("dp",), ()) if micro_batches == 1 else ((), ("dp",), ())  # stored micro-batch by micro-batch
     assert variables(planned) == ([((), ("tp",)), batch], [((), ("tp",)), (), (("dp",), ("tp",))])
-    found = constraints(planned)
-    assert found
-    assert all(dims[1] == ("tp",) for dims in found)
+    result = constraints(planned)
+    assert result
+    assert all(dims[1] == ("tp",) for dims in result)
     assert "FuncResultSharding" not in planned.require_hlo()
 
 
 def test_an_unconstrained_dimension_is_free(partitioner: str) -> None:
-    text = lowered(lambda w, x: layer(w, x).sum(), shape(512, 1024), shape(2048, 512), in_shardings=(None, on("dp")))
+    text = lower_text(lambda w, x: layer(w, x).sum(), shape(512, 1024), shape(2048, 512), in_shardings=(None, on("dp")))
     assert constraints(plan(text, EIGHT, MESH)) == [(("dp",), ("tp",))]  # unsplit, the batch would have to be gathered
 
 
@@ -111,14 +111,16 @@ def test_what_variables_are_said_to_be_binds_pipelines_too() -> None:
 
 def test_a_mesh_in_the_context() -> None:
     with jax.sharding.use_abstract_mesh(AUTO):
-        text = lowered(lambda w, x: jax.lax.with_sharding_constraint(x @ w, P("dp", "tp")), shape(16, 32), shape(8, 16))
+        text = lower_text(
+            lambda w, x: jax.lax.with_sharding_constraint(x @ w, P("dp", "tp")), shape(16, 32), shape(8, 16)
+        )
     assert constraints(plan(text, EIGHT, MESH)) == [(("dp",), ("tp",))]
 
 
 def test_explicit_axes() -> None:
     w, x = shape(16, 32, sharding=on(None, "tp", mesh=EXPLICIT)), shape(8, 16, sharding=on("dp", None, mesh=EXPLICIT))
     with jax.sharding.use_abstract_mesh(EXPLICIT):
-        text = lowered(lambda w, x: jax.sharding.reshard(jnp.tanh(x @ w), P(None, "tp")) + 1, w, x)
+        text = lower_text(lambda w, x: jax.sharding.reshard(jnp.tanh(x @ w), P(None, "tp")) + 1, w, x)
     planned = plan(text, EIGHT, MESH)
     assert variables(planned)[0] == [((), ("tp",)), (("dp",), ())]
     both, columns = (("dp",), ("tp",)), ((), ("tp",))
@@ -132,7 +134,7 @@ def test_shard_map_is_refused_with_its_line(partitioner: str) -> None:
         )(w, x)
 
     with pytest.raises(UnsupportedProgramError, match="written for one device") as caught:
-        plan(lowered(mapped, shape(16, 32), shape(8, 16)), EIGHT)
+        plan(lower_text(mapped, shape(16, 32), shape(8, 16)), EIGHT)
     assert "test_lowered_shardings.py" in caught.value.where
 
 
@@ -144,14 +146,14 @@ def test_donors_share_the_memory_of_an_output_of_their_type() -> None:
         return x.sum(), m + 1, w * 2  # nothing else reads what is donated: it would be copied for that
 
     shapes = shape(16, 32), shape(8, 16), shape(4)
-    text = lowered(update, *shapes, donate_argnums=(0, 2), in_shardings=(on(None, "tp"), None, None))
+    text = lower_text(update, *shapes, donate_argnums=(0, 2), in_shardings=(on(None, "tp"), None, None))
     assert "buffer_donor" in text
     assert "input_output_alias" not in text
     planned = plan(text, EIGHT, MESH)
     assert [variable.alias for variable in planned.parameters] == [2, None, 1]
     assert planned.outputs[2].sharding.dims == ((), ("tp",))
     assert emit_stablehlo(planned.require_hlo(), planned).count("parameter_number = ") == 2
-    plain = lowered(update, *shapes, in_shardings=(on(None, "tp"), None, None))
+    plain = lower_text(update, *shapes, in_shardings=(on(None, "tp"), None, None))
     assert planned.memory.peak_bytes < plan(plain, EIGHT, MESH).memory.peak_bytes
 
 

@@ -25,7 +25,7 @@ from shardwright.planner.graph.imported_shardings import read_sharding
 from shardwright.planner.graph.program_mesh import ProgramMesh
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
-from tests.planner.constraints.test_lowered_shardings import lowered, using
+from tests.planner.constraints.test_lowered_shardings import lower_text, using
 from tests.planner.running import xla_outputs
 from tests.planner.search.test_meshes import cluster as nodes
 
@@ -71,11 +71,11 @@ def step_of(mesh: AbstractMesh | None, specs: Specs, model: Callable[..., Any] =
     return step
 
 
-def planned_on(text: str, devices: int | Cluster, **options: Any) -> Plan:
+def plan_on(text: str, devices: int | Cluster, **options: Any) -> Plan:
     return plan(text, Cluster.local(devices) if isinstance(devices, int) else devices, PlanOptions(**options))
 
 
-def held_so(planned: Plan) -> set[tuple[tuple[str, ...], ...]]:
+def hold_so(planned: Plan) -> set[tuple[tuple[str, ...], ...]]:
     return {entry.result[0].dims for entry in planned.instructions if entry.opcode == "custom-call"}
 
 
@@ -123,9 +123,9 @@ def test_axes_of_another_number_of_devices(own: ProgramMesh, mesh: dict[str, int
 def _read(sharding: str) -> list[tuple[tuple[int, int | None], ...]]:
     text = f"HloModule m\n\nENTRY e {{\n  ROOT x = f32[48,48] parameter(0), sharding={sharding}\n}}\n"
     parameter: Instruction = parse(text).entry.root
-    found = read_sharding(parameter, {}, 2)
-    assert found is not None
-    return [tuple((part.size, part.stride) for part in found.dims[dim].parts) for dim in range(2)]
+    result = read_sharding(parameter, {}, 2)
+    assert result is not None
+    return [tuple((part.size, part.stride) for part in result.dims[dim].parts) for dim in range(2)]
 
 
 @pytest.mark.parametrize("factors", [(2, 2, 2), (4, 4), (6,), (3, 4)])
@@ -163,9 +163,9 @@ def test_axes_are_scaled_to_the_devices(
 ) -> None:
     """What the two constraints split: as many axes as before, of all that the devices have factors for."""
     with using(partitioner):
-        text = lowered(step_of(mesh, specs), *ARGUMENTS, donate_argnums=(0, 1))
-    planned = planned_on(text, devices)
-    axes = {axis for dims in held_so(planned) for dim in dims for axis in dim if planned.mesh.sizes[axis] > 1}
+        text = lower_text(step_of(mesh, specs), *ARGUMENTS, donate_argnums=(0, 1))
+    planned = plan_on(text, devices)
+    axes = {axis for dims in hold_so(planned) for dim in dims for axis in dim if planned.mesh.sizes[axis] > 1}
     assert len(axes) == split
 
 
@@ -173,11 +173,11 @@ def test_axes_are_scaled_to_the_devices(
 @pytest.mark.parametrize("own", [mesh_of(dp=2), TWO], ids=str)
 def test_meshes_of_the_user(own: AbstractMesh, mesh: dict[str, int] | None) -> None:
     specs = BOTH if "tp" in own.axis_names else (P("dp"), P("dp"))
-    planned = planned_on(lowered(step_of(own, specs), *ARGUMENTS), 8, mesh=mesh)
+    planned = plan_on(lower_text(step_of(own, specs), *ARGUMENTS), 8, mesh=mesh)
     assert mesh is None or planned.mesh == Mesh.of(mesh)
     if mesh is not None and "dp" in mesh:
         last = ("tp",) if "tp" in mesh and "tp" in own.axis_names else ()
-        assert held_so(planned) == {(("dp",), ()), (("dp",), last)}
+        assert hold_so(planned) == {(("dp",), ()), (("dp",), last)}
         assert any("has" in note and f"taken are dp (2) as dp={mesh['dp']}" in note for note in planned.notes)
 
 
@@ -185,9 +185,9 @@ def test_meshes_of_the_user(own: AbstractMesh, mesh: dict[str, int] | None) -> N
 @pytest.mark.parametrize("model", [plain, scanned, remat, branched])
 def test_numbers_stay(model: Callable[..., Any]) -> None:
     expected = jax.jit(step_of(None, BOTH, model))(*ARGUMENTS)
-    text = lowered(step_of(TWO, BOTH, model), *ARGUMENTS)
-    planned = planned_on(text, 8)
-    assert all({axis for dim in dims for axis in dim} <= {"dp", "tp"} for dims in held_so(planned))
+    text = lower_text(step_of(TWO, BOTH, model), *ARGUMENTS)
+    planned = plan_on(text, 8)
+    assert all({axis for dim in dims for axis in dim} <= {"dp", "tp"} for dims in hold_so(planned))
     for ours, theirs in zip(xla_outputs(planned, *ARGUMENTS), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
@@ -197,10 +197,10 @@ def test_arguments_and_outputs() -> None:
         return NamedSharding(TWO, P(*axes))
 
     shardings = (on("tp"), on(None, "tp"), on("dp"))
-    text = lowered(
+    text = lower_text(
         step_of(TWO, BOTH), *ARGUMENTS, in_shardings=shardings, out_shardings=(on("tp"), on(None, "tp"), on())
     )
-    planned = planned_on(text, 8, mesh={"dp": 4, "tp": 2})
+    planned = plan_on(text, 8, mesh={"dp": 4, "tp": 2})
     weights = [(("tp",), ()), ((), ("tp",))]
     assert [variable.sharding.dims for variable in planned.parameters] == [*weights, (("dp",), ())]
     assert [variable.sharding.dims for variable in planned.outputs] == [*weights, ()]
@@ -212,7 +212,7 @@ def test_a_third_axis_where_two_cannot_hold_them() -> None:
     def step(x: Any) -> Any:
         return jax.lax.with_sharding_constraint(x[::-1, ::-1], NamedSharding(TWO, P("dp", "tp")))[::-1, ::-1]
 
-    planned = planned_on(lowered(step, np.zeros((134, 134), np.float32)), 8)
+    planned = plan_on(lower_text(step, np.zeros((134, 134), np.float32)), 8)
     assert planned.mesh.sizes["dp"] == planned.mesh.sizes["tp"] == 2
     assert len(planned.mesh.axes) == 3
 
@@ -223,31 +223,31 @@ def test_annotations_beside_constraints() -> None:
         return jax.lax.with_sharding_constraint(rows @ w, NamedSharding(TWO, P("dp", "tp"))) * 2
 
     with keep_annotations():
-        text = lowered(step, ARGUMENTS[0], ARGUMENTS[2])
-    assert sorted(planned_on(text, 8).mesh.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
+        text = lower_text(step, ARGUMENTS[0], ARGUMENTS[2])
+    assert sorted(plan_on(text, 8).mesh.sizes.items()) == [("dp", 2), ("rows", 2), ("tp", 2)]
 
 
 # ---- what is refused --------------------------------------------------------------------
 
 
 def test_a_refusal_names_a_mesh_that_works_and_how_to_do_without() -> None:
-    text = lowered(step_of(TWO, (P(("dp", "tp")), P("dp", "tp"))), *ARGUMENTS)
+    text = lower_text(step_of(TWO, (P(("dp", "tp")), P("dp", "tp"))), *ARGUMENTS)
     with pytest.raises(AnnotationError, match="out of the mesh's order") as caught:
-        planned_on(text, 8, mesh={"tp": 2, "dp": 4})
+        plan_on(text, 8, mesh={"tp": 2, "dp": 4})
     named = re.search(r"pass mesh=\{([^}]*)\}", caught.value.remedy)
     assert named is not None
     mesh = {name: int(size) for name, size in re.findall(r"'(\w+)': (\d+)", named[1])}
-    assert planned_on(text, 8, mesh=mesh).mesh == Mesh.of(mesh)
+    assert plan_on(text, 8, mesh=mesh).mesh == Mesh.of(mesh)
     assert 'constraints="ignore"' in caught.value.remedy
-    assert held_so(planned_on(text, 8, mesh={"tp": 2, "dp": 4}, constraints="ignore"))
+    assert hold_so(plan_on(text, 8, mesh={"tp": 2, "dp": 4}, constraints="ignore"))
 
 
 def test_what_the_program_brings_along_is_left_out_on_request() -> None:
     """Without its constraints it is planned as if it had none; annotations count all the same."""
     weights = NamedSharding(TWO, P("tp"))
-    text = lowered(step_of(TWO, (P(None, "tp"), P())), *ARGUMENTS, in_shardings=(weights, None, None))
-    free = planned_on(lowered(step_of(None, BOTH), *ARGUMENTS), 8)
-    ignoring = planned_on(text, 8, constraints="ignore")
+    text = lower_text(step_of(TWO, (P(None, "tp"), P())), *ARGUMENTS, in_shardings=(weights, None, None))
+    free = plan_on(lower_text(step_of(None, BOTH), *ARGUMENTS), 8)
+    ignoring = plan_on(text, 8, constraints="ignore")
     assert ignoring.mesh == free.mesh
     assert ignoring.cost.step_s == pytest.approx(free.cost.step_s)
-    assert planned_on(text, 8).cost.step_s > free.cost.step_s
+    assert plan_on(text, 8).cost.step_s > free.cost.step_s

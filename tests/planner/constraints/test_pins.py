@@ -43,14 +43,14 @@ def shape(*dimensions: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dimensions, jnp.float32)
 
 
-def lowered(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+def lower_text(function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     return jax.jit(function, **options).lower(*arguments).as_text("hlo", debug_info=True)
 
 
 def meshes(text: str, cluster: Cluster = EIGHT, **options: Any) -> list[dict[str, int]]:
     chosen = PlanOptions(**options)
-    found = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
-    return [mesh.sizes for mesh in found]
+    result = meshes_to_search(cluster, chosen, collect_requirements(build_dataflow(parse(text)), chosen))
+    return [mesh.sizes for mesh in result]
 
 
 def on_own_mesh(text: str) -> Plan:
@@ -87,26 +87,26 @@ def through_remat(w: Any, x: Any) -> Any:
     "mesh", [{"dp": 2, "tp": 4}, {"tp": 4, "dp": 2}, {"rows": 2, "columns": 4}, {"a": 2, "b": 2, "c": 2}]
 )
 def test_constraints_are_held_through_transformations(function: Callable[..., Any], mesh: dict[str, int]) -> None:
-    planned = plan(lowered(function, shape(16, 16), shape(8, 16)), EIGHT, PlanOptions(mesh=mesh))
+    planned = plan(lower_text(function, shape(16, 16), shape(8, 16)), EIGHT, PlanOptions(mesh=mesh))
     names = ProgramMesh(sizes={"dp": 2, "tp": 4}).on(planned.mesh)
-    found = constraints(planned)
+    result = constraints(planned)
     both, rows = (names["dp"], names["tp"]), (names["dp"], ())
     if function is through_vmap:
-        assert [dims[1] for dims in found] == [names["tp"]]  # the mapped dimension is free
+        assert [dims[1] for dims in result] == [names["tp"]]  # the mapped dimension is free
     else:
-        assert {both, rows} <= set(found) <= {both, rows}
+        assert {both, rows} <= set(result) <= {both, rows}
 
 
 def test_numbers_stay_the_same_under_constraints() -> None:
     w, x = np.random.default_rng(0).normal(size=(2, 16, 16)).astype(np.float32)
-    planned = on_own_mesh(lowered(through_remat, shape(16, 16), shape(16, 16)))
+    planned = on_own_mesh(lower_text(through_remat, shape(16, 16), shape(16, 16)))
     inputs, outputs = to_named_shardings(planned)
     got = jax.jit(through_remat, in_shardings=inputs, out_shardings=outputs[0])(w, x)
     np.testing.assert_allclose(got, through_remat(w, x), rtol=1e-4, atol=1e-5)
 
 
 def test_shardings_of_arguments_and_outputs_are_held_and_run() -> None:
-    text = lowered(lambda w, x: x @ w, shape(16, 32), shape(8, 16), in_shardings=(on(None, "tp"), None),
+    text = lower_text(lambda w, x: x @ w, shape(16, 32), shape(8, 16), in_shardings=(on(None, "tp"), None),
                    out_shardings=on("dp", None))  # fmt: skip
     planned = on_own_mesh(text)
     assert planned.parameters[0].sharding.dims == ((), ("tp",))
@@ -116,7 +116,7 @@ def test_shardings_of_arguments_and_outputs_are_held_and_run() -> None:
 
 def test_an_output_in_the_place_of_an_argument_lies_as_both_say_or_not_at_all() -> None:
     def text(output: NamedSharding) -> str:
-        plain = lowered(lambda w: w * 2, shape(16, 32), in_shardings=on(None, "tp"), out_shardings=output)
+        plain = lower_text(lambda w: w * 2, shape(16, 32), in_shardings=on(None, "tp"), out_shardings=output)
         return plain.replace("HloModule jit__lambda,", "HloModule jit__lambda, input_output_alias={ {}: (0, {}) },")
 
     planned = on_own_mesh(text(on(None, "tp")))
@@ -127,7 +127,7 @@ def test_an_output_in_the_place_of_an_argument_lies_as_both_say_or_not_at_all() 
 
 
 def test_a_forced_strategy_against_a_pin_names_both() -> None:
-    text = lowered(lambda w, x: (w - (x @ w).sum(), 0.0), shape(16, 32), shape(8, 16), in_shardings=(on("dp"), None),
+    text = lower_text(lambda w, x: (w - (x @ w).sum(), 0.0), shape(16, 32), shape(8, 16), in_shardings=(on("dp"), None),
                    donate_argnums=0)  # fmt: skip
     with pytest.raises(AnnotationError, match=r"its argument .*; force='data'") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"dp": 2, "tp": 4}, force="data"))
@@ -141,7 +141,7 @@ def uneven(x: Any) -> Any:
 def test_inner_values_are_padded_where_their_maker_can() -> None:
     x = np.random.default_rng(0).normal(size=(15, 8)).astype(np.float32)
     with keep_annotations():
-        text = lowered(uneven, shape(15, 8))
+        text = lower_text(uneven, shape(15, 8))
     planned = plan(text, EIGHT, PlanOptions(mesh={"data": 8}, rewrites="none"))  # the argument itself stays as it is
     assert constraints(planned) == [(("data",), ())]
     (output,) = xla_outputs(planned, x)
@@ -150,7 +150,7 @@ def test_inner_values_are_padded_where_their_maker_can() -> None:
 
 def test_inner_values_that_nobody_can_pad_are_refused() -> None:
     with keep_annotations():
-        text = lowered(lambda x: jnp.sort(annotate(jnp.sort(x, axis=0), {0: "data"}), axis=0), shape(15, 8))
+        text = lower_text(lambda x: jnp.sort(annotate(jnp.sort(x, axis=0), {0: "data"}), axis=0), shape(15, 8))
     with pytest.raises(AnnotationError, match="15 elements, over 8 devices: not even, and nothing that makes or reads"):
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
 
@@ -168,8 +168,8 @@ def test_pins_that_ask_something_else_have_other_keys() -> None:
             x = constrain(jnp.tanh(x), *axes)
         return x * 2
 
-    found = collect_requirements(build_dataflow(parse(lowered(layers, shape(16, 16)))), PlanOptions())
-    first, second, third, fourth = (requirement.key for index in sorted(found) for requirement in found[index])
+    result = collect_requirements(build_dataflow(parse(lower_text(layers, shape(16, 16)))), PlanOptions())
+    first, second, third, fourth = (requirement.key for index in sorted(result) for requirement in result[index])
     assert first == third
     assert len({first, second, fourth}) == 3
 
@@ -179,13 +179,13 @@ def test_messages_name_the_annotated_array_and_the_dimension_that_was_given() ->
         return annotate(x, {0: "dat"}) @ weights
 
     with keep_annotations():
-        text = lowered(step, shape(16, 8), shape(8, 16))
+        text = lower_text(step, shape(16, 8), shape(8, 16))
     with pytest.raises(AnnotationError, match="names axis 'dat', but the mesh is data=8") as caught:
         plan(text, EIGHT, PlanOptions(mesh={"data": 8}))
     assert re.match(r"x f32\[8,16\], .*test_pins.py:\d+", caught.value.where)
     assert caught.value.remedy == "did you mean 'data'?"
     with pytest.raises(AnnotationError, match="pins dimension 2, but it has 2 dimensions") as caught:
-        plan(lowered(lambda w: w * 2, shape(16, 8)), EIGHT, PlanOptions(force={"w": {2: True}}))
+        plan(lower_text(lambda w: w * 2, shape(16, 8)), EIGHT, PlanOptions(force={"w": {2: True}}))
     assert caught.value.where == "argument w f32[16,8]"
 
 
@@ -203,10 +203,10 @@ def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, s
         return annotate(annotate(x, {0: axes[0]}) @ weights, {1: axes[1]})
 
     with keep_annotations():
-        text = lowered(step, shape(16, 8), shape(8, 16))
-    found = plan(text, EIGHT)
-    assert set(axes) <= set(found.mesh.sizes)
-    told = [note for note in found.notes if "did you mean" in note]
+        text = lower_text(step, shape(16, 8), shape(8, 16))
+    step_plan = plan(text, EIGHT)
+    assert set(axes) <= set(step_plan.mesh.sizes)
+    told = [note for note in step_plan.notes if "did you mean" in note]
     for note, expected in zip(told, notes, strict=True):
         assert expected in note
         assert "test_pins.py:" in note
@@ -217,31 +217,33 @@ def test_an_axis_that_is_nearly_named_like_another_is_told_of(axes: tuple[str, s
 def test_explicit_mode_is_held() -> None:
     mesh = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
-        text = lowered(lambda w: jax.sharding.reshard(w * 2, PartitionSpec("a", "b")).sum(), shape(16, 32))
+        text = lower_text(lambda w: jax.sharding.reshard(w * 2, PartitionSpec("a", "b")).sum(), shape(16, 32))
     assert (("a",), ("b",)) in constraints(on_own_mesh(text))
 
 
 def test_shard_map_is_refused_by_name() -> None:
     doubled = jax.shard_map(lambda x: x * 2, mesh=DEVICES, in_specs=PartitionSpec("dp"), out_specs=PartitionSpec("dp"))
     with pytest.raises(UnsupportedProgramError, match="shard_map"):
-        plan(lowered(doubled, shape(16, 16)), EIGHT)
+        plan(lower_text(doubled, shape(16, 16)), EIGHT)
 
 
 # ---- meshes --------------------------------------------------------------------------
 
 
 def test_the_programs_own_mesh_is_taken_where_it_fits_the_cluster() -> None:
-    text = lowered(layer, shape(16, 16), shape(8, 16))
+    text = lower_text(layer, shape(16, 16), shape(8, 16))
     assert meshes(text) == [{"dp": 2, "tp": 4}]
     assert meshes(text, mesh={"data": 8}) == [{"data": 8}]
     assert meshes(text, Cluster.local(4)) == [{"dp": 2, "tp": 2}]  # another number of devices: its axes in other sizes
 
 
 def test_the_programs_mesh_is_turned_where_its_shardings_need_another_major_axis() -> None:
-    turned = lowered(lambda x: constrain(jnp.sin(x), ("tp", "dp"), None) * 2, shape(16, 8))
+    turned = lower_text(lambda x: constrain(jnp.sin(x), ("tp", "dp"), None) * 2, shape(16, 8))
     assert [list(mesh.items()) for mesh in meshes(turned)] == [[("tp", 4), ("dp", 2)]]
     assert constraints(on_own_mesh(turned)) == [(("tp", "dp"), ())]
-    both = lowered(lambda x: constrain(constrain(x + 1, ("tp", "dp"), None) * 2, ("dp", "tp"), None) * 2, shape(16, 8))
+    both = lower_text(
+        lambda x: constrain(constrain(x + 1, ("tp", "dp"), None) * 2, ("dp", "tp"), None) * 2, shape(16, 8)
+    )
     with pytest.raises(AnnotationError, match="out of the mesh's order"):
         on_own_mesh(both)
 
@@ -261,13 +263,13 @@ def test_annotations_choose_meshes_that_have_their_axes() -> None:
         return annotate(jnp.sin(x), {0: "rows", 1: "columns"})
 
     with keep_annotations():
-        found = meshes(lowered(function, shape(16, 16)))
-    assert all({"rows", "columns"} <= set(mesh) for mesh in found)
-    assert [mesh for mesh in found if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]
+        result = meshes(lower_text(function, shape(16, 16)))
+    assert all({"rows", "columns"} <= set(mesh) for mesh in result)
+    assert [mesh for mesh in result if len(mesh) == 2] == [{"rows": 4, "columns": 2}, {"columns": 4, "rows": 2}]
 
 
 def test_forced_strategies_take_meshes_of_their_own() -> None:
-    text = lowered(jnp.sin, shape(16, 16))
+    text = lower_text(jnp.sin, shape(16, 16))
     assert meshes(text, force="data") == [{"data": 8}]
     assert meshes(text, force="tensor") == [{"model": 8}]
     assert meshes(text, force="mixed")[:2] == [{"data": 4, "model": 2}, {"data": 2, "model": 4}]

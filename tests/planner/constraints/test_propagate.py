@@ -60,12 +60,12 @@ def output_dims(text: str) -> list[Dims]:
 
 
 def shardy_dims(compiled: Any, ranks: list[int]) -> list[Dims]:
-    found = []
+    results = []
     for sharding, rank in zip(jax.tree.leaves(compiled.output_shardings), ranks, strict=True):
         spec = tuple(sharding.spec) if hasattr(sharding, "spec") else ()
         dims = tuple(() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in spec)
-        found.append(dims + ((),) * (rank - len(dims)))
-    return found
+        results.append(dims + ((),) * (rank - len(dims)))
+    return results
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
@@ -115,8 +115,8 @@ def pinned_later(x: Any, w: Any) -> Any:
 def test_splits_go_backward_to_the_arguments() -> None:
     lowered = jax.jit(pinned_later).lower(f32(16, 8), f32(16, 32))
     flow, strategies = followed(lowered.as_text("hlo"))
-    found = [strategies[node].results[0].dims for node in flow.parameters]
-    assert found == [((), ("dp",)), ((), ("tp",))]
+    results = [strategies[node].results[0].dims for node in flow.parameters]
+    assert results == [((), ("dp",)), ((), ("tp",))]
     first, second = lowered.compile().input_shardings[0]
     assert (first.shard_shape((16, 8)), second.shard_shape((16, 32))) == ((16, 4), (16, 8))
 

@@ -21,13 +21,13 @@ EIGHT = replace(Cluster.local(8), hardware="a100")
 LAUNCH_S = hardware_profile("a100").launch_s
 
 
-def lowered(function: Callable[..., object], *shapes: tuple[int, ...]) -> str:
+def lower_text(function: Callable[..., object], *shapes: tuple[int, ...]) -> str:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jax.jit(function).lower(*arguments).as_text("hlo", debug_info=True)
 
 
 def kernels_of(function: Callable[..., object], *shapes: tuple[int, ...]) -> tuple[Dataflow, Kernels]:
-    flow = Program(lowered(function, *shapes), PlanOptions()).flow
+    flow = Program(lower_text(function, *shapes), PlanOptions()).flow
     return flow, find_kernels(flow)
 
 
@@ -99,8 +99,8 @@ def test_what_a_loop_carries_is_written_in_each_pass() -> None:
     flow, kernels = kernels_of(scanned, (256,), (1000, 256))
     ends = [node for node, ends in zip(flow.nodes, kernels.ends, strict=True) if ends and node.shapes[0].rank]
     assert [(node.instruction.opcode, node.weight) for node in ends] == [("add", 1000)]
-    made = plan(lowered(scanned, (256,), (1000, 256)), EIGHT, PlanOptions(stages=1))
-    assert 1000 * LAUNCH_S <= made.cost.compute_s < 1100 * LAUNCH_S
+    step_plan = plan(lower_text(scanned, (256,), (1000, 256)), EIGHT, PlanOptions(stages=1))
+    assert 1000 * LAUNCH_S <= step_plan.cost.compute_s < 1100 * LAUNCH_S
 
 
 @pytest.mark.parametrize("force", [None, "data"])
@@ -108,14 +108,14 @@ def test_plan_and_bound_pay_the_same_launches(force: str | None) -> None:
     def scanned(x: jax.Array, steps: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda h, s: (jnp.tanh(h) + s, None), x, steps)[0]
 
-    made = plan(lowered(scanned, (256,), (1000, 256)), EIGHT, PlanOptions(stages=1, force=force))
-    assert made.cost.lower_bound_s >= 1000 * LAUNCH_S
-    assert made.cost.gap < 0.01
+    step_plan = plan(lower_text(scanned, (256,), (1000, 256)), EIGHT, PlanOptions(stages=1, force=force))
+    assert step_plan.cost.lower_bound_s >= 1000 * LAUNCH_S
+    assert step_plan.cost.gap < 0.01
 
 
 def test_an_array_too_small_to_fill_a_launch_is_not_split() -> None:
     """Elementwise work on 1 MiB takes less than a launch, so that an eighth of it saves nothing; on 64 MiB it does."""
     for rows, is_split in ((1 << 8, False), (1 << 14, True)):
-        made = plan(lowered(jnp.negative, (rows, 1 << 10)), EIGHT, PlanOptions(stages=1))
-        assert made.cost.compute_s >= LAUNCH_S
-        assert any(made.outputs[0].sharding.dims) == is_split
+        step_plan = plan(lower_text(jnp.negative, (rows, 1 << 10)), EIGHT, PlanOptions(stages=1))
+        assert step_plan.cost.compute_s >= LAUNCH_S
+        assert any(step_plan.outputs[0].sharding.dims) == is_split

@@ -25,11 +25,11 @@ def both(nodes: Cluster, mesh: Mesh, shape: ArrayShape, **exact: Any) -> tuple[n
     """
     profile = hardware_profile("a100")
     least, real = RelaxedPrices(mesh, nodes, profile, **{"even_rank": 0, **exact}), Prices(mesh, nodes, profile)
-    found = []
+    results = []
     for prices in (least, real):
         ids = [prices.identify(each) for each in shardings_of(shape, mesh, partial=True, may_split=divides_or_pays)]
-        found.append(prices.reshard_matrix(shape, np.array(ids), np.array(ids), 1.0))
-    return found[0], found[1]
+        results.append(prices.reshard_matrix(shape, np.array(ids), np.array(ids), 1.0))
+    return results[0], results[1]
 
 
 @pytest.mark.parametrize("dims", [(1024, 512), (64, 256, 128), (13, 48), (5, 64, 7), (1001, 24), (4099, 264)])

@@ -12,7 +12,7 @@ from shardwright.hlo import Module, parse
 from shardwright.planner.graph.dataflow import Dataflow, Node, build_dataflow
 
 
-def named(flow: Dataflow, name: str) -> Node:
+def names_of(flow: Dataflow, name: str) -> Node:
     return next(node for node in flow.nodes if node.instruction.name == name)
 
 
@@ -60,13 +60,13 @@ ENTRY main {{
 )
 def test_counts_of_a_loop(condition: str, step: str, first: int, limit: int, expected: int | None) -> None:
     flow = build_dataflow(loop(condition, step, first, limit))
-    assert named(flow, "w").runs == (1 if expected is None else expected)
+    assert names_of(flow, "w").runs == (1 if expected is None else expected)
     assert bool(flow.notes) == (expected is None)
 
 
 def test_loop_bodies_weigh_their_trips_and_carry_one_value() -> None:
     flow = build_dataflow(loop("compare(i, limit), direction=LT", "add(j, one)"))
-    body = named(flow, "w")
+    body = names_of(flow, "w")
     assert (body.weight, body.runs) == (12, 12)
     (carried,) = {use.source[0] for use in body.uses}
     assert flow.nodes[carried].is_value
@@ -92,7 +92,7 @@ ENTRY main {
 }
 """)
     )
-    tanh = named(flow, "t")
+    tanh = names_of(flow, "t")
     assert (tanh.weight, tanh.runs) == (2, 2)
     (parameter,) = (use.source[0] for use in tanh.uses)
     assert [flow.nodes[use.source[0]].instruction.name for use in flow.nodes[parameter].uses] == ["a", "b"]
@@ -108,13 +108,13 @@ def test_each_branch_is_taken_equally_often_and_counted_once() -> None:
 
     text = jax.jit(choose).lower(jnp.int32(0), jnp.ones(16)).as_text("hlo")
     flow = build_dataflow(parse(text))
-    found = {}
+    entries = {}
     for node in flow.nodes:
-        weight, runs = found.get(node.instruction.opcode, (0.0, 0))
-        found[node.instruction.opcode] = weight + node.weight, runs + node.runs
-    assert found["sine"] == (pytest.approx(4 / 3), 4)
-    assert found["exponential"] == (pytest.approx(4 / 3), 4)
-    assert found["tanh"] == (pytest.approx(8 / 3), 8)
+        weight, runs = entries.get(node.instruction.opcode, (0.0, 0))
+        entries[node.instruction.opcode] = weight + node.weight, runs + node.runs
+    assert entries["sine"] == (pytest.approx(4 / 3), 4)
+    assert entries["exponential"] == (pytest.approx(4 / 3), 4)
+    assert entries["tanh"] == (pytest.approx(8 / 3), 8)
 
 
 def chain(length: int, outputs: int) -> str:

@@ -49,13 +49,13 @@ X = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
 PROGRAMS: dict[str, Function] = {"scanned": scanned_mlp, "loop": called_loop, "identity": identity}
 
 
-def lowered(function: Function) -> Module:
+def lower_text(function: Function) -> Module:
     return parse(jax.jit(function, keep_unused=True).lower(WEIGHTS, X).as_text("hlo", debug_info=True))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_inlined_programs_compute_the_same(name: str) -> None:
-    module = lowered(PROGRAMS[name])
+    module = lower_text(PROGRAMS[name])
     inlined = inline_calls(module)
     assert any(instruction.opcode == "call" for instruction in module.instructions())
     assert not any(instruction.opcode == "call" for instruction in inlined.instructions())
@@ -68,9 +68,9 @@ def test_inlined_programs_compute_the_same(name: str) -> None:
 
 
 def test_what_is_called_once_keeps_its_names() -> None:
-    module = lowered(lambda weights, x: jax.jit(jnp.tanh)(x))
-    kept = {instruction.name for instruction in module.instructions() if instruction.opcode == "tanh"}
-    assert kept <= {instruction.name for instruction in inline_calls(module).instructions()}
+    module = lower_text(lambda weights, x: jax.jit(jnp.tanh)(x))
+    values = {instruction.name for instruction in module.instructions() if instruction.opcode == "tanh"}
+    assert values <= {instruction.name for instruction in inline_calls(module).instructions()}
 
 
 def test_further_copies_carry_the_line_of_their_call() -> None:
@@ -82,16 +82,16 @@ def test_further_copies_carry_the_line_of_their_call() -> None:
         first = helper(x)
         return helper(first + 1)
 
-    inlined = inline_calls(lowered(program))
+    inlined = inline_calls(lower_text(program))
     lines = [located.line for i in inlined.instructions() if i.opcode == "tanh" and (located := inlined.source(i))]
     start = program.__code__.co_firstlineno
     assert lines[1] == start + 2
 
 
 def test_programs_without_calls_and_calls_that_mean_more_stay() -> None:
-    plain = lowered(lambda weights, x: x + 1)
+    plain = lower_text(lambda weights, x: x + 1)
     assert inline_calls(plain) is plain
-    module = lowered(identity)
+    module = lower_text(identity)
     text = module.to_text().replace("to_apply=", "is_composite=true, to_apply=")
     marked = parse(text)
     calls = sum(instruction.opcode == "call" for instruction in marked.instructions())

@@ -51,10 +51,10 @@ SHARED = {
 def test_arguments_that_share_a_name_are_called_by_their_parameters(metadata: tuple[str, ...]) -> None:
     text = step(*metadata)
     options = PlanOptions(mesh={"data": 2}, force={"p1.2": {0: "data"}}, constraints="drop")
-    made = plan(text, Cluster.local(2), options)
-    assert [each.name for each in made.parameters] == ["p0.1", "p1.2", "p2.3"]
-    assert made.parameters[1].sharding.dims[0] == ("data",)
-    assert "XLA_Args" not in explain_plan(made)
+    step_plan = plan(text, Cluster.local(2), options)
+    assert [each.name for each in step_plan.parameters] == ["p0.1", "p1.2", "p2.3"]
+    assert step_plan.parameters[1].sharding.dims[0] == ("data",)
+    assert "XLA_Args" not in explain_plan(step_plan)
     with pytest.raises(OptionError, match=r"no argument is named 'XLA_Args'") as caught:
         plan(text, Cluster.local(2), PlanOptions(force={"XLA_Args": {0: "data"}}))
     assert "p0.1" in str(caught.value)
@@ -80,7 +80,7 @@ def test_each_name_is_one() -> None:
 
 
 def test_what_a_library_wrote_is_called_by_its_op_name() -> None:
-    made = plan(step(*SHARED["XLA_Args"]), Cluster.local(2), PlanOptions(mesh={"data": 2}, force="data"))
-    text = explain_plan(made, width=160)
+    step_plan = plan(step(*SHARED["XLA_Args"]), Cluster.local(2), PlanOptions(mesh={"data": 2}, force="data"))
+    text = explain_plan(step_plan, width=160)
     assert "ops.py" not in text
     assert "net/loss/Sum" in text

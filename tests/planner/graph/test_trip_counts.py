@@ -30,7 +30,7 @@ def from_to(first: Any, last: Any) -> Any:
     return lax.fori_loop(first, last, lambda i, c: once(c), jnp.float32(0))
 
 
-def counted(start: Any, test: Callable[[Any], Any], step: Callable[[Any], Any]) -> Any:
+def count_all(start: Any, test: Callable[[Any], Any], step: Callable[[Any], Any]) -> Any:
     return lax.while_loop(lambda s: test(s[0]), lambda s: (step(s[0]), once(s[1])), (start, jnp.float32(0)))[1]
 
 
@@ -57,7 +57,7 @@ def limit_from_outside(rows: Any) -> Any:
 
 def in_functions(rows: Any) -> Any:
     below, next_one = jax.jit(lambda i: i < 6), jax.jit(lambda i: i + 1)
-    return counted(0, below, next_one)
+    return count_all(0, below, next_one)
 
 
 KNOWN: dict[str, Callable[[Any], Any]] = {
@@ -71,17 +71,17 @@ KNOWN: dict[str, Callable[[Any], Any]] = {
     "nested": nested,
     "limit handed down": limit_handed_down,
     "limit from outside": limit_from_outside,
-    "down": lambda rows: counted(9, lambda i: i > 0, lambda i: i - 2),
-    "down to and with": lambda rows: counted(9, lambda i: i >= 0, lambda i: i - 3),
-    "up to and with": lambda rows: counted(0, lambda i: i <= 9, lambda i: i + 3),
-    "until equal": lambda rows: counted(0, lambda i: i != 9, lambda i: 3 + i),
-    "limit on the left": lambda rows: counted(2, lambda i: i < 12, lambda i: i + 1),
-    "small integers": lambda rows: counted(jnp.uint8(0), lambda i: i < jnp.uint8(9), lambda i: i + jnp.uint8(2)),
+    "down": lambda rows: count_all(9, lambda i: i > 0, lambda i: i - 2),
+    "down to and with": lambda rows: count_all(9, lambda i: i >= 0, lambda i: i - 3),
+    "up to and with": lambda rows: count_all(0, lambda i: i <= 9, lambda i: i + 3),
+    "until equal": lambda rows: count_all(0, lambda i: i != 9, lambda i: 3 + i),
+    "limit on the left": lambda rows: count_all(2, lambda i: i < 12, lambda i: i + 1),
+    "small integers": lambda rows: count_all(jnp.uint8(0), lambda i: i < jnp.uint8(9), lambda i: i + jnp.uint8(2)),
     "in functions": in_functions,
 }
 
 
-def lowered(function: Callable[[Any], Any]) -> Module:
+def lower_text(function: Callable[[Any], Any]) -> Module:
     return parse(jax.jit(function).lower(ROWS).as_text("hlo"))
 
 
@@ -91,7 +91,7 @@ def additions(flow: Dataflow) -> list[Node]:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_trips_that_the_text_fixes(name: str) -> None:
-    flow = build_dataflow(lowered(KNOWN[name]))
+    flow = build_dataflow(lower_text(KNOWN[name]))
     executed = int(jax.jit(KNOWN[name])(jnp.ones(ROWS.shape)))
     assert sum(node.runs for node in additions(flow)) == executed
     assert sum(node.weight for node in additions(flow)) == executed
@@ -100,14 +100,14 @@ def test_trips_that_the_text_fixes(name: str) -> None:
 
 UNKNOWN: dict[str, Callable[[Any], Any]] = {
     "data": lambda rows: lax.while_loop(lambda c: c < rows.sum(), once, jnp.float32(0)),
-    "doubled": lambda rows: counted(1, lambda i: i < 100, lambda i: i * 2),
-    "wrong way": lambda rows: counted(0, lambda i: i > -5, lambda i: i - rows.astype(int).sum()),
+    "doubled": lambda rows: count_all(1, lambda i: i < 100, lambda i: i * 2),
+    "wrong way": lambda rows: count_all(0, lambda i: i > -5, lambda i: i - rows.astype(int).sum()),
 }
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_trips_are_priced_as_a_stated_number_and_counted_once(name: str) -> None:
-    flow = build_dataflow(lowered(UNKNOWN[name]))
+    flow = build_dataflow(lower_text(UNKNOWN[name]))
     (node,) = additions(flow)
     assert (node.weight, node.runs) == (UNKNOWN_TRIPS, 1)
     (note,) = flow.notes
@@ -119,7 +119,7 @@ def test_a_loop_that_may_end_early_is_priced_at_its_limit() -> None:
         test = lambda s: (s[0] < 9) & (s[1] < rows.sum())  # noqa: E731
         return lax.while_loop(test, lambda s: (s[0] + 1, once(s[1])), (0, jnp.float32(0)))[1]
 
-    flow = build_dataflow(lowered(search))
+    flow = build_dataflow(lower_text(search))
     (node,) = additions(flow)
     assert (node.weight, node.runs) == (9, 1)
     assert "may end early, priced as its limit of 9 trips" in flow.notes[0]
@@ -129,7 +129,7 @@ def test_a_loop_that_may_end_early_is_priced_at_its_limit() -> None:
     "config", ['{"known_trip_count":{"n":"12"}}', '"{\\"known_trip_count\\":{\\"n\\":\\"12\\"}}"', "{}"]
 )
 def test_what_xla_says_of_a_loop_is_believed(config: str) -> None:
-    text = lowered(UNKNOWN["doubled"]).to_text()
+    text = lower_text(UNKNOWN["doubled"]).to_text()
     head, body, rest = text.partition("body=")
     name, comma, tail = rest.partition("\n")
     flow = build_dataflow(parse(f"{head}{body}{name}, backend_config={config}{comma}{tail}"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
@@ -21,20 +21,22 @@ from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import MemoryConstraint, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import (
+    GAP_TOLERANCE,
     LOCAL_BOUND_SLACK,
     MAX_MULTIPLIER,
     MIN_MULTIPLIER,
     RISING_MULTIPLIERS,
     LagrangianSearch,
     _PricedPlan,
-    fit_plan,
 )
 from shardwright.planner.memory.terms import operand_bytes, reshard_bytes
 from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.segments.variables import Variable
+from shardwright.plans.shardings import Mesh
 from tests.planner.memory.test_restricted_master import seconds
 from tests.planner.programs import PLAIN_A100, gpt2, lower, mlp, scan
 
@@ -48,55 +50,49 @@ ONE_WAY = {"mesh": {"data": 4}, "remat": "none", "micro_batches": 1}
 BY_PRICES = SearchLimits(max_exact_states=0)
 
 
-def searched(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> Search:
+def make_search(text: str, limits: SearchLimits = SearchLimits(), **options: object) -> Search:
     return Search(text, CLUSTER, PlanOptions(**{**ONE_WAY, **options}), limits=limits)  # type: ignore[arg-type]
 
 
-def searched_on_gpus(limits: SearchLimits) -> Search:
+def make_search_on_gpus(limits: SearchLimits) -> Search:
     """The step on four A100."""
     cluster = replace(CLUSTER, hardware=PLAIN_A100)
     return Search(STEP, cluster, PlanOptions(**ONE_WAY), limits=limits)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def prices(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The prices of a byte that were searched with."""
-    found: list[float] = []
-    with_price = Chain.with_multipliers
-
-    def counting(chain: Chain, price: Multipliers | None) -> Chain:
-        if price is not None:
-            found.append(price.total)
-        return with_price(chain, price)
-
-    monkeypatch.setattr(Chain, "with_multipliers", counting)
-    return found
-
-
-def test_one_dear_price_tells_that_nothing_fits(prices: list[float]) -> None:
-    search = searched(STEP, memory_budget=60_000)
+def test_one_dear_price_tells_that_nothing_fits() -> None:
+    search = make_search(STEP, memory_budget=60_000)
     with pytest.raises(MemoryBudgetError):
         search.run()
-    assert len(prices) == 1
+    outcome = search.search_meshes()
+    fitting = LagrangianSearch(search, outcome.evaluate(outcome.fastest), math.inf)
+    with pytest.raises(MemoryBudgetError):
+        fitting.find_best()
+    assert len(fitting.evaluations) == 1
+    assert fitting.is_hopeless
 
 
 @pytest.mark.slow
-def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first(prices: list[float]) -> None:
-    search = searched(STEP)
+def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
+    search = make_search(STEP)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
-    limited = searched(STEP, memory_budget=search.bytes_needed(fastest) * 985 // 1000)
-    assert limited.run().cost.step_s <= 1.02 * fastest.cost.step_s
+    limit = search.bytes_needed(fastest) * 985 // 1000
+    assert make_search(STEP, memory_budget=limit).run().cost.step_s <= 1.02 * fastest.cost.step_s
+    search.limit_bytes = limit
+    fitting = LagrangianSearch(search, fastest, math.inf)
+    assert fitting.find_best().cost.step_s <= 1.02 * fastest.cost.step_s
+    prices = [evaluation.multiplier for evaluation in fitting.evaluations]
     assert prices[0] == min(prices[:2])
 
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
-    search = searched(text)
+    search = make_search(text)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    check_priced(search, found, model.constraint_at_peak(found.decisions))
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    check_priced(search, candidate, model.constraint_at_peak(candidate.decisions))
 
 
 def check_priced(search: Search, found: CandidatePlan, peak: MemoryConstraint) -> None:
@@ -115,20 +111,21 @@ NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=fro
 
 
 def test_what_products_turn_has_a_price() -> None:
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     products = [node.index for node in search.flow.nodes if node.instruction.opcode == "dot"]
     peak = replace(
         NOTHING, transposed_operands=frozenset((node, position) for node in products for position in range(2))
     )
     cheap, dear = (
-        found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
+        candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
         for price in (1e-3, 2e-3)
     )
     taken = [
-        model.bytes_at(peak, decide(found.chain.graph, states)) for states in (found.solution.states, cheap.states)
+        model.bytes_at(peak, decide(candidate.chain.graph, states))
+        for states in (candidate.solution.states, cheap.states)
     ]
     assert taken[0] > taken[1] > 0
     assert dear.value - cheap.value == pytest.approx(1e-3 * taken[1], rel=5e-3)
@@ -136,34 +133,34 @@ def test_what_products_turn_has_a_price() -> None:
 
 def test_what_one_reader_has_brought_to_another_layout_has_a_price() -> None:
     """A plan changed so that one instruction reads a part of what the others read whole, or another part."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    graph = found.chain.graph
+    candidate = outcome.evaluate(outcome.fastest)
+    graph = candidate.chain.graph
     model = search.memory_model(graph.variables.shared_layouts)
     tried = 0
     for node in graph.flow.nodes:
         if node.instruction.opcode != "reduce" or graph.is_cheap_to_recompute[node.uses[0].source[0]]:
             continue
         operand, source = (node.index, 0), graph.variables.source(node, node.uses[0])
-        bytes_of = reshard_bytes(graph, operand)[found.solution.states[source]]
-        states = {**found.solution.states, (node.index, -1): int(np.argmax(bytes_of))}
+        bytes_of = reshard_bytes(graph, operand)[candidate.solution.states[source]]
+        states = {**candidate.solution.states, (node.index, -1): int(np.argmax(bytes_of))}
         peak = replace(NOTHING, resharded_operands=frozenset({operand}))
         taken = model.bytes_at(peak, decide(graph, states))
         assert taken == bytes_of.max()
-        priced = found.chain.with_multipliers(Multipliers(constraints=((peak, 1.0),)))
-        assert seconds(priced, states) - seconds(found.chain, states) == pytest.approx(taken, rel=1e-6)
+        priced = candidate.chain.with_multipliers(Multipliers(constraints=((peak, 1.0),)))
+        assert seconds(priced, states) - seconds(candidate.chain, states) == pytest.approx(taken, rel=1e-6)
         tried += taken > 0
     assert tried
 
 
 def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
     """Each reader has its own, however else the others read it: nothing is stored that all of them could share."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    graph = found.chain.graph
-    model, states = search.memory_model(graph.variables.shared_layouts), dict(found.solution.states)
+    candidate = outcome.evaluate(outcome.fastest)
+    graph = candidate.chain.graph
+    model, states = search.memory_model(graph.variables.shared_layouts), dict(candidate.solution.states)
     tried = 0
     for leaf, (payer, position) in graph.variables.last_consumer.items():
         others = [(n, use) for n in graph.flow.nodes for use in n.uses if use.source == leaf and n.index != payer]
@@ -180,20 +177,20 @@ def test_what_is_made_anew_takes_what_the_last_of_its_readers_wants() -> None:
 
 
 def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
+    candidate = outcome.evaluate(outcome.fastest)
     flow = search.program.flow
     scatter = next(node for node in flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
-    assert found.chain.graph.is_cheap_to_recompute[zeros[0]], "this step no longer shows what is tested"
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    assert candidate.chain.graph.is_cheap_to_recompute[zeros[0]], "this step no longer shows what is tested"
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     peak = MemoryConstraint(values={zeros: 1}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
     once, twice = (
-        found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
+        candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
         for price in (1.0, 2.0)
     )
-    taken = model.bytes_at(peak, search.evaluate(found.chain, once, ()).decisions)
+    taken = model.bytes_at(peak, search.evaluate(candidate.chain, once, ()).decisions)
     assert taken == math.ceil(flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
     assert twice.value - once.value == pytest.approx(taken, rel=1e-3)
 
@@ -201,17 +198,17 @@ def test_zeros_that_a_lookups_gradient_is_added_to_have_a_price() -> None:
 def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() -> None:
     table, indices = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((16,), "int32")
     text = jax.jit(jax.grad(lambda t, i: (t[i] ** 2).sum())).lower(table, indices).as_text("hlo")
-    search = searched(text)
-    found = search.search_meshes().fastest
+    search = make_search(text)
+    result = search.search_meshes().fastest
     scatter = next(node for node in search.flow.nodes if node.instruction.opcode == "scatter")
     zeros = scatter.uses[0].source
     peak = MemoryConstraint(values={zeros: 1}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
     least = math.ceil(search.flow.nodes[zeros[0]].shapes[0].size_bytes / CLUSTER.device_count)
 
     def taken(limit: int) -> float | None:
-        best = solve_with_memory_rows(found.chain, limit, [peak], lambda states: (True, peak), 10.0)
-        model = search.memory_model(found.chain.graph.variables.shared_layouts)
-        return model.bytes_at(peak, search.evaluate(found.chain, best, ()).decisions) if best is not None else None
+        best = solve_with_memory_rows(result.chain, limit, [peak], lambda states: (True, peak), 10.0)
+        model = search.memory_model(result.chain.graph.variables.shared_layouts)
+        return model.bytes_at(peak, search.evaluate(result.chain, best, ()).decisions) if best is not None else None
 
     assert taken(least) == least
     assert taken(least - 1) is None
@@ -219,32 +216,34 @@ def test_the_exact_program_counts_zeros_that_a_lookups_gradient_is_added_to() ->
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_buffers_at_the_peak_of_a_plan_are_nearly_all_that_it_needs(text: str) -> None:
-    search = searched(text)
+    search = make_search(text)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    assert sum(buffer.size_bytes for buffer in found.live_buffers) == pytest.approx(
-        found.memory.temporaries_bytes, rel=0.05
+    candidate = outcome.evaluate(outcome.fastest)
+    assert sum(buffer.size_bytes for buffer in candidate.live_buffers) == pytest.approx(
+        candidate.memory.temporaries_bytes, rel=0.05
     )
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    peak = model.constraint_of_buffers(found.live_buffers, found.decisions)
-    assert model.bytes_at(peak, found.decisions) == pytest.approx(search.bytes_needed(found), rel=0.1)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    peak = model.constraint_of_buffers(candidate.live_buffers, candidate.decisions)
+    assert model.bytes_at(peak, candidate.decisions) == pytest.approx(search.bytes_needed(candidate), rel=0.1)
 
 
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) -> None:
     """Else weights stay split, and each reader gathers them: of T5 at a quarter of the memory (8 A100) that was 0.16 of
     0.65 GB, and no price found a plan in two micro-batches that fits."""
-    search = searched(text, force="fsdp")
+    search = make_search(text, force="fsdp")
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = frozenset((node, 0) for node in search.program.state)
     of_hubs = MemoryConstraint(values={}, layout_copies=weights, always_live=frozenset(), margin=0.0)
     of_all = replace(of_hubs, reader_copies=dict.fromkeys(weights, 1.0))
 
     def priced(peak: MemoryConstraint, price: float) -> tuple[CandidatePlan, float]:
-        solved = found.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(search.time_limit_s())
-        return search.evaluate(found.chain, solved, ()), solved.value
+        solved = candidate.chain.with_multipliers(Multipliers(constraints=((peak, price),))).solve(
+            search.time_limit_s()
+        )
+        return search.evaluate(candidate.chain, solved, ()), solved.value
 
     evading, _ = priced(of_hubs, 1.0)
     (honest, once_s), (_, twice_s) = priced(of_all, 1.0), priced(of_all, 2.0)
@@ -259,81 +258,79 @@ def test_copies_are_paid_for_whether_hubs_make_them_or_their_readers(text: str) 
 
 
 def test_what_a_plan_that_fits_does_not_store_bounds_no_plan_that_fits() -> None:
-    search = searched(STEP, memory_budget=1 << 30)
+    search = make_search(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    fitting = LagrangianSearch(search, found, step_limit_s=1.0)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    stored = model.constraint_at_peak(found.decisions)
-    nodes = [(node.index, leaf) for node in found.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
+    candidate = outcome.evaluate(outcome.fastest)
+    fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    stored = model.constraint_at_peak(candidate.decisions)
+    nodes = [(node.index, leaf) for node in candidate.chain.graph.flow.nodes for leaf in range(len(node.shapes))]
     all_at_once = replace(stored, values=Counter(nodes))
     fitting.universal_constraints = [stored, all_at_once]
-    search.limit_bytes = max(search.bytes_needed(found), math.ceil(model.bytes_at(stored, found.decisions)))
-    assert model.bytes_at(all_at_once, found.decisions) > search.limit_bytes
-    assert fitting.bounding_constraints([found]) == [stored]
+    search.limit_bytes = max(search.bytes_needed(candidate), math.ceil(model.bytes_at(stored, candidate.decisions)))
+    assert model.bytes_at(all_at_once, candidate.decisions) > search.limit_bytes
+    assert fitting.bounding_constraints([candidate]) == [stored]
     assert fitting.bounding_constraints() == [stored, all_at_once]  # nothing that fits is known
-    products = [node for node in found.chain.graph.flow.nodes if node.instruction.opcode == "dot"]
+    products = [node for node in candidate.chain.graph.flow.nodes if node.instruction.opcode == "dot"]
     turning = replace(
         stored, transposed_operands=frozenset((node.index, position) for node in products for position in range(2))
     )
     fitting.universal_constraints = [turning]
-    assert model.bytes_at(turning, found.decisions) > search.limit_bytes
-    assert fitting.bounding_constraints([found]) == [
+    assert model.bytes_at(turning, candidate.decisions) > search.limit_bytes
+    assert fitting.bounding_constraints([candidate]) == [
         replace(stored, transposed_operands=frozenset())
     ]  # what is not turned is stored
 
 
 def test_what_a_plan_that_fits_fuses_is_left_out_of_what_bounds() -> None:
     """Where more than there is would be counted with it; the rest still bounds."""
-    search = searched(STEP, memory_budget=1 << 30)
+    search = make_search(STEP, memory_budget=1 << 30)
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    fitting = LagrangianSearch(search, found, step_limit_s=1.0)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
-    stored = model.constraint_at_peak(found.decisions)
+    candidate = outcome.evaluate(outcome.fastest)
+    fitting = LagrangianSearch(search, candidate, step_limit_s=1.0)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
+    stored = model.constraint_at_peak(candidate.decisions)
     nodes = [node for node in search.flow.nodes if not node.is_value and node.shapes[0].rank > 1]
-    fused = {(node.index, 0): 9 for node in nodes if (node.instruction.name, 0) not in found.stored_leaves}
+    fused = {(node.index, 0): 9 for node in nodes if (node.instruction.name, 0) not in candidate.stored_leaves}
     fitting.universal_constraints = [replace(stored, values={**stored.values, **fused})]
-    search.limit_bytes = max(search.bytes_needed(found), math.ceil(model.bytes_at(stored, found.decisions)))
-    assert model.bytes_at(fitting.universal_constraints[0], found.decisions) > search.limit_bytes
-    (left,) = fitting.bounding_constraints([found])
+    search.limit_bytes = max(search.bytes_needed(candidate), math.ceil(model.bytes_at(stored, candidate.decisions)))
+    assert model.bytes_at(fitting.universal_constraints[0], candidate.decisions) > search.limit_bytes
+    (left,) = fitting.bounding_constraints([candidate])
     assert left.values.keys() == stored.values.keys() - fused.keys()
-    assert model.bytes_at(left, found.decisions) > 0.8 * model.bytes_at(stored, found.decisions)
+    assert model.bytes_at(left, candidate.decisions) > 0.8 * model.bytes_at(stored, candidate.decisions)
 
 
 def test_weights_that_are_gathered_for_a_loop_are_copies_at_the_peak() -> None:
-    search = searched(SCAN, force="fsdp")
+    search = make_search(SCAN, force="fsdp")
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    model = search.memory_model(found.chain.graph.variables.shared_layouts)
+    candidate = outcome.evaluate(outcome.fastest)
+    model = search.memory_model(candidate.chain.graph.variables.shared_layouts)
     weights = {(node, 0) for node in search.program.state if search.flow.nodes[node].shapes[0].rank == 3}
-    assert weights & model.constraint_of_buffers(found.live_buffers, found.decisions).layout_copies
-    assert not weights & model.constraint_at_peak(found.decisions).layout_copies
+    assert weights & model.constraint_of_buffers(candidate.live_buffers, candidate.decisions).layout_copies
+    assert not weights & model.constraint_at_peak(candidate.decisions).layout_copies
 
 
-def merges_noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[CandidatePlan], CandidatePlan, CandidatePlan]]:
-    """What is merged from now on: the plans, the best that fits, and what comes out."""
-    plans: list[tuple[list[CandidatePlan], CandidatePlan, CandidatePlan]] = []
-    mixed = LagrangianSearch.merge_plans
+@dataclass(slots=True, eq=False)
+class _RecordingFit(LagrangianSearch):
+    """merges: the plans of each, the best one that fits, and what comes out."""
 
-    def noting(fitting: LagrangianSearch, others: Sequence[CandidatePlan], best: CandidatePlan) -> CandidatePlan:
-        plans.append((list(others), best, mixed(fitting, others, best)))
-        return plans[-1][2]
+    merges: list[tuple[list[CandidatePlan], CandidatePlan, CandidatePlan]] = field(default_factory=list)
 
-    monkeypatch.setattr(LagrangianSearch, "merge_plans", noting)
-    return plans
+    def merge_plans(self, plans: Sequence[CandidatePlan], best: CandidatePlan) -> CandidatePlan:
+        merged = LagrangianSearch.merge_plans(self, plans, best)
+        self.merges.append((list(plans), best, merged))
+        return merged
 
 
-def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_all_plans_that_prices_gave_make_one() -> None:
     """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
-    plans = merges_noted(monkeypatch)
-    search = searched_on_gpus(BY_PRICES)
+    search = make_search_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
-    fitting = LagrangianSearch(search, fastest, math.inf)
+    fitting = _RecordingFit(search, fastest, math.inf)
     best = fitting.find_best()
-    ((others, at_prices, mixture),) = plans
+    ((others, at_prices, mixture),) = fitting.merges
     of_prices = [each.candidate for each in fitting.evaluations][: len(others) - 1]
     assert [id(plan) for plan in others] == [id(plan) for plan in (fastest, *of_prices)]
     assert len(others) > 3
@@ -348,58 +345,55 @@ def test_parts_of_all_plans_that_prices_gave_make_one(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices() -> None:
     """A mixture of 8 experts on 16 devices at half of the memory: 30.73 instead of 30.81 ms."""
-    search = searched_on_gpus(BY_PRICES)
+    search = make_search_on_gpus(BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
-    known = LagrangianSearch(search, fastest, math.inf).find_best()
-    plans = merges_noted(monkeypatch)
-    again = LagrangianSearch(search, fastest, math.inf, incumbent=known)
+    candidate = LagrangianSearch(search, fastest, math.inf).find_best()
+    again = _RecordingFit(search, fastest, math.inf, incumbent=candidate)
     best = again.find_best()
-    ((_, merged, mixture),) = plans
+    ((_, merged, mixture),) = again.merges
     fitting = [
         each.candidate for each in again.evaluations if search.bytes_needed(each.candidate) <= search.limit_bytes
     ]
-    assert merged is known
-    assert known.cost.step_s < min(plan.cost.step_s for plan in fitting)
-    assert mixture.cost.step_s <= known.cost.step_s
-    assert best is not known
+    assert merged is candidate
+    assert candidate.cost.step_s < min(plan.cost.step_s for plan in fitting)
+    assert mixture.cost.step_s <= candidate.cost.step_s
+    assert best is not candidate
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_enough", [True, False])
-def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known_one(
-    is_enough: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known_one(is_enough: bool) -> None:
     """The LSTM on 64 devices at half of the memory: 45.11 instead of 45.17 ms."""
-    monkeypatch.setattr(LagrangianSearch, "_has_all_strategies", True)
-    search = searched_on_gpus(BY_PRICES)
-    outcome = search.search_meshes()
-    fastest = outcome.evaluate(outcome.fastest)
-    search.limit_bytes = search.bytes_needed(fastest) * 7 // 10
-    known = LagrangianSearch(search, fastest, math.inf).find_best()
-    plans = merges_noted(monkeypatch)
-    LagrangianSearch(search, fastest, math.inf if is_enough else known.cost.step_s / 2, incumbent=known).find_best()
-    first, *more = (merged for _, merged, _ in plans)
-    assert first is not known
-    assert more == ([] if is_enough else [known])
+    search = make_search_on_gpus(BY_PRICES)
+    chain = search.build_bounding_chain(Mesh.of(ONE_WAY["mesh"]), even_rank=9, uneven_rank=9).untie()
+    fastest = search.evaluate(chain, solve_tied(chain), ())
+    search.limit_bytes = search.bytes_needed(fastest) * 6 // 10
+    candidate = LagrangianSearch(search, fastest, math.inf).find_best()
+    limit_s = math.inf if is_enough else 0.999 * candidate.cost.step_s
+    fitting = _RecordingFit(search, fastest, limit_s, incumbent=candidate)
+    fitting.find_best()
+    first, *more = (merged for _, merged, _ in fitting.merges)
+    assert first is not candidate
+    assert more == ([] if is_enough else [candidate])
 
 
 def test_a_plan_is_worked_out_once() -> None:
-    outcome = searched(STEP).search_meshes()
+    outcome = make_search(STEP).search_meshes()
     assert outcome.evaluate(outcome.fastest) is outcome.evaluate(outcome.fastest)
 
 
 def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     peaks = []
     for force in (None, "data", "fsdp"):
-        search = searched(STEP, force=force)
+        search = make_search(STEP, force=force)
         outcome = search.search_meshes()
-        found = outcome.evaluate(outcome.fastest)
+        candidate = outcome.evaluate(outcome.fastest)
         peaks.append(
-            search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+            search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
         )
     assert all(peak == peaks[0] for peak in peaks)
 
@@ -407,10 +401,10 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("most_work", "count"), [(0, 2), (2 * 10**6, 5)])
 def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(most_work: int, count: int) -> None:
-    search = searched(lower(mlp()))
+    search = make_search(lower(mlp()))
     outcome = search.search_meshes()
-    found = outcome.evaluate(outcome.fastest)
-    peak = search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+    candidate = outcome.evaluate(outcome.fastest)
+    peak = search.memory_model(candidate.chain.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
     judged = []
 
     def refuse(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
@@ -418,30 +412,65 @@ def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(mos
         return (1 << 40) + 1, peak
 
     limits = SearchLimits(max_exact_plans=3, max_exact_work=most_work)
-    assert solve_with_memory_rows(found.chain, 1 << 40, (), refuse, 10.0, limits) is None
+    assert solve_with_memory_rows(candidate.chain, 1 << 40, (), refuse, 10.0, limits) is None
     assert len(judged) == count
 
 
-def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that take less memory take longer than one that is known."""
-    search = searched(STEP, BY_PRICES)
+@dataclass(slots=True, eq=False)
+class _ScriptedFit(LagrangianSearch):
+    """Its prices give other plans than they would.
+
+    plan_at: the plan of the first, second, … price; or the error.
+    asked: the prices.
+    bound_s: what `universal_constraints` promise at any price, recomputation included; None: as they do.
+    """
+
+    plan_at: Callable[[int], CandidatePlan] | None = None
+    asked: list[float] = field(default_factory=list)
+    bound_s: float | None = None
+
+    def _evaluate(self, price: float, close: float = GAP_TOLERANCE) -> _PricedPlan:
+        if self.plan_at is None:
+            return LagrangianSearch._evaluate(self, price, close)
+        self.asked.append(price)
+        return _PricedPlan(price, self.plan_at(len(self.asked)))
+
+    def _universal_bound_s(self, chain: Chain, price: float) -> float:
+        if self.bound_s is None:
+            return LagrangianSearch._universal_bound_s(self, chain, price)
+        return self.bound_s - chain.graph.min_recompute_s()
+
+
+def end_of_test(number: int) -> CandidatePlan:
+    raise MemoryBudgetError("as far as this test goes")
+
+
+class _SizedSearch(Search):
+    """Plans need what they are said to need. size_of: bytes of a plan, as a part of what there is."""
+
+    size_of: Callable[[CandidatePlan], float]
+
+    def bytes_needed(self, found: CandidatePlan) -> int:
+        return round(self.size_of(found) * self.limit_bytes)
+
+
+def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long() -> None:
+    """Plans that take less memory take longer than one that is known: twice the time at each price but the first
+    three, and as much memory."""
+    search = make_search(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = round(search.bytes_needed(fastest) / 1.1)
-    below_s = 1.5 * fastest.cost.step_s
-    asked: list[float] = []
 
-    def at(fitting: LagrangianSearch, price: float, close: float = 0.0) -> _PricedPlan:
-        """Twice the time at each price but the first three, and as much memory."""
-        asked.append(price)
-        cost = replace(fastest.cost, compute_s=fastest.cost.compute_s + (len(asked) > 3) * fastest.cost.step_s)
-        return _PricedPlan(price, replace(fastest, cost=cost))
+    def plan_at(number: int) -> CandidatePlan:
+        cost = replace(fastest.cost, compute_s=fastest.cost.compute_s + (number > 3) * fastest.cost.step_s)
+        return replace(fastest, cost=cost)
 
-    monkeypatch.setattr(LagrangianSearch, "_evaluate", at)
+    fitting = _ScriptedFit(search, fastest, 1.5 * fastest.cost.step_s, plan_at=plan_at)
     with pytest.raises(MemoryBudgetError):
-        LagrangianSearch(search, fastest, below_s).find_best()
+        fitting.find_best()
     unit = fastest.cost.step_s / fastest.memory.peak_bytes
-    assert asked == pytest.approx(
+    assert fitting.asked == pytest.approx(
         [part * unit for part in (MIN_MULTIPLIER, RISING_MULTIPLIERS[0], MAX_MULTIPLIER, RISING_MULTIPLIERS[1])]
     )
 
@@ -455,17 +484,17 @@ def test_prices_rise_no_further_where_what_still_does_not_fit_takes_too_long(mon
     ],
 )
 def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
-    descends: bool, over: float, gives_up: bool, monkeypatch: pytest.MonkeyPatch
+    descends: bool, over: float, gives_up: bool
 ) -> None:
     """BERT on 16 devices at a quarter of the memory: 36.31 instead of 36.91 ms."""
-    monkeypatch.setattr(LagrangianSearch, "_is_local", descends)
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
+    if descends:
+        coarse = replace(outcome.fastest, mesh=Mesh.of({"x": 2, "y": 2}))
+        fastest = replace(fastest, coarse_solution=coarse)
     below_s = fastest.cost.step_s
-    monkeypatch.setattr(LagrangianSearch, "_universal_bound_s", lambda self, chain, price: below_s * (1 + over))
-    monkeypatch.setattr(type(fastest.chain.graph), "min_recompute_s", lambda self: 0.0)
-    fitting = LagrangianSearch(search, fastest, below_s)
+    fitting = _ScriptedFit(search, fastest, below_s, bound_s=below_s * (1 + over))
     fitting._add_constraint(fastest)
     fitting.dual_bound_s = below_s
     price = 1e-3 * fastest.cost.step_s / fastest.memory.peak_bytes
@@ -474,54 +503,48 @@ def test_what_prices_promise_of_plans_that_are_descended_to_is_no_bound(
     assert len(fitting.evaluations) == (not gives_up)
 
 
-def test_where_a_plan_is_known_to_fit_prices_begin_low(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = searched(STEP, BY_PRICES)
+def test_where_a_plan_is_known_to_fit_prices_begin_low() -> None:
+    search = make_search(STEP, BY_PRICES)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     search.limit_bytes = search.bytes_needed(fastest) // 2
     asked: list[float] = []
-
-    def at(fitting: LagrangianSearch, price: float, close: float = 0.0) -> _PricedPlan:
-        asked.append(price)
-        raise MemoryBudgetError("as far as this test goes")
-
-    monkeypatch.setattr(LagrangianSearch, "_evaluate", at)
-    for known in (None, fastest):
+    for item in (None, fastest):
+        fitting = _ScriptedFit(search, fastest, math.inf, (), item, plan_at=end_of_test)
         with pytest.raises(MemoryBudgetError):
-            fit_plan(search, fastest, known=known)
+            fitting.find_best()
+        asked += fitting.asked
     unit = fastest.cost.step_s / fastest.memory.peak_bytes
     assert asked == pytest.approx([MAX_MULTIPLIER * unit, RISING_MULTIPLIERS[0] * unit])
 
 
 @pytest.mark.parametrize(("ratio", "below", "count"), [(2.0, 1.45, 0), (2.0, 1.55, 1), (4.0, 1.45, 1)])
-def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(
-    ratio: float, below: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_near_prices_nothing_is_looked_for_that_takes_too_long(ratio: float, below: float, count: int) -> None:
     """Halfway between a plan that needs too much and one of twice its time that fits, the memory ends."""
-    search = searched(STEP)
+    search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY))  # type: ignore[arg-type]
+    search.size_of = lambda found: 0.9 if found is fits else 1.1
     outcome = search.search_meshes()
     over = outcome.evaluate(outcome.fastest)
     fits = replace(over, cost=replace(over.cost, compute_s=over.cost.compute_s + over.cost.step_s))
-    limit = search.limit_bytes
-    monkeypatch.setattr(search, "bytes_needed", lambda found: round((0.9 if found is fits else 1.1) * limit))
-    asked: list[float] = []
-
-    def at(fitting: LagrangianSearch, price: float, close: float = 0.0) -> _PricedPlan:
-        asked.append(price)
-        raise MemoryBudgetError("as far as this test goes")
-
-    monkeypatch.setattr(LagrangianSearch, "_evaluate", at)
-    fitting = LagrangianSearch(search, over, below * over.cost.step_s)
+    fitting = _ScriptedFit(search, over, below * over.cost.step_s, plan_at=end_of_test)
     fitting._add_constraint(over)
     fitting.evaluations = [_PricedPlan(1.0, replace(over)), _PricedPlan(ratio, fits)]
     with contextlib.suppress(MemoryBudgetError):
         assert fitting._search_multipliers(fitting.evaluations[-1]) is fits
-    assert len(asked) == count
+    assert len(fitting.asked) == count
 
 
-def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+class _FastestAlone(LagrangianSearch):
+    """No price gives a plan that fits; one gave the start plan."""
+
+    def _find_feasible(self) -> _PricedPlan | None:
+        self.evaluations.append(_PricedPlan(0.0, self.start_plan))
+        return None
+
+
+def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
-    search = searched(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)
+    search = make_search(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)
     outcome = search.search_meshes()
     fast = outcome.evaluate(outcome.fastest)
     peak = search.memory_model(fast.chain.graph.variables.shared_layouts).constraint_of_buffers(
@@ -530,40 +553,36 @@ def test_where_no_price_fits_a_plan_that_does_is_made_faster(monkeypatch: pytest
     price = Multipliers(constraints=((peak, fast.cost.step_s / fast.memory.peak_bytes),))
     thrifty = search.evaluate(fast.chain, fast.chain.with_multipliers(price).solve(search.time_limit_s()), ())
     search.limit_bytes = (search.bytes_needed(fast) + search.bytes_needed(thrifty)) // 2
-    monkeypatch.setattr(
-        LagrangianSearch, "_find_feasible", lambda self: self.evaluations.append(_PricedPlan(0.0, fast))
-    )
+
+    def fit(known: CandidatePlan | None) -> CandidatePlan:
+        return _FastestAlone(search, fast, math.inf, (), known).find_best()
+
     with pytest.raises(MemoryBudgetError):
-        fit_plan(search, fast)
-    made = fit_plan(search, fast, known=thrifty)
-    assert fast.cost.step_s < made.cost.step_s < thrifty.cost.step_s
-    assert search.bytes_needed(made) <= search.limit_bytes
+        fit(None)
+    result = fit(thrifty)
+    assert fast.cost.step_s < result.cost.step_s < thrifty.cost.step_s
+    assert search.bytes_needed(result) <= search.limit_bytes
     search.limit_bytes = search.bytes_needed(thrifty)
     with pytest.raises(MemoryBudgetError):
-        fit_plan(search, fast, known=replace(thrifty, cost=fast.cost))
+        fit(replace(thrifty, cost=fast.cost))
 
 
 @pytest.mark.parametrize(("saved", "count"), [(0.02, 2), (0.06, 4)])
-def test_prices_rise_no_further_where_each_saves_too_little(
-    saved: float, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prices_rise_no_further_where_each_saves_too_little(saved: float, count: int) -> None:
     """Plans need a fifth more than there is, and at each price so much less: two more that save twice that are enough,
     or not."""
-    search = searched(STEP, BY_PRICES)
+    search = _SizedSearch(STEP, CLUSTER, PlanOptions(**ONE_WAY), limits=BY_PRICES)  # type: ignore[arg-type]
+    search.size_of = lambda found: 1.2 - saved * max(numbers.get(id(found), 0) - 2, 0)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
-    asked: list[CandidatePlan] = []
+    numbers: dict[int, int] = {}
 
-    def at(fitting: LagrangianSearch, price: float, close: float = 0.0) -> _PricedPlan:
-        asked.append(replace(fastest))
-        return _PricedPlan(price, asked[-1])
+    def plan_at(number: int) -> CandidatePlan:
+        plan = replace(fastest)
+        numbers[id(plan)] = number - 1
+        return plan
 
-    def needed(found: CandidatePlan) -> int:
-        number = next((number for number, each in enumerate(asked) if each is found), 0)
-        return round((1.2 - saved * max(number - 2, 0)) * search.limit_bytes)
-
-    monkeypatch.setattr(LagrangianSearch, "_evaluate", at)
-    monkeypatch.setattr(search, "bytes_needed", needed)
+    fitting = _ScriptedFit(search, fastest, math.inf, plan_at=plan_at)
     with pytest.raises(MemoryBudgetError):
-        LagrangianSearch(search, fastest, math.inf).find_best()
-    assert len(asked) == 2 + count
+        fitting.find_best()
+    assert len(fitting.asked) == 2 + count

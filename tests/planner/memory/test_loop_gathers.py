@@ -26,14 +26,14 @@ from tests.planner.programs import gpt2, lower, mlp
 STEP = lower(gpt2(layers=2, batch=32, length=32))
 
 
-def planned(text: str = STEP, hardware: str = "cpu", **options: object) -> tuple[Search, CandidatePlan]:
+def make_plan(text: str = STEP, hardware: str = "cpu", **options: object) -> tuple[Search, CandidatePlan]:
     chosen = PlanOptions(**{**ONE_WAY, "micro_batches": 2, **options})  # type: ignore[arg-type]
     search = Search(text, replace(CLUSTER, hardware=hardware), chosen)
     outcome = search.search_meshes()
     return search, outcome.evaluate(outcome.fastest)
 
 
-def carried_at(search: Search, found: CandidatePlan) -> MemoryConstraint:
+def carry_at(search: Search, found: CandidatePlan) -> MemoryConstraint:
     """Where a plan bounds, and nothing of it but what loops carry."""
     peak = search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
     return replace(NOTHING, loop_gathers=peak.loop_gathers)
@@ -43,52 +43,54 @@ def carried_at(search: Search, found: CandidatePlan) -> MemoryConstraint:
 def test_weights_gathered_for_a_loop_are_charged_no_more_than_they_take(hardware: str) -> None:
     """Most of what the memory model has of copies of arguments while the loop runs, and none where no weight is
     gathered. XLA:CPU makes ahead of loops what is the same in each pass."""
-    search, found = planned(hardware=hardware, force="fsdp")
-    model, peak = search.memory_model(found.chain.graph.variables.shared_layouts), carried_at(search, found)
+    search, result = make_plan(hardware=hardware, force="fsdp")
+    model, peak = search.memory_model(result.chain.graph.variables.shared_layouts), carry_at(search, result)
     arguments = {search.flow.nodes[node].instruction.name for node in search.flow.parameters}
-    taken = sum(held.size_bytes for held in found.live_buffers if held.is_added and held.name in arguments)
-    assert 0.9 * taken <= model.bytes_at(peak, found.decisions) <= taken
-    _, as_they_lie = planned(hardware=hardware, force="data")
+    taken = sum(held.size_bytes for held in result.live_buffers if held.is_added and held.name in arguments)
+    assert 0.9 * taken <= model.bytes_at(peak, result.decisions) <= taken
+    _, as_they_lie = make_plan(hardware=hardware, force="data")
     assert model.bytes_at(peak, as_they_lie.decisions) == 0
 
 
 def test_what_a_loop_makes_anew_in_each_pass_decides_for_each_argument_once() -> None:
-    search, found = planned(force="fsdp")
-    flow, carried = search.flow, carried_at(search, found).loop_gathers
+    search, result = make_plan(force="fsdp")
+    flow, carried = search.flow, carry_at(search, result).loop_gathers
     arguments = [argument_of_use(flow, reading) for reading in carried]
     assert len(set(arguments)) == len(arguments) >= 10
     assert set(arguments) <= set(flow.parameters)
     changing = {leaf for leaves in flow.entering.values() for leaf in leaves if len(flow.nodes[leaf[0]].uses) > 1}
     for node, _ in carried:  # which is not made ahead of the loop
-        made_of, known = [node], set[int]()
+        made_of, outcome = [node], set[int]()
         while made_of:
-            made_of = [use.source[0] for each in made_of for use in flow.nodes[each].uses if use.source[0] not in known]
-            known.update(made_of)
-        assert known & {leaf[0] for leaf in changing}
+            made_of = [
+                use.source[0] for each in made_of for use in flow.nodes[each].uses if use.source[0] not in outcome
+            ]
+            outcome.update(made_of)
+        assert outcome & {leaf[0] for leaf in changing}
     at_once = Search(STEP, CLUSTER, PlanOptions(**ONE_WAY, force="fsdp")).search_meshes()  # type: ignore[arg-type]
-    assert not carried_at(at_once.search, at_once.evaluate(at_once.fastest)).loop_gathers
+    assert not carry_at(at_once.search, at_once.evaluate(at_once.fastest)).loop_gathers
 
 
 def test_of_weights_that_are_rounded_ahead_of_loops_nothing_is_said() -> None:
-    search, _ = planned()
+    search, _ = make_plan()
     assert not find_loop_uses(search.flow, "roundings")
 
 
 def both_ways(text: str, price: float = 1.0) -> tuple[Search, CandidatePlan, CandidatePlan]:
     """Two plans that store little: one where what loops carry otherwise is free, and one where that is dear, too."""
-    search, found = planned(text)
-    peak = search.memory_model(found.chain.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
+    search, result = make_plan(text)
+    peak = search.memory_model(result.chain.graph.variables.shared_layouts).constraint_at_peak(result.decisions)
 
     def priced(*peaks: MemoryConstraint) -> CandidatePlan:
-        chain = found.chain.with_multipliers(Multipliers.split_equally(peaks, price))
-        return search.evaluate(found.chain, chain.solve(search.time_limit_s()), ())
+        chain = result.chain.with_multipliers(Multipliers.split_equally(peaks, price))
+        return search.evaluate(result.chain, chain.solve(search.time_limit_s()), ())
 
-    return search, priced(replace(peak, loop_gathers=frozenset())), priced(peak, carried_at(search, found))
+    return search, priced(replace(peak, loop_gathers=frozenset())), priced(peak, carry_at(search, result))
 
 
 def test_what_a_loop_carries_otherwise_has_a_price() -> None:
     search, gathering, thrifty = both_ways(STEP)
-    peak, chain = carried_at(search, gathering), gathering.chain
+    peak, chain = carry_at(search, gathering), gathering.chain
     model = search.memory_model(chain.graph.variables.shared_layouts)
     taken = [model.bytes_at(peak, each.decisions) for each in (gathering, thrifty)]
     assert taken[0] > taken[1]
@@ -100,7 +102,7 @@ def test_what_a_loop_carries_otherwise_has_a_price() -> None:
 
 def test_what_loops_carry_otherwise_are_terms_of_both_who_decide_it() -> None:
     search, gathering, thrifty = both_ways(STEP)
-    peak, graph = carried_at(search, gathering), gathering.chain.graph
+    peak, graph = carry_at(search, gathering), gathering.chain.graph
     model = search.memory_model(graph.variables.shared_layouts)
     first, second = gathering.solution.states, thrifty.solution.states
     different = [variable for variable in first if first[variable] != second[variable]]
@@ -127,9 +129,9 @@ def readings_of(step: Callable[[jax.Array, jax.Array], jax.Array], hoists: str) 
     arrays = [jax.ShapeDtypeStruct((8, 8), "float32")] * 2  # type: ignore[no-untyped-call]
     flow = Program(jax.jit(step, keep_unused=True).lower(*arrays).as_text("hlo"), PlanOptions()).flow
     weights = flow.parameters[0]
-    found = [each for by_argument in find_loop_uses(flow, hoists).values() for each in by_argument.get(weights, ())]
-    assert all(argument_of_use(flow, each) == weights for each in found)
-    return [flow.nodes[node].instruction.opcode for node, _ in found]
+    results = [each for by_argument in find_loop_uses(flow, hoists).values() for each in by_argument.get(weights, ())]
+    assert all(argument_of_use(flow, each) == weights for each in results)
+    return [flow.nodes[node].instruction.opcode for node, _ in results]
 
 
 def test_uses_in_loops_of_loops_are_gathered_ahead_of_all_of_them() -> None:

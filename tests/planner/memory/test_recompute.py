@@ -32,18 +32,18 @@ PROGRAM = gpt2(layers=2, batch=32, length=32)
 STEP = lower(PROGRAM)
 
 
-def planned(**options: object) -> Plan:
+def make_plan(**options: object) -> Plan:
     return plan(STEP, CLUSTER, PlanOptions(mesh={"data": DEVICES}, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def unlimited() -> Plan:
-    return planned()
+    return make_plan()
 
 
 @pytest.fixture(scope="module")
 def halved(unlimited: Plan) -> Plan:
-    return planned(memory_budget=unlimited.memory.peak_bytes // 2, micro_batches=1)
+    return make_plan(memory_budget=unlimited.memory.peak_bytes // 2, micro_batches=1)
 
 
 def random_kind(seed: int, count: int = 8) -> _SegmentKind:
@@ -74,7 +74,7 @@ def price_of(kind: _SegmentKind, again: set[int], price: float) -> float:
 
 @pytest.fixture(scope="module")
 def quartered(unlimited: Plan) -> Plan:
-    return planned(memory_budget=unlimited.memory.peak_bytes // 4)
+    return make_plan(memory_budget=unlimited.memory.peak_bytes // 4)
 
 
 def viewed(plan: Plan, arguments: list[np.ndarray]) -> list[np.ndarray]:
@@ -99,7 +99,7 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
     assert halved.cost.lower_bound_s <= halved.cost.step_s
     assert not unlimited.recomputed
     with pytest.raises(MemoryBudgetError, match="no plan over"):
-        planned(memory_budget=limit, remat="none", micro_batches=1)
+        make_plan(memory_budget=limit, remat="none", micro_batches=1)
 
 
 @pytest.mark.slow
@@ -107,14 +107,14 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
 def test_xla_confirms_memory_and_collectives(
     which: str, part: int, unlimited: Plan, request: pytest.FixtureRequest
 ) -> None:
-    made: Plan = request.getfixturevalue(which)
+    result: Plan = request.getfixturevalue(which)
     with CompileService(DEVICES) as service:
-        assert made.hlo_text is not None
-        memory = service.compile(made.hlo_text, made, want_executable=False, deadline_s=300).memory
+        assert result.hlo_text is not None
+        memory = service.compile(result.hlo_text, result, want_executable=False, deadline_s=300).memory
     assert memory is not None
     assert memory.peak_bytes <= unlimited.memory.peak_bytes // part
-    assert made.memory.peak_bytes == pytest.approx(memory.peak_bytes, rel=0.15)
-    proof = compile_and_prove(made)
+    assert result.memory.peak_bytes == pytest.approx(memory.peak_bytes, rel=0.15)
+    proof = compile_and_prove(result)
     assert proof.holds, proof.explain()
 
 
@@ -123,8 +123,8 @@ def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
     arguments = jax.tree.leaves(PROGRAM[1])
     assert quartered.hlo_text is not None
     found_all = run(quartered.hlo_text, viewed(quartered, arguments))
-    for expected, found in zip(run(STEP, arguments), found_all, strict=True):
-        np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(STEP, arguments), found_all, strict=True):
+        np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered: Plan) -> None:
@@ -136,7 +136,7 @@ def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered
 
 
 def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Plan) -> None:
-    full = planned(remat="full")
+    full = make_plan(remat="full")
     assert full.memory.temporaries_bytes < 0.5 * unlimited.memory.temporaries_bytes
     assert "Computed again for the backward pass" in explain_plan(full)
     assert decode(plan_to_json(full)) == full
@@ -159,18 +159,18 @@ def test_what_a_loop_keeps_for_its_backward_loop_is_computed_again() -> None:
     limit = whole.memory.peak_bytes // 2
     with pytest.raises(MemoryBudgetError, match="no plan over"):
         plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
-    assert made.memory.peak_bytes <= limit
-    assert any("in its loop" in segment.name and segment.saved_bytes for segment in made.recomputed)
-    assert made.hlo_text is not None
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert step_plan.memory.peak_bytes <= limit
+    assert any("in its loop" in segment.name and segment.saved_bytes for segment in step_plan.recomputed)
+    assert step_plan.hlo_text is not None
     with CompileService(DEVICES) as service:
-        memory = service.compile(made.hlo_text, made, want_executable=False, deadline_s=300).memory
+        memory = service.compile(step_plan.hlo_text, step_plan, want_executable=False, deadline_s=300).memory
     assert memory is not None
     assert memory.peak_bytes <= limit
-    assert compile_and_prove(made).holds
+    assert compile_and_prove(step_plan).holds
     arguments = jax.tree.leaves(program[1])
-    for expected, found in zip(run(step, arguments), run(made.hlo_text, viewed(made, arguments)), strict=True):
-        np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(step, arguments), run(step_plan.hlo_text, viewed(step_plan, arguments)), strict=True):
+        np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
@@ -178,9 +178,9 @@ def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
     step = lower(volumes(layers=8, batch=512))
     options = PlanOptions(mesh={"data": DEVICES}, micro_batches=1)
     limit = plan(step, CLUSTER, options).memory.peak_bytes * 6 // 10
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit))
-    assert made.memory.peak_bytes <= limit
-    assert made.recomputed
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit))
+    assert step_plan.memory.peak_bytes <= limit
+    assert step_plan.recomputed
 
 
 def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
@@ -188,17 +188,17 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     options = PlanOptions(mesh={"data": DEVICES})
     whole = plan(step, CLUSTER, options)
     limit = whole.memory.peak_bytes * 6 // 10
-    made = plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
-    assert made.memory.peak_bytes <= limit
-    assert made.micro_batches > 1
+    step_plan = plan(step, CLUSTER, replace(options, memory_budget=limit, remat="none"))
+    assert step_plan.memory.peak_bytes <= limit
+    assert step_plan.micro_batches > 1
 
 
 def test_refusal_says_what_takes_most_and_what_would_do() -> None:
     with pytest.raises(MemoryBudgetError) as refused:
-        planned(memory_budget=60_000, micro_batches=1, remat="none")
+        make_plan(memory_budget=60_000, micro_batches=1, remat="none")
     message = str(refused.value)
     assert "kept free for what predictions miss" in message
     assert re.search(r"of what the program computes, [0-9.]+ [KM]iB of programs\.py:\d+", message)
     allowed = re.search(r"allow ([0-9.]+) MiB \(1 % to spare\), make the batch smaller", message)
     assert allowed
-    assert planned(memory_budget=int(float(allowed[1]) * 2**20), micro_batches=1, remat="none").memory.peak_bytes
+    assert make_plan(memory_budget=int(float(allowed[1]) * 2**20), micro_batches=1, remat="none").memory.peak_bytes

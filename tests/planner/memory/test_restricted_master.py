@@ -129,17 +129,17 @@ def test_a_mixture_is_the_fastest_that_there_is_room_for(
     plans = [fast.solution.states, thrifty.solution.states]
     saved = [model.bytes_at(p, fast.decisions) - model.bytes_at(p, thrifty.decisions) for p in peaks]
     room = [(peak, -part * max(each, 0.0)) for peak, each in zip(peaks, saved, strict=True)]
-    found = merge_solutions(fast.chain, plans, room, 20.0)
-    assert found is not None
-    assert all(state in {each[variable] for each in plans} for variable, state in found.items())
+    result = merge_solutions(fast.chain, plans, room, 20.0)
+    assert result is not None
+    assert all(state in {each[variable] for each in plans} for variable, state in result.items())
     for peak, beside in room:
-        taken = model.bytes_at(peak, decide(fast.chain.graph, found)) - model.bytes_at(peak, fast.decisions)
+        taken = model.bytes_at(peak, decide(fast.chain.graph, result)) - model.bytes_at(peak, fast.decisions)
         assert taken <= beside + 0.01 * max(saved)
     merged = _RestrictedMaster.of(fast.chain, plans, is_alike=False)
     rows = [replace(row, limit=max(row.limit, 1.0)) for row in (merged.build_row(*each) for each in room)]
     whole = ilp.solve(merged.problem, time_limit_s=20.0, rows=rows, gap=1e-6)
-    assert seconds(fast.chain, merged.to_states(whole.states)) == pytest.approx(seconds(fast.chain, found), rel=2e-3)
-    assert seconds(fast.chain, plans[0]) <= seconds(fast.chain, found) <= seconds(fast.chain, plans[1]) * (1 + 1e-9)
+    assert seconds(fast.chain, merged.to_states(whole.states)) == pytest.approx(seconds(fast.chain, result), rel=2e-3)
+    assert seconds(fast.chain, plans[0]) <= seconds(fast.chain, result) <= seconds(fast.chain, plans[1]) * (1 + 1e-9)
 
 
 def test_where_there_is_no_room_there_is_no_mixture(
@@ -184,9 +184,9 @@ def test_plans_that_were_descended_to_apart_are_plans_of_one_chain() -> None:
     fine = Mesh.of({"data": 2, "model": 2, "sequence": 2})
     at, axes = lift_plan(coarse, coarse.solve(20.0).states, fine)
     near, solved = descend(coarse, at, searched.refine_graph(coarse, fine), axes, time_limit_s=20.0)
-    found = searched.evaluate(near, solved, ())
-    peak = searched.memory_model(near.graph.variables.shared_layouts).constraint_at_peak(found.decisions)
-    price = Multipliers(constraints=((peak, 32 * found.cost.step_s / found.memory.peak_bytes),))
+    candidate = searched.evaluate(near, solved, ())
+    peak = searched.memory_model(near.graph.variables.shared_layouts).constraint_at_peak(candidate.decisions)
+    price = Multipliers(constraints=((peak, 32 * candidate.cost.step_s / candidate.memory.peak_bytes),))
     others, saving = descend(coarse, at, near.graph, axes, time_limit_s=20.0, price=price)
     both, (first, second, third) = to_one_chain(
         [(near, solved.states), (others, saving.states), (near, dict(solved.states))]

@@ -40,9 +40,11 @@ def mean_of_small_batches(program: Program, batch: int) -> list[np.ndarray]:
     ids=["batch norm", "expert capacity", "maximum"],
 )
 def test_every_micro_batch_is_a_batch_of_its_own(program: Any, batch: int, note: str) -> None:
-    made = program()
-    split = split_step(parse(lower(made)), INEXACT)
-    assert_equal(mean_of_small_batches(made, batch), run_accumulated(accumulate_step(split, PARTS), arguments_of(made)))
+    result = program()
+    split = split_step(parse(lower(result)), INEXACT)
+    assert_equal(
+        mean_of_small_batches(result, batch), run_accumulated(accumulate_step(split, PARTS), arguments_of(result))
+    )
     assert split.notes
     assert all(each.startswith("inexact: ") for each in split.notes)
     assert any(note in each for each in split.notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -33,11 +32,10 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def program(name: str, monkeypatch: pytest.MonkeyPatch) -> Program:
+def program(name: str) -> Program:
     """The model's step with plain gradient descent, and numbers to run it on."""
     module, changes = MODELS[name]
-    monkeypatch.setattr(module, "training_case", partial(module.training_case, optimizer=optax.sgd(0.1)))
-    case = module.build(devices=1, batch_per_device=4, **changes)
+    case = module.build(devices=1, optimizer=optax.sgd(0.1), batch_per_device=4, **changes)
     random = np.random.default_rng(0)
 
     def values(aval: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -50,9 +48,9 @@ def program(name: str, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_equals_the_whole_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = program(name, monkeypatch)
-    text, arguments = lower(made), arguments_of(made)
+def test_equals_the_whole_batch(name: str) -> None:
+    result = program(name)
+    text, arguments = lower(result), arguments_of(result)
     split = split_step(parse(text))
     assert all(along.dim == 0 for along in split.batch.values())
     assert_equal(run(text, arguments), run_accumulated(accumulate_step(split, 2), arguments))

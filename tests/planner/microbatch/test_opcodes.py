@@ -81,9 +81,9 @@ class Bundle:
             called[name] = copies
             attributes[name] = edit.attribute(name, f"%{copies[0].name}")
         changes = {"attributes": attributes, "called": called, "is_root": False}
-        made = edit.copy_of(source, operands, name=f"case.{number}", **changes)
-        self.entry.append(made)
-        self.made.append(made)
+        result = edit.copy_of(source, operands, name=f"case.{number}", **changes)
+        self.entry.append(result)
+        self.made.append(result)
 
     def _operand(self, name: str, operand: Instruction, kind: Kind) -> Instruction:
         shape = operand.shape
@@ -98,19 +98,19 @@ class Bundle:
                 "dimensions": edit.int_list("dimensions", [0]),
                 "to_apply": edit.attribute("to_apply", "%add"),
             }
-            made = Instruction(name, "reduce", shape, (terms, self.zero), attributes, {"to_apply": (self.add,)})
-            self.entry.append(made)
-            return made
-        made = self._parameter(name, shape)
+            result = Instruction(name, "reduce", shape, (terms, self.zero), attributes, {"to_apply": (self.add,)})
+            self.entry.append(result)
+            return result
+        result = self._parameter(name, shape)
         if isinstance(kind, Along):
-            self.batch[made.index] = kind
-        return made
+            self.batch[result.index] = kind
+        return result
 
     def _parameter(self, name: str, shape: ArrayShape) -> Instruction:
-        made = Instruction(name, "parameter", shape, index=len(self.parameters))
-        self.parameters.append(made)
-        self.entry.append(made)
-        return made
+        instruction = Instruction(name, "parameter", shape, index=len(self.parameters))
+        self.parameters.append(instruction)
+        self.entry.append(instruction)
+        return instruction
 
     def _leaves(self, made: Instruction) -> Iterator[Instruction]:
         if not isinstance(made.shape, TupleShape):
@@ -135,10 +135,10 @@ def _copy(region: Computation, name: str) -> Computation:
 
 def trials_of(cases: Sequence[Case]) -> list[Trial]:
     """Every operand along every dimension that is even, and as a sum; no more than micro-batches can compute."""
-    found = [Trial(case.instruction, leaf, kind) for case in cases for leaf, kind in _kinds(case.instruction)]
-    bundle = Bundle(found)
+    results = [Trial(case.instruction, leaf, kind) for case in cases for leaf, kind in _kinds(case.instruction)]
+    bundle = Bundle(results)
     _, labels = label_step(bundle.module, bundle.batch)
-    return [t for t, made in zip(found, bundle.made, strict=True) if DONE not in labels.kinds[made]]
+    return [t for t, made in zip(results, bundle.made, strict=True) if DONE not in labels.kinds[made]]
 
 
 def _kinds(instruction: Instruction) -> Iterator[tuple[int, Kind]]:
@@ -174,11 +174,11 @@ def check(trials: Sequence[Trial]) -> None:
     module = accumulate_step(cut_step(bundle.module, bundle.batch, *label_step(bundle.module, bundle.batch)), PARTS)
     stored = [a.reshape(p.shape.leaves[0].dimensions) for a, p in zip(arguments, module.entry.parameters, strict=True)]
     expected = run(bundle.module.to_text(), arguments)
-    found = run(module.to_text(), stored)
+    result = run(module.to_text(), stored)
     owners = [trial for trial, made in zip(trials, bundle.made, strict=True) for _ in made.shape.leaves]
     wrong = [
         str(trial)
-        for trial, want, got in zip(owners, expected, found, strict=True)
+        for trial, want, got in zip(owners, expected, result, strict=True)
         if not np.allclose(want, got, rtol=1e-4, atol=1e-5, equal_nan=True)
     ]
     assert not wrong, "\n".join(wrong)
@@ -193,13 +193,13 @@ def trials() -> list[Trial]:
 def sample(trials: Sequence[Trial]) -> list[Trial]:
     """Of each opcode, operand and kind of kind the first, and every twelfth further one."""
     seen: Counter[object] = Counter()
-    found = []
+    results = []
     for trial in trials:
         key = (trial.instruction.opcode, trial.leaf, type(trial.kind))
         if seen[key] % 12 == 0:
-            found.append(trial)
+            results.append(trial)
         seen[key] += 1
-    return found
+    return results
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ def expert_capacity() -> Program:
         gates = jax.nn.softmax(tokens @ p["gate"])
         chosen = jax.nn.one_hot(jnp.argmax(gates, -1), 2)
         place = jnp.cumsum(chosen, axis=0) * chosen
-        kept = chosen * (place <= LENGTH)
-        return jnp.mean(jnp.einsum("te,td,edf->tf", kept * gates, tokens, p["up"]) ** 2)
+        result = chosen * (place <= LENGTH)
+        return jnp.mean(jnp.einsum("te,td,edf->tf", result * gates, tokens, p["up"]) ** 2)
 
     return descent(loss, params, normal(3, BATCH, LENGTH, WIDTH))
 
@@ -65,7 +65,7 @@ def inside_a_loop() -> Program:
     return descent(loss, params, normal(2, BATCH, WIDTH))
 
 
-def refused(program: Program) -> tuple[MicroBatchError, Instruction]:
+def refusal_of(program: Program) -> tuple[MicroBatchError, Instruction]:
     """The error, and the instruction that it names first."""
     module = parse(lower(program))
     with pytest.raises(MicroBatchError) as caught:
@@ -86,7 +86,7 @@ def refused(program: Program) -> tuple[MicroBatchError, Instruction]:
     ids=["batch norm", "expert capacity", "maximum", "contrastive", "inside a loop"],
 )
 def test_names_what_needs_the_whole_batch(program: Any, opcode: str, line: str) -> None:
-    error, named = refused(program())
+    error, named = refusal_of(program())
     assert named.opcode == opcode
     file, number = error.where.split(", ")[1].split(" ")[0].rsplit(":", 1)
     with open(file) as source:

@@ -46,8 +46,8 @@ def run_parts(split: StepSplit, arguments: list[np.ndarray], micro_batches: int)
     """Micro-batch after micro-batch, terms added and parts put together by numpy, then the once part."""
     micro = micro_module(split, micro_batches)
     program = compiled(micro.module.to_text())
-    made = [run(program, inputs(split, micro, arguments, micro_batches, i)) for i in range(micro_batches)]
-    values = {shared: finished(shared, [m[k] for m in made]) for k, shared in enumerate(split.shared)}
+    results = [run(program, inputs(split, micro, arguments, micro_batches, i)) for i in range(micro_batches)]
+    values = {shared: finish(shared, [m[k] for m in results]) for k, shared in enumerate(split.shared)}
     once = once_module(split)
     read = [arguments[i.number] if isinstance(i, Argument) else values[i] for i in once.inputs]  # type: ignore[index]
     return run(once.module.to_text(), read)
@@ -56,19 +56,19 @@ def run_parts(split: StepSplit, arguments: list[np.ndarray], micro_batches: int)
 def inputs(
     split: StepSplit, part: PartModule, arguments: list[np.ndarray], micro_batches: int, index: int
 ) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     for each in part.inputs:
         if not isinstance(each, Argument):
-            found.append(np.int32(index))
+            results.append(np.int32(index))
         elif each.local:
             dim = split.batch[each.number].dim
-            found.append(np.split(arguments[each.number], micro_batches, axis=dim)[index])
+            results.append(np.split(arguments[each.number], micro_batches, axis=dim)[index])
         else:
-            found.append(arguments[each.number])
-    return found
+            results.append(arguments[each.number])
+    return results
 
 
-def finished(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
+def finish(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
     if isinstance(shared.kind, Along):
         dim, outer = shared.kind.dim, shared.kind.outer
         blocks = [v.reshape(*v.shape[:dim], outer, -1, *v.shape[dim + 1 :]) for v in values]

@@ -20,12 +20,12 @@ Case = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]
 
 def chunk_of(module: Module) -> dict[str, int]:
     """Chunks by instruction, from the scopes."""
-    found = {}
+    entries = {}
     for instruction in module.entry:
         scopes = re.findall(r"chunk(\d+)", instruction.op_name)
         if scopes:
-            found[instruction.name] = int(scopes[-1])
-    return found
+            entries[instruction.name] = int(scopes[-1])
+    return entries
 
 
 def normal(seed: int, *shape: int, scale: float = 0.3) -> np.ndarray:
@@ -192,12 +192,12 @@ def moe(chunks: int = 2, layers: int = 2, experts: int = 4, batch: int = 8, leng
         gates = jax.nn.softmax(x @ p["gate"])
         chosen = jax.nn.one_hot(jnp.argmax(gates, -1), experts)
         place = jnp.cumsum(chosen, 1) * chosen - 1
-        kept = chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), capacity)
-        inside = jnp.einsum("bsec,bsd->becd", kept, x)
-        made = jnp.einsum("becf,efd->becd", jax.nn.relu(jnp.einsum("becd,edf->becf", inside, p["w"])), p["v"])
+        outcome = chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), capacity)
+        inside = jnp.einsum("bsec,bsd->becd", outcome, x)
+        result = jnp.einsum("becf,efd->becd", jax.nn.relu(jnp.einsum("becd,edf->becf", inside, p["w"])), p["v"])
         weight = (gates * chosen).sum(-1, keepdims=True)
         balance = (gates.mean(1) * chosen.mean(1)).sum(-1).mean()
-        return x + weight * jnp.einsum("bsec,becd->bsd", kept, made), balance
+        return x + weight * jnp.einsum("bsec,becd->bsd", outcome, result), balance
 
     def loss(p: Any, x: Any, y: Any) -> Any:
         balance = 0.0
@@ -264,8 +264,8 @@ def tied(chunks: int = 2, vocabulary: int = 64, width: int = 8, length: int = 4,
             x = p["table"][tokens[:, :-1]]
         for i, w in enumerate(p["w"]):
             with jax.named_scope(f"chunk{i}"):
-                kept = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, x.shape)
-                x = x + jnp.where(kept, jnp.tanh(x @ w), 0) / 0.8
+                result = jax.random.bernoulli(jax.random.fold_in(key, i), 0.8, x.shape)
+                x = x + jnp.where(result, jnp.tanh(x @ w), 0) / 0.8
         with jax.named_scope(f"chunk{chunks - 1}"):
             return optax.softmax_cross_entropy_with_integer_labels(x @ p["table"].T, tokens[:, 1:]).mean()
 

@@ -19,7 +19,7 @@ from tests.planner.pipeline.cases import Case, chunk_of
 from tests.planner.pipeline.executor import Executor
 
 
-def lowered(case: Case) -> tuple[str, Module]:
+def lower_text(case: Case) -> tuple[str, Module]:
     """HLO text of a case, and its module with calls written out."""
     step, arguments, donated = case
 
@@ -27,8 +27,8 @@ def lowered(case: Case) -> tuple[str, Module]:
         return step(*arguments)
 
     with keep_annotations():
-        made = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
-    text = made.as_text("hlo", debug_info=True)
+        lowering = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments)
+    text = lowering.as_text("hlo", debug_info=True)
     return text, inline_calls(parse(text))
 
 
@@ -36,7 +36,7 @@ def pipeline(
     case: Case, *, stages: int, micro_batches: int, schedule: str, devices: int = 1, chunks: int = 1
 ) -> PipelinePlan:
     """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
-    text, module = lowered(case)
+    text, module = lower_text(case)
     choice = PipelineSpec(
         module=module,
         groups=tuple(StageGroup(first_device=s * devices, mesh=Mesh.of({"data": devices})) for s in range(stages)),
@@ -56,9 +56,9 @@ def assert_follows_jax(case: Case, plan: PipelinePlan, steps: int = 3) -> None:
     state = len(jax.tree.leaves(arguments[: len(donated)]))
     executor, ours, theirs = Executor(plan), list(flat), arguments
     for _ in range(steps):
-        made, expected = executor.step(ours), reference(*theirs)
-        for a, b in zip(made, jax.tree.leaves(expected), strict=True):
+        result, expected = executor.step(ours), reference(*theirs)
+        for a, b in zip(result, jax.tree.leaves(expected), strict=True):
             assert a.shape == b.shape
             assert np.linalg.norm(a - np.asarray(b)) <= 1e-5 * max(1e-3, np.linalg.norm(b))
-        ours = made[:state] + flat[state:]
+        ours = result[:state] + flat[state:]
         theirs = (*expected[: len(donated)], *arguments[len(donated) :]) if isinstance(expected, tuple) else arguments

@@ -16,7 +16,7 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.shardings import Mesh
 
 
-def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:
+def make_plan(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:
     step, arguments, donated = case
     lowered = jax.jit(step, keep_unused=True, donate_argnums=donated).lower(*arguments)
     text = lowered.as_text("hlo", debug_info=True)
@@ -30,32 +30,32 @@ def planned(case: cases.Case, stages: int, schedule: str) -> PipelinePlan:
 
 def dots(plan: PipelinePlan, kind: str, chunk: int) -> int:
     """Matrix products of a chunk's program; 0 where it has none of that kind."""
-    found = [program for program in plan.programs if program.kind == kind and program.chunk == chunk]
-    return sum(each.opcode == "dot" for program in found for each in program.plan.instructions)
+    results = [program for program in plan.programs if program.kind == kind and program.chunk == chunk]
+    return sum(each.opcode == "dot" for program in results for each in program.plan.instructions)
 
 
 def test_the_step_is_what_it_was_and_takes_less_time() -> None:
     case, stages = cases.mlp(3), 3
-    plan, before = planned(case, stages, "zero-bubble"), planned(case, stages, "1f1b")
+    plan, before = make_plan(case, stages, "zero-bubble"), make_plan(case, stages, "1f1b")
     assert plan.step_s < before.step_s
     assert plan.bubble_fraction < before.bubble_fraction
     done = Executor(plan).step(jax.tree.leaves(case[1]))
-    for wanted, found in zip(jax.tree.leaves(jax.jit(case[0])(*case[1])), done, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * (float(np.linalg.norm(wanted)) + 1e-9))
+    for wanted, item in zip(jax.tree.leaves(jax.jit(case[0])(*case[1])), done, strict=True):
+        np.testing.assert_allclose(item, wanted, rtol=0, atol=1e-5 * (float(np.linalg.norm(wanted)) + 1e-9))
 
 
 @pytest.mark.slow
 def test_what_a_loop_carries_is_not_delayed_before_the_loop() -> None:
     """Dropout's random bits are made by loops, which read what they carry as a tuple."""
     case = cases.gpt2(dropout=0.1)
-    done = Executor(planned(case, 2, "zero-bubble")).step(jax.tree.leaves(case[1]))
-    for wanted, found in zip(jax.tree.leaves(jax.jit(case[0])(*case[1])), done, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * (float(np.linalg.norm(wanted)) + 1e-9))
+    done = Executor(make_plan(case, 2, "zero-bubble")).step(jax.tree.leaves(case[1]))
+    for wanted, item in zip(jax.tree.leaves(jax.jit(case[0])(*case[1])), done, strict=True):
+        np.testing.assert_allclose(item, wanted, rtol=0, atol=1e-5 * (float(np.linalg.norm(wanted)) + 1e-9))
 
 
 def test_what_nobody_waits_for_is_delayed_and_nothing_is_computed_twice() -> None:
     case = cases.mlp(3)
-    plan, before = planned(case, 3, "zero-bubble"), planned(case, 3, "1f1b")
+    plan, before = make_plan(case, 3, "zero-bubble"), make_plan(case, 3, "1f1b")
     # Two products a chunk forward. Backward: two for what it was sent (the first chunk: one, between its own), and two
     # for its variables.
     assert [dots(plan, "forward", chunk) for chunk in range(3)] == [2, 2, 0]

@@ -10,7 +10,7 @@ import pytest
 import shardwright as sw
 from shardwright.plans.pipeline_plan import PipelinePlan
 from tests.planner.pipeline import cases
-from tests.planner.pipeline.planned import assert_follows_jax, lowered, pipeline
+from tests.planner.pipeline.planned import assert_follows_jax, lower_text, pipeline
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_outputs_of_every_kind():
 def test_scanned_layers_are_stored_in_rows():
     """The search splits the loop where stages meet: each keeps its rows of every stacked array."""
     case = cases.scanned()
-    plan = sw.plan(lowered(case)[0], 4, stages=2, micro_batches=4, schedule="1f1b", cache=False)
+    plan = sw.plan(lower_text(case)[0], 4, stages=2, micro_batches=4, schedule="1f1b", cache=False)
     assert isinstance(plan, PipelinePlan)
     assert_follows_jax(case, plan)
     rows = {entry.rows: entry.stage for entry in plan.arguments if entry.rows}

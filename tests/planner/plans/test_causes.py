@@ -33,15 +33,15 @@ def causes(text: str, force: str, kind: str) -> set[str]:
 
 
 def test_gradients_carry_the_names_of_what_they_update(text: str) -> None:
-    found = causes(text, "data", "all-reduce")
+    result = causes(text, "data", "all-reduce")
     names = {"params['wte']", "params['wpe']", "params['ln']['g']"} | {
         f"params['h{i}']['{layer}']['{part}']"
         for i in range(2)
         for layer, parts in {"ln1": "gb", "qkv": "wb", "proj": "wb", "ln2": "gb", "fc": "wb", "out": "wb"}.items()
         for part in parts
     }
-    assert {f"gradient of {name}" for name in names} <= found
-    (loss,) = (cause for cause in found if not cause.startswith("gradient of"))
+    assert {f"gradient of {name}" for name in names} <= result
+    (loss,) = (cause for cause in result if not cause.startswith("gradient of"))
     assert re.fullmatch(r"partial sum of sum \(programs\.py:\d+\)", loss)
 
 
@@ -50,20 +50,20 @@ def test_a_maximum_is_called_no_sum() -> None:
         return x.max(), jnp.zeros(3).at[at].max(x)
 
     arrays = jax.ShapeDtypeStruct((64,), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.int32)
-    found = causes(lower((step, arrays, ())), "data", "all-reduce")
-    assert {cause.split(" (")[0] for cause in found} == {"partial maximum of maximum", "partial maximum of scatter"}
+    result = causes(lower((step, arrays, ())), "data", "all-reduce")
+    assert {cause.split(" (")[0] for cause in result} == {"partial maximum of maximum", "partial maximum of scatter"}
 
 
 def test_gathered_weights_are_named_with_their_use(text: str) -> None:
-    found = causes(text, "fsdp", "all-gather")
+    result = causes(text, "fsdp", "all-gather")
     for name in ("params['h0']['qkv']['w']", "params['h1']['out']['w']", "params['wte']"):
-        assert any(cause.startswith(f"{name} for ") and "(programs.py:" in cause for cause in found), name
+        assert any(cause.startswith(f"{name} for ") and "(programs.py:" in cause for cause in result), name
 
 
 def test_sums_inside_a_loop_name_what_they_update_or_their_line() -> None:
-    found = causes(lower(scan()), "data", "all-reduce")
-    assert {"gradient of params['w']", "gradient of params['b']"} <= found
-    assert all(cause.startswith("gradient of params[") or "(programs.py:" in cause for cause in found)
+    result = causes(lower(scan()), "data", "all-reduce")
+    assert {"gradient of params['w']", "gradient of params['b']"} <= result
+    assert all(cause.startswith("gradient of params[") or "(programs.py:" in cause for cause in result)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def test_layers_of_a_stack_are_named_by_their_stack(stacked: str) -> None:
     flow = build_dataflow(inline_calls(parse(stacked)))
     words = Causes(flow, argument_names(flow, ()), output_names(flow, ()))
     dots = [node for node in flow.nodes if node.instruction.opcode == "dot"]
-    found = {words.move(node, use) for node in dots for use in node.uses}
+    values = {words.move(node, use) for node in dots for use in node.uses}
     for start in (
         r"params\['up'\]\[i\] for matmul",
         r"params\['down'\]\[i\] for matmul",
         r"params\['up'\]\[i\] for backward matmul",
         r"saved result of tanh \(test_causes\.py:\d+\) for backward matmul",
     ):
-        assert any(re.match(start, cause) for cause in found), (start, found)
+        assert any(re.match(start, cause) for cause in values), (start, values)
 
 
 def test_what_a_loop_carries_names_the_loop(stacked: str) -> None:

@@ -51,29 +51,29 @@ def sizes_of_combined(made: Plan) -> list[int]:
 
 def test_gradients_are_combined_as_xla_gpu_combines_them() -> None:
     """24 gradients of 4 MiB: XLA:GPU (jaxlib 0.10.2, A100) leaves 4 all-reduces, up to 30 MiB each."""
-    made = plan(layers(24, 1024), EIGHT, PlanOptions(force="data"))
-    assert all(each.kind == "all-reduce" for each in made.collectives)
-    large = [each for each in made.collectives if each.payload_bytes == 4 << 20]
+    step_plan = plan(layers(24, 1024), EIGHT, PlanOptions(force="data"))
+    assert all(each.kind == "all-reduce" for each in step_plan.collectives)
+    large = [each for each in step_plan.collectives if each.payload_bytes == 4 << 20]
     assert len(large) == 24
     assert len({each.combined for each in large}) == 4
     assert max(Counter(each.combined for each in large).values()) == 7
-    assert count_combined(made.collectives) <= 5  # and the loss, where it comes before the gradients
+    assert count_combined(step_plan.collectives) <= 5  # and the loss, where it comes before the gradients
 
 
 def test_what_waits_for_another_one_is_not_combined() -> None:
     """Of two products in a row, split by columns and by rows, the second ends in a sum that the next one waits for."""
-    made = plan(layers(4, 256), EIGHT, PlanOptions(force="megatron"))
-    chain = [each for each in made.collectives if each.axes == ("model",) and each.instruction.startswith("dot")]
+    step_plan = plan(layers(4, 256), EIGHT, PlanOptions(force="megatron"))
+    chain = [each for each in step_plan.collectives if each.axes == ("model",) and each.instruction.startswith("dot")]
     assert len(chain) >= 3
     assert count_combined(chain) == len(chain)
 
 
 def test_combined_collectives_pay_one_latency() -> None:
-    made = plan(layers(24, 1024), EIGHT, PlanOptions(force="data", mesh={"data": 8}))
+    step_plan = plan(layers(24, 1024), EIGHT, PlanOptions(force="data", mesh={"data": 8}))
     profile = hardware_profile("a100")
     link = profile.intra_node
-    for number in {each.combined for each in made.collectives if each.combined}:
-        members = [each for each in made.collectives if each.combined == number]
+    for number in {each.combined for each in step_plan.collectives if each.combined}:
+        members = [each for each in step_plan.collectives if each.combined == number]
         sending_s = (
             sum(each.wire_bytes for each in members) / link.bandwidth_bytes_per_s / profile.collective_efficiency
         )
@@ -99,11 +99,11 @@ def test_shares_of_a_latency_add_up_to_no_more_than_are_paid(kind: str) -> None:
 
 @pytest.mark.parametrize("build", [gpt2, mlp])
 def test_no_plan_on_fewer_axes_is_nearly_as_fast(build: Any) -> None:
-    made = plan(lower(build()), EIGHT, PlanOptions())
-    axes = len(made.mesh.axes)
-    fewer = [each.step_s for each in made.candidates if each.step_s and len(each.mesh.axes) < axes]
-    fastest_s = min(each.step_s for each in made.candidates if each.step_s)
-    assert made.cost.step_s <= fastest_s * 1.0101
+    step_plan = plan(lower(build()), EIGHT, PlanOptions())
+    axes = len(step_plan.mesh.axes)
+    fewer = [each.step_s for each in step_plan.candidates if each.step_s and len(each.mesh.axes) < axes]
+    fastest_s = min(each.step_s for each in step_plan.candidates if each.step_s)
+    assert step_plan.cost.step_s <= fastest_s * 1.0101
     assert all(step_s > fastest_s * 1.0099 for step_s in fewer)
 
 
@@ -118,6 +118,6 @@ def test_a_profile_of_ones_own_is_read_and_refused_by_name(tmp_path: Path) -> No
 
 
 def test_a_plan_that_experts_write_says_so_in_its_first_line() -> None:
-    made = plan(layers(4, 256), EIGHT, PlanOptions())
-    assert "known as 'replicated'" in made.cost.bound_scope  # so small that no collective pays
-    assert "replicated, found by search" in explain_plan(made).splitlines()[1]
+    step_plan = plan(layers(4, 256), EIGHT, PlanOptions())
+    assert "known as 'replicated'" in step_plan.cost.bound_scope  # so small that no collective pays
+    assert "replicated, found by search" in explain_plan(step_plan).splitlines()[1]

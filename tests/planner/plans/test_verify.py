@@ -33,7 +33,7 @@ def train_step(parameters: Any, x: jax.Array, y: jax.Array) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradients), value
 
 
-def lowered_text() -> str:
+def lower_to_text() -> str:
     shapes = [[(32, 64), (64,), (64, 16)], (16, 32), (16, 16)]
     arguments = jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, "f4"), shapes, is_leaf=lambda each: isinstance(each, tuple)
@@ -43,12 +43,12 @@ def lowered_text() -> str:
 
 @pytest.fixture(scope="module")
 def good() -> tuple[Module, Plan]:
-    text = lowered_text()
+    text = lower_to_text()
     plan = make_plan(text, Cluster.local(8), PlanOptions(mesh={"data": 2, "model": 4}, force="mixed"))
     return parse(plan.require_hlo()), plan  # calls are written out
 
 
-def refused(module: Module, plan: Plan, *words: str) -> None:
+def refusal_of(module: Module, plan: Plan, *words: str) -> None:
     with pytest.raises(PlanCheckError) as caught:
         check_plan(module, plan)
     for word in words:
@@ -81,37 +81,37 @@ def test_good_plans_pass(good: tuple[Module, Plan]) -> None:
 def test_missing_extra_and_double_entries(good: tuple[Module, Plan]) -> None:
     module, plan = good
     first = plan.instructions[0]
-    refused(module, replace(plan, instructions=plan.instructions[1:]), first.name, "has no entry")
-    refused(module, replace(plan, instructions=(*plan.instructions, first)), first.name, "two entries")
+    refusal_of(module, replace(plan, instructions=plan.instructions[1:]), first.name, "has no entry")
+    refusal_of(module, replace(plan, instructions=(*plan.instructions, first)), first.name, "two entries")
     stranger = replace(first, name="stranger")
-    refused(module, replace(plan, instructions=(*plan.instructions, stranger)), "stranger", "no such instruction")
+    refusal_of(module, replace(plan, instructions=(*plan.instructions, stranger)), "stranger", "no such instruction")
     moved = swap(plan, first, computation="elsewhere")
-    refused(module, moved, "elsewhere", "no such instruction")
+    refusal_of(module, moved, "elsewhere", "no such instruction")
 
 
 def test_another_program(good: tuple[Module, Plan]) -> None:
     module, plan = good
-    refused(module, replace(plan, module_name="other"), "other")
-    refused(module, replace(plan, hlo_text="HloModule other"), "hlo_sha256")
+    refusal_of(module, replace(plan, module_name="other"), "other")
+    refusal_of(module, replace(plan, hlo_text="HloModule other"), "hlo_sha256")
 
 
 def test_wrong_form(good: tuple[Module, Plan]) -> None:
     module, plan = good
     dot = find(plan, lambda entry: entry.opcode == "dot")
-    refused(module, swap(plan, dot, opcode="add"), dot.name, "planned as add")
-    refused(module, swap(plan, dot, operands=dot.operands[:1]), dot.name, "1 operands")
-    refused(module, swap(plan, dot, result=(TensorSharding.replicated(3),)), dot.name, "rank 2")
-    refused(module, swap(plan, dot, result=()), dot.name, "0 shardings")
+    refusal_of(module, swap(plan, dot, opcode="add"), dot.name, "planned as add")
+    refusal_of(module, swap(plan, dot, operands=dot.operands[:1]), dot.name, "1 operands")
+    refusal_of(module, swap(plan, dot, result=(TensorSharding.replicated(3),)), dot.name, "rank 2")
+    refusal_of(module, swap(plan, dot, result=()), dot.name, "0 shardings")
     ghost = TensorSharding((("ghost",), ()))
-    refused(module, swap(plan, dot, result=(ghost,)), dot.name, "ghost")
-    refused(module, swap(plan, dot, partial=("ghost",)), dot.name, "ghost")
-    refused(module, swap(plan, dot, result=(TensorSharding((("model", "data"), ())),)), "out of mesh order")
+    refusal_of(module, swap(plan, dot, result=(ghost,)), dot.name, "ghost")
+    refusal_of(module, swap(plan, dot, partial=("ghost",)), dot.name, "ghost")
+    refusal_of(module, swap(plan, dot, result=(TensorSharding((("model", "data"), ())),)), "out of mesh order")
 
 
 def test_every_sharding_counts(good: tuple[Module, Plan]) -> None:
     """Changing any one result or operand sharding of any instruction is noticed."""
     module, plan = good
-    broken = [(entry, changed) for entry in plan.instructions for changed in corrupted(entry)]
+    broken = [(entry, changed) for entry in plan.instructions for changed in corrupt(entry)]
     assert len(broken) > 100
     unnoticed = [pair for pair in broken if passes(module, swap(plan, pair[0], **pair[1]))]
     assert unnoticed == []
@@ -125,33 +125,33 @@ def passes(module: Module, plan: Plan) -> bool:
     return True
 
 
-def corrupted(entry: InstructionPlan) -> list[dict[str, Any]]:
+def corrupt(entry: InstructionPlan) -> list[dict[str, Any]]:
     """Ways to break one entry: a split more or less in one operand or the result, a reduction more or less.
 
     Left out is what may be legal: an instruction that takes nothing (a constant) may be split at will,
     and partial sums may be scattered or not.
     """
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     if entry.partial:
-        found.append({"partial": entry.partial[1:]})
+        results.append({"partial": entry.partial[1:]})
     elif entry.opcode != "parameter":
-        found.append({"partial": ("data",)})
+        results.append({"partial": ("data",)})
     if entry.opcode in ("constant", "iota", "broadcast"):
-        return found
-    for leaf, changed in enumerate(_changed(entry.result)):
+        return results
+    for leaf, changed in enumerate(_change(entry.result)):
         if changed is None or (entry.partial and set(changed.axes) ^ set(entry.result[leaf].axes) <= {*entry.partial}):
             continue
         if not (entry.partial and len(changed.axes) > len(entry.result[leaf].axes)):
-            found.append({"result": (*entry.result[:leaf], changed, *entry.result[leaf + 1 :])})
+            results.append({"result": (*entry.result[:leaf], changed, *entry.result[leaf + 1 :])})
     for i, operand in enumerate(entry.operands):
-        for leaf, changed in enumerate(_changed(operand)):
+        for leaf, changed in enumerate(_change(operand)):
             if changed is not None and entry.opcode != "dot":
                 value = (*operand[:leaf], changed, *operand[leaf + 1 :])
-                found.append({"operands": (*entry.operands[:i], value, *entry.operands[i + 1 :])})
-    return found
+                results.append({"operands": (*entry.operands[:i], value, *entry.operands[i + 1 :])})
+    return results
 
 
-def _changed(value: tuple[TensorSharding, ...]) -> list[TensorSharding | None]:
+def _change(value: tuple[TensorSharding, ...]) -> list[TensorSharding | None]:
     """Each leaf with its first split taken away, or, if it has none, its first dimension split over data."""
     changed: list[TensorSharding | None] = []
     for each in value:
@@ -168,32 +168,32 @@ def _changed(value: tuple[TensorSharding, ...]) -> list[TensorSharding | None]:
 def test_boundary_and_aliases(good: tuple[Module, Plan]) -> None:
     module, plan = good
     first, *others = plan.parameters
-    refused(module, replace(plan, parameters=tuple(others)), "parameters planned")
+    refusal_of(module, replace(plan, parameters=tuple(others)), "parameters planned")
 
     def with_first(**changes: Any) -> Plan:
         return replace(plan, parameters=(replace(first, **changes), *others))
 
-    refused(module, with_first(number=3), "number 3")
-    refused(module, with_first(shape=(1, 2)), "[1, 2]")
-    refused(module, with_first(element_type="bf16"), "bf16")
-    refused(module, with_first(stored_shape=(40, 64)), "stored as")
-    refused(module, with_first(alias=None), "alias")
-    refused(module, with_first(alias=2), "alias")
+    refusal_of(module, with_first(number=3), "number 3")
+    refusal_of(module, with_first(shape=(1, 2)), "[1, 2]")
+    refusal_of(module, with_first(element_type="bf16"), "bf16")
+    refusal_of(module, with_first(stored_shape=(40, 64)), "stored as")
+    refusal_of(module, with_first(alias=None), "alias")
+    refusal_of(module, with_first(alias=2), "alias")
     other = TensorSharding.replicated(2) if first.sharding.axes else TensorSharding((("data",), ()))
-    refused(module, with_first(sharding=other), "inside the program")
+    refusal_of(module, with_first(sharding=other), "inside the program")
     outputs = tuple(replace(each, alias=None) for each in plan.outputs)
-    refused(module, replace(plan, outputs=outputs), "program says")
+    refusal_of(module, replace(plan, outputs=outputs), "program says")
     loss = plan.outputs[-1]
     partial = replace(loss, sharding=TensorSharding((), ("data",)))
-    refused(module, replace(plan, outputs=(*plan.outputs[:-1], partial)), "partial")
+    refusal_of(module, replace(plan, outputs=(*plan.outputs[:-1], partial)), "partial")
 
 
 def test_collectives_must_exist(good: tuple[Module, Plan]) -> None:
     module, plan = good
     first, *others = plan.collectives
-    refused(module, replace(plan, collectives=(replace(first, instruction="ghost"), *others)), "ghost")
-    refused(module, replace(plan, collectives=(replace(first, axes=("ghost",)), *others)), "ghost")
-    refused(module, replace(plan, collectives=(replace(first, count=0), *others)), "out of range")
+    refusal_of(module, replace(plan, collectives=(replace(first, instruction="ghost"), *others)), "ghost")
+    refusal_of(module, replace(plan, collectives=(replace(first, axes=("ghost",)), *others)), "ghost")
+    refusal_of(module, replace(plan, collectives=(replace(first, count=0), *others)), "out of range")
 
 
 # ---- plans by hand ------------------------------------------------------------
@@ -294,23 +294,23 @@ def test_partial_sums_added_before_they_are_reduced() -> None:
         "second": (OPERANDS, sharding("", ""), ("x",)),
         "sum": ([PARTIAL, sharding("", "")], PARTIAL, ()),
     }
-    refused(*by_hand(PRODUCTS, one_whole), "sum", "not linear")
+    refusal_of(*by_hand(PRODUCTS, one_whole), "sum", "not linear")
     claimed = entries | {"second": (OPERANDS, sharding("", ""), ("x",))}
     check_plan(*by_hand(PRODUCTS, claimed))  # kept on one device
     split = entries | {"second": (OPERANDS, sharding("x", ""), ("x",))}
-    refused(*by_hand(PRODUCTS, split), "operand 1 is used as partial", "second is split")
+    refusal_of(*by_hand(PRODUCTS, split), "operand 1 is used as partial", "second is split")
     lost = entries | {"sum": ([PARTIAL, PARTIAL], sharding("", ""), ())}
-    refused(*by_hand(PRODUCTS, lost), "sum", "the result is not")
+    refusal_of(*by_hand(PRODUCTS, lost), "sum", "the result is not")
     bent = entries | {"out": ([PARTIAL], PARTIAL, ())}
-    refused(*by_hand(PRODUCTS, bent), "out", "not linear")
+    refusal_of(*by_hand(PRODUCTS, bent), "out", "not linear")
 
 
 def test_a_sum_of_partial_sums_may_be_reduced_where_it_is_made() -> None:
     entries = SPLIT | {"first": (OPERANDS, PARTIAL, ()), "second": (OPERANDS, PARTIAL, ())}
     for result in (sharding("", ""), sharding("x", ""), sharding("", "x")):
         check_plan(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, PARTIAL], result, ("x",))}))
-    refused(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, PARTIAL], PARTIAL, ("x",))}), "sum", "not linear")
-    refused(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, sharding("x", "")], sharding("x", ""), ())}), "sum")
+    refusal_of(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, PARTIAL], PARTIAL, ("x",))}), "sum", "not linear")
+    refusal_of(*by_hand(PRODUCTS, entries | {"sum": ([PARTIAL, sharding("x", "")], sharding("x", ""), ())}), "sum")
 
 
 LINEAR = """HloModule linear, entry_computation_layout={(f32[8,16]{1,0}, f32[16,4]{1,0}, s32[3]{0})->f32[3,4]{1,0}}
@@ -354,7 +354,7 @@ def test_partial_sums_go_where_the_instruction_is_linear() -> None:
     for name, operands in {"scaled": left, "square": left, "same": both, "shifted": both, "cleared": number}.items():
         check_plan(*by_hand(LINEAR, SUMMED | {name: (operands, PARTIAL, ())}))
     gathered = SUMMED | {"rows": ([PARTIAL, INDEX], PARTIAL, ()), "out": ([PARTIAL], PARTIAL, ())}
-    refused(*by_hand(LINEAR, gathered), "output 0", "partial: nothing reduces it")
+    refusal_of(*by_hand(LINEAR, gathered), "output 0", "partial: nothing reduces it")
     check_plan(*by_hand(LINEAR, gathered | {"out": ([PARTIAL], WHOLE, ("x",))}))
     check_plan(*by_hand(LINEAR, gathered | {"out": ([sharding("y", "", unreduced="")], sharding("y", ""), ())}))
 
@@ -375,40 +375,40 @@ def test_partial_sums_go_where_the_instruction_is_linear() -> None:
     ],
 )
 def test_partial_sums_go_nowhere_else(name: str, operands: list[TensorSharding], result: TensorSharding) -> None:
-    refused(*by_hand(LINEAR, SUMMED | {name: (operands, result, ())}), name, "linear in its partial operand")
+    refusal_of(*by_hand(LINEAR, SUMMED | {name: (operands, result, ())}), name, "linear in its partial operand")
 
 
 def test_instructions_that_differ_in_a_constant_are_judged_apart() -> None:
     """`padded` is `cleared` but for what it pads with."""
     padded = {name: ([PARTIAL, NUMBER], PARTIAL, ()) for name in ("cleared", "padded")}
-    refused(*by_hand(LINEAR, SUMMED | padded), "1 problem(s)", "main/padded")
+    refusal_of(*by_hand(LINEAR, SUMMED | padded), "1 problem(s)", "main/padded")
 
 
 def test_only_zero_is_partial_from_the_start() -> None:
     check_plan(*by_hand(LINEAR, {"zero": ([], TensorSharding((), ("x",)), ())}))
-    refused(*by_hand(LINEAR, {"one": ([], TensorSharding((), ("x",)), ())}), "one", "no factor")
+    refusal_of(*by_hand(LINEAR, {"one": ([], TensorSharding((), ("x",)), ())}), "one", "no factor")
     argument = {"a": ([], sharding("", "", unreduced="x"), ())}
-    refused(*by_hand(LINEAR, argument), "parameter 0", "partial")
+    refusal_of(*by_hand(LINEAR, argument), "parameter 0", "partial")
 
 
 def test_rows_summed_by_a_lookup_are_reduced_at_once() -> None:
     """XLA reduces them by itself and would count the sum once for every device."""
     table = sharding("x", "")
-    kept = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
-    refused(*by_hand(LINEAR, kept), "rows", "looks up")
+    entries = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
+    refusal_of(*by_hand(LINEAR, entries), "rows", "looks up")
     check_plan(*by_hand(LINEAR, {"rows": ([table, INDEX], WHOLE, ("x",))}))
     beside = SUMMED | {"rows": ([sharding("y", "", unreduced="x"), INDEX], PARTIAL, ("y",))}
-    refused(*by_hand(LINEAR, beside), "rows", "looks up")
+    refusal_of(*by_hand(LINEAR, beside), "rows", "looks up")
 
 
 def test_a_contracted_factor_needs_its_reduction() -> None:
     whole = sharding("", "")
     check_plan(*by_hand(PRODUCTS, SPLIT | {"first": (OPERANDS, whole, ("x",))}))
     check_plan(*by_hand(PRODUCTS, SPLIT | {"first": (OPERANDS, sharding("x", ""), ("x",))}))
-    refused(*by_hand(PRODUCTS, SPLIT | {"first": (OPERANDS, whole, ())}), "first", "no factor")
-    refused(*by_hand(PRODUCTS, {"first": (None, whole, ("x",))}), "first", "no factor")
+    refusal_of(*by_hand(PRODUCTS, SPLIT | {"first": (OPERANDS, whole, ())}), "first", "no factor")
+    refusal_of(*by_hand(PRODUCTS, {"first": (None, whole, ("x",))}), "first", "no factor")
     half = [sharding("", "x"), whole]
-    refused(*by_hand(PRODUCTS, SPLIT | {"first": (half, whole, ("x",))}), "first", "no factor")
+    refusal_of(*by_hand(PRODUCTS, SPLIT | {"first": (half, whole, ("x",))}), "first", "no factor")
 
 
 RESHAPED = """HloModule reshaped, entry_computation_layout={(f32[6,4]{1,0})->f32[6,2,2]{2,1,0}}
@@ -427,7 +427,7 @@ def test_uneven_splits_where_the_rule_allows_padding() -> None:
     check_plan(*by_hand(RESHAPED, {"a": ([], rows, ())}))
     check_plan(*by_hand(RESHAPED, {"a": ([], rows, ()), "b": ([rows], rows, ())}))
     entries = {"a": ([], columns, ()), "b": ([columns], columns, ()), "out": ([columns], sharding("", "y", ""), ())}
-    refused(*by_hand(RESHAPED, entries), "out", "2 elements, not divided by 4")
+    refusal_of(*by_hand(RESHAPED, entries), "out", "2 elements, not divided by 4")
 
 
 MAXIMUM = """HloModule maximum, entry_computation_layout={(f32[8,16]{1,0})->f32[8]{0}}
@@ -449,8 +449,8 @@ ENTRY main {
 def test_a_maximum_is_reduced_at_once_and_whole() -> None:
     operands = [sharding("", "x"), TensorSharding(())]
     check_plan(*by_hand(MAXIMUM, {"top": (operands, sharding(""), ("x",))}))
-    refused(*by_hand(MAXIMUM, {"top": (operands, sharding("x"), ("x",))}), "top")
-    refused(*by_hand(MAXIMUM, {"top": (operands, sharding("", unreduced="x"), ())}), "top")
+    refusal_of(*by_hand(MAXIMUM, {"top": (operands, sharding("x"), ("x",))}), "top")
+    refusal_of(*by_hand(MAXIMUM, {"top": (operands, sharding("", unreduced="x"), ())}), "top")
 
 
 LOOP = """HloModule loop, entry_computation_layout={(f32[8,4]{1,0})->f32[8,4]{1,0}}
@@ -506,10 +506,10 @@ def test_loops_carry_one_layout() -> None:
     whole = (TensorSharding(()), sharding("", ""))
     for name, place in [("carried", "parameters of body"), ("again", "root of body"), ("state", "condition")]:
         operands, _, _ = good[name]
-        refused(*by_hand(LOOP, good | {name: (operands, whole, ())}), "loop", place)
-    refused(*by_hand(LOOP, good | {"loop": (good["loop"][0], whole, ())}), "initial value")
-    refused(*by_hand(LOOP, good | {"end": (good["end"][0], sharding("", ""), ())}), "end", "element 1")
-    refused(*by_hand(LOOP, good | {"init": (good["init"][0], whole, ())}), "init", "its operands")
+        refusal_of(*by_hand(LOOP, good | {name: (operands, whole, ())}), "loop", place)
+    refusal_of(*by_hand(LOOP, good | {"loop": (good["loop"][0], whole, ())}), "initial value")
+    refusal_of(*by_hand(LOOP, good | {"end": (good["end"][0], sharding("", ""), ())}), "end", "element 1")
+    refusal_of(*by_hand(LOOP, good | {"init": (good["init"][0], whole, ())}), "init", "its operands")
 
 
 def test_loops_carry_partial_sums_from_partial_sums() -> None:
@@ -523,14 +523,14 @@ def test_loops_carry_partial_sums_from_partial_sums() -> None:
         "j": ([carried], number, ()), "start": ([], sharding("x", ""), ()), "init": ([number, partial], carried, ()),
         "loop": ([carried], carried, ()), "end": ([carried], partial, ()),
     }  # fmt: skip
-    refused(*by_hand(text, entries), "init", "operand 1 is used as partial")
+    refusal_of(*by_hand(text, entries), "init", "operand 1 is used as partial")
     entries["start"] = ([], sharding("", ""), ())
-    refused(*by_hand(text, entries), "1 problem(s)", "output 0", "partial")
+    refusal_of(*by_hand(text, entries), "1 problem(s)", "output 0", "partial")
     split = ([sharding("x", "")], sharding("x", ""), ())
-    refused(*by_hand(text, entries | {"w": split}), "again", "used as partial")
-    refused(*by_hand(text.replace("negate(v)", "tanh(v)"), entries), "w", "linear")
+    refusal_of(*by_hand(text, entries | {"w": split}), "again", "used as partial")
+    refusal_of(*by_hand(text.replace("negate(v)", "tanh(v)"), entries), "w", "linear")
     complex_text = text.replace("f32", "c64")
-    refused(*by_hand(complex_text, entries), "init", "start is a whole c64")
+    refusal_of(*by_hand(complex_text, entries), "init", "start is a whole c64")
 
 
 def test_the_error_lists_and_counts() -> None:

@@ -45,8 +45,8 @@ def test_numbers_are_those_of_xla(kind: str, dims: tuple[int, ...], feature: int
     random = np.random.default_rng(0)
     shapes = [parameter.shape.leaves[0].dimensions for parameter in module.entry.parameters]
     values = [random.uniform(0.5, 2, shape).astype(np.float32) for shape in shapes]  # variances are positive
-    for expected, found in zip(run(text, values), run(module.to_text(), values), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for expected, item in zip(run(text, values), run(module.to_text(), values), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_what_stood_there_keeps_its_name_and_line() -> None:

@@ -59,8 +59,8 @@ def in_a_loop(x: Any, y: Any) -> Any:
 def test_counted_columns_become_batching_dimensions(function: Any, dims: tuple[int, ...]) -> None:
     before, after = texts(function, X, Y)
     assert own(after) == [dims]
-    for expected, found in zip(run(before, [X, Y]), run(after.to_text(), [X, Y]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, item in zip(run(before, [X, Y]), run(after.to_text(), [X, Y]), strict=True):
+        np.testing.assert_array_equal(item, expected)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ ENTRY main {{
 
 
 def same_numbers(text: str, module: Module, arguments: Sequence[np.ndarray]) -> None:
-    for expected, found in zip(run(text, arguments), run(module.to_text(), arguments), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for expected, item in zip(run(text, arguments), run(module.to_text(), arguments), strict=True):
+        np.testing.assert_array_equal(item, expected)
 
 
 #: How a zero is written, and the literal that it is.
@@ -184,8 +184,8 @@ ENTRY main {{
 def test_a_region_that_adds_is_an_addition(regions: str) -> None:
     text = summing(regions)
     module = fold_constants(parse(text))
-    (found,) = module.entry.root.called["to_apply"]
-    assert reduction_of(found) == "add"
+    (result,) = module.entry.root.called["to_apply"]
+    assert reduction_of(result) == "add"
     assert len(module.computations) == 2
     same_numbers(text, module, [X.astype(ml_dtypes.bfloat16)])
 
@@ -261,8 +261,10 @@ def test_the_plan_is_that_of_the_clean_text() -> None:
 
 
 def test_with_rewrites_none_the_program_stays() -> None:
-    made = plan(AS_TENSORFLOW_WRITES, Cluster.local(2), PlanOptions(rewrites="none", mesh={"data": 2}, force="data"))
-    assert any("initial value is not known to be 0" in note for note in made.notes)
+    step_plan = plan(
+        AS_TENSORFLOW_WRITES, Cluster.local(2), PlanOptions(rewrites="none", mesh={"data": 2}, force="data")
+    )
+    assert any("initial value is not known to be 0" in note for note in step_plan.notes)
 
 
 PRED = "or {\n  a = pred[] parameter(0)\n  b = pred[] parameter(1)\n  ROOT c = pred[] or(a, b)\n}\n"
@@ -278,18 +280,18 @@ def test_an_initial_value_of_its_own_is_taken_out(opcode: str, start: str) -> No
     module = neutralize_initial_values(parse(text))
     assert module.entry.root.name == "sums"
     assert module.entry.root.opcode == opcode
-    for expected, found in zip(run(text, [X]), run(module.to_text(), [X]), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
-    made = plan(text, Cluster.local(4), PlanOptions(mesh={"data": 4}, force={"x": {0: "data"}}))
-    assert [each.kind for each in made.collectives] == ["all-reduce"]
+    for expected, item in zip(run(text, [X]), run(module.to_text(), [X]), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-6, atol=1e-5)
+    step_plan = plan(text, Cluster.local(4), PlanOptions(mesh={"data": 4}, force={"x": {0: "data"}}))
+    assert [each.kind for each in step_plan.collectives] == ["all-reduce"]
 
 
 def test_an_initial_value_that_is_an_argument_is_taken_out() -> None:
     text = reducing("start = f32[] parameter(1)")
     module = neutralize_initial_values(parse(text))
     start = np.float32(3)
-    for expected, found in zip(run(text, [X, start]), run(module.to_text(), [X, start]), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
+    for expected, item in zip(run(text, [X, start]), run(module.to_text(), [X, start]), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_booleans_start_from_true_or_false() -> None:
@@ -330,8 +332,8 @@ ENTRY main {{
   ROOT r = {target}[] convert(c)
 }}
 """
-        (found,) = run(text, [])
-        assert float(found) == (float(expected) if expected not in ("true", "false") else expected == "true")
+        (result,) = run(text, [])
+        assert float(result) == (float(expected) if expected not in ("true", "false") else expected == "true")
 
 
 def test_literals_of_bits_and_negated_ones() -> None:

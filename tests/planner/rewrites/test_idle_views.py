@@ -28,18 +28,20 @@ def viewed(name: str, force: str, mesh: dict[str, int]) -> tuple[Any, Module, Pl
     """(program, the module that is planned, a plan of it with every variable in its view)."""
     program = REWRITTEN[name]()
     original = parse(lower(program))
-    made = rewrite(original)
+    rewritten_module = rewrite(original)
     # The rewritten text is planned as it stands, so that the planner settles nothing itself.
-    planned = plan(made.module.to_text(), Cluster.local(8), PlanOptions(mesh=mesh, force=force, rewrites="none"))
-    return program, parse(planned.require_hlo()), with_views(planned, made, original, "0" * 64)
+    planned = plan(
+        rewritten_module.module.to_text(), Cluster.local(8), PlanOptions(mesh=mesh, force=force, rewrites="none")
+    )
+    return program, parse(planned.require_hlo()), with_views(planned, rewritten_module, original, "0" * 64)
 
 
 @pytest.mark.parametrize("name", ["glu", "lstm", "nested"])
 def test_data_parallel_plan_is_portable_and_computes_the_same(name: str) -> None:
     program, module, before = viewed(name, "data", {"data": 8})
     assert not before.portable
-    made, after = drop_idle_views(module, before)
-    check_plan(made, after)
+    result, after = drop_idle_views(module, before)
+    check_plan(result, after)
     assert after.portable
     assert (after.cost, after.memory, after.collectives) == (before.cost, before.memory, before.collectives)
     assert after.hlo_text is not None
@@ -64,8 +66,8 @@ def run_single_of(program: Any) -> list[np.ndarray]:
 
 def test_view_that_the_plan_splits_is_kept() -> None:
     _, module, before = viewed("glu", "tensor", {"data": 1, "model": 8})
-    made, after = drop_idle_views(module, before)
-    assert (made, after) == (module, before)
+    result, after = drop_idle_views(module, before)
+    assert (result, after) == (module, before)
     assert [v.view_of for v in after.parameters].count((16, 48)) == 2
 
 
@@ -84,8 +86,8 @@ ENTRY main {
         tuple(replace(v, view_of=(48,)) for v in variables) for variables in (before.parameters, before.outputs)
     )
     before = replace(before, parameters=parameters, outputs=outputs)
-    made, after = drop_idle_views(module, before)
-    check_plan(made, after)
+    result, after = drop_idle_views(module, before)
+    check_plan(result, after)
     assert after.portable
     assert str(after.parameters[0].sharding) == str(after.outputs[0].sharding) == "[data]"
     assert after.parameters[0].stored_shape == (48,)
@@ -95,10 +97,10 @@ def test_a_view_in_which_arrays_lie_already_stays() -> None:
     _, module, before = viewed("glu", "data", {"data": 8})
     (viewed_argument, *_) = [v for v in before.parameters if v.view_of is not None]
     outputs = [] if viewed_argument.alias is None else [viewed_argument.alias]
-    made, after = drop_idle_views(module, before, arguments=[viewed_argument.number], outputs=outputs)
-    check_plan(made, after)
-    kept = [v.number for v in after.parameters if v.view_of is not None]
-    assert kept == [viewed_argument.number]
+    result, after = drop_idle_views(module, before, arguments=[viewed_argument.number], outputs=outputs)
+    check_plan(result, after)
+    results = [v.number for v in after.parameters if v.view_of is not None]
+    assert results == [viewed_argument.number]
     assert [v.number for v in after.outputs if v.view_of is not None] == outputs
 
 
@@ -113,7 +115,7 @@ def two_fused(w: jax.Array, u: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.
     return w - 0.1 * by_w, u - 0.1 * by_u
 
 
-def planned_in_parallel(**options: Any) -> Plan:
+def plan_in_parallel(**options: Any) -> Plan:
     w, u, x = (np.zeros(shape, np.float32) for shape in ((64, 128), (4096, 10), (2, 4096)))
     text = lower((two_fused, (w, u, x), (0, 1)))
     cluster, chosen = Cluster.local(4), PlanOptions(mesh={"model": 4}, force="tensor", remat="none", micro_batches=1)
@@ -126,14 +128,14 @@ def views(made: Plan) -> list[bool]:
 
 def test_memory_is_that_of_the_program_without_the_views() -> None:
     """XLA:CPU copies donated arguments whose results are reshaped."""
-    made = planned_in_parallel()
-    assert views(made) == [True, False]
-    parts = made.instructions, made.parameters, made.outputs, made.mesh, hardware_profile("cpu")
-    assert made.memory == predict_memory(parse(made.require_hlo()), *parts)
+    result = plan_in_parallel()
+    assert views(result) == [True, False]
+    parts = result.instructions, result.parameters, result.outputs, result.mesh, hardware_profile("cpu")
+    assert result.memory == predict_memory(parse(result.require_hlo()), *parts)
 
 
 def test_a_view_stays_where_the_program_without_it_does_not_fit() -> None:
-    needed = bytes_with_margin(planned_in_parallel().memory, hardware_profile("cpu"))
-    made = planned_in_parallel(memory_budget=needed - 1)
-    assert views(made) == [True, True]
-    assert bytes_with_margin(made.memory, hardware_profile("cpu")) < needed
+    needed = bytes_with_margin(plan_in_parallel().memory, hardware_profile("cpu"))
+    result = plan_in_parallel(memory_budget=needed - 1)
+    assert views(result) == [True, True]
+    assert bytes_with_margin(result.memory, hardware_profile("cpu")) < needed

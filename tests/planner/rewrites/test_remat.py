@@ -32,11 +32,11 @@ def test_peak_falls_and_numbers_stay() -> None:
     program = deep()
     module = parse(lower(program))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
+    result = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
     arguments = jax.tree.leaves(program[1])
-    before, after = (compiled(m.to_text()) for m in (module, made))
-    for expected, found in zip(run(before, arguments), run(after, arguments), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    before, after = (compiled(m.to_text()) for m in (module, result))
+    for expected, item in zip(run(before, arguments), run(after, arguments), strict=True):
+        np.testing.assert_array_equal(item, expected)
     assert temporaries_bytes(after) < 0.4 * temporaries_bytes(before)
 
 
@@ -44,8 +44,8 @@ def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
     """Fails once XLA:CPU keeps barriers until equal instructions are merged: then `DISABLED_PASSES` can go."""
     module = parse(lower(deep()))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
-    before, after = (compiled(m.to_text(), every_pass=True) for m in (module, made))
+    result = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
+    before, after = (compiled(m.to_text(), every_pass=True) for m in (module, result))
     assert temporaries_bytes(after) > 0.9 * temporaries_bytes(before)
 
 
@@ -53,28 +53,28 @@ def test_attention_is_computed_again() -> None:
     program = gpt2(layers=1)
     module = parse(lower(program))
     keep = residuals(module, 8, 16, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
-    private.canonical_hlo(made.to_text())
+    result = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
+    private.canonical_hlo(result.to_text())
     arguments = jax.tree.leaves(program[1])
-    for expected, found in zip(run(module.to_text(), arguments), run(made.to_text(), arguments), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(module.to_text(), arguments), run(result.to_text(), arguments), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_only_the_backward_pass_reads_clones_and_it_reads_nothing_else() -> None:
     module = parse(lower(deep(layers=3)))
     forward = set(forward_pass(module))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=forward - keep).module
+    result = rematerialize(module, keep=keep, recompute=forward - keep).module
     originals = {instruction.name for instruction in module.entry}
-    clones = {i.name for i in made.entry if i.name.endswith(".remat")}
+    clones = {i.name for i in result.entry if i.name.endswith(".remat")}
     assert {name.removesuffix(".remat") for name in clones} <= forward - keep
-    for instruction in made.entry:
+    for instruction in result.entry:
         read = {operand.name for operand in instruction.operands}
         if instruction.name in forward:
             assert not read & clones
         elif instruction.name in originals and instruction.opcode != "tuple":
             assert not read & (forward - keep)
-    for clone in (i for i in made.entry if i.name in clones):
+    for clone in (i for i in result.entry if i.name in clones):
         original = next(i for i in module.entry if i.name == clone.name.removesuffix(".remat"))
         assert (clone.opcode, clone.op_name, clone.shape) == (original.opcode, original.op_name, original.shape)
 
@@ -83,12 +83,12 @@ def test_every_segment_waits_for_a_value_of_the_backward_pass_that_is_read_behin
     """XLA drops what comes out of a barrier and is not read, and then computes the clones early."""
     module = parse(lower(deep(layers=3)))
     keep = residuals(module, 128, 32)
-    made = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module.entry
+    result = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module.entry
     waiting = 0
-    for barrier in (i for i in made if i.opcode == "opt-barrier"):
-        elements = [i for i in made if i.opcode == "get-tuple-element" and i.operands == (barrier,)]
+    for barrier in (i for i in result if i.opcode == "opt-barrier"):
+        elements = [i for i in result if i.opcode == "get-tuple-element" and i.operands == (barrier,)]
         assert len(elements) == len(barrier.operands[0].operands)
-        readers = [[i.name for i in made if element in i.operands] for element in elements]
+        readers = [[i.name for i in result if element in i.operands] for element in elements]
         assert all(readers)
         waiting += any(not name.endswith(".remat") for names in readers for name in names)
     assert waiting >= 3  # each layer's

@@ -27,7 +27,7 @@ def module_of(program: Program) -> Module:
     return inline_calls(parse(lower(program)))
 
 
-def computed(pair: LoopPair) -> list[str]:
+def compute_values(pair: LoopPair) -> list[str]:
     """What a forward loop's body computes."""
     return [i.name for i in pair.body if pair.element(i) is None and not pair.is_at_hand(i)]
 
@@ -40,25 +40,25 @@ def test_numbers_stay_whatever_is_computed_again(name: str, part: float) -> None
     module = module_of(program)
     (pair,) = loop_pairs(module)
     random = np.random.default_rng(7)
-    again = {each for each in computed(pair) if random.random() < part}
-    again |= {row.value.name for row in pair.saved[::2]} & set(computed(pair))
-    made, twins = rematerialize_loops(module, again)
-    text = made.to_text()
+    again = {each for each in compute_values(pair) if random.random() < part}
+    again |= {row.value.name for row in pair.saved[::2]} & set(compute_values(pair))
+    result, twins = rematerialize_loops(module, again)
+    text = result.to_text()
     private.canonical_hlo(text)
     assert set(twins.values()) <= {i.name for i in pair.body}
     assert any(added.endswith(".remat") for added in twins)
     arguments = jax.tree.leaves(program[1])
-    for expected, found in zip(run(module.to_text(), arguments), run(text, arguments), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for expected, item in zip(run(module.to_text(), arguments), run(text, arguments), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_peak_falls() -> None:
     module = module_of(deep_scan())
     (pair,) = loop_pairs(module)
-    made, _ = rematerialize_loops(module, set(computed(pair)))
-    before, after = (private.memory_figures(compiled(m.to_text()))[3] for m in (module, made))
+    result, _ = rematerialize_loops(module, set(compute_values(pair)))
+    before, after = (private.memory_figures(compiled(m.to_text()))[3] for m in (module, result))
     assert after < 0.4 * before
-    (rest,) = loop_pairs(made)
+    (rest,) = loop_pairs(result)
     assert [row.value.opcode for row in rest.saved] == ["get-tuple-element"]  # what a layer begins with
 
 
@@ -66,23 +66,23 @@ def test_value_that_was_not_stacked_becomes_so() -> None:
     module = module_of(deep_scan())
     (pair,) = loop_pairs(module)
     saved = {row.value for row in pair.saved}
-    names = set(computed(pair))
+    names = set(compute_values(pair))
     inner = next(
         operand
         for value in pair.body
         for operand in value.operands
         if value in saved and operand not in saved and operand.opcode in ("add", "multiply", "dot", "tanh")
     )
-    made, _ = rematerialize_loops(module, names - {inner.name})
-    (rest,) = loop_pairs(made)
+    result, _ = rematerialize_loops(module, names - {inner.name})
+    (rest,) = loop_pairs(result)
     assert inner.name in {row.value.name for row in rest.saved}
 
 
 def test_what_others_read_stays_stacked() -> None:
     module = module_of(deep_scan(hands_out=True))
     (pair,) = loop_pairs(module)
-    made, _ = rematerialize_loops(module, set(computed(pair)))
-    (rest,) = loop_pairs(made)
+    result, _ = rematerialize_loops(module, set(compute_values(pair)))
+    (rest,) = loop_pairs(result)
     saved = {row.written for row in rest.saved}
     assert set(rest.forward.writes) - saved  # what is handed out
     assert len(rest.forward.writes) == 2

@@ -71,8 +71,8 @@ def two_stacks() -> Program:
         encoded, _ = jax.lax.scan(lambda x, q: (jnp.tanh(x @ q["w"] + q["b"]), None), x, p["encoder"])
 
         def layer(y: Any, q: Any) -> Any:
-            made = jnp.tanh(y @ q["w"] + encoded + q["b"])
-            return made, jnp.sum(made**2)
+            result = jnp.tanh(y @ q["w"] + encoded + q["b"])
+            return result, jnp.sum(result**2)
 
         y, sums = jax.lax.scan(layer, y, p["decoder"])
         return jnp.mean(y**2) + jnp.sum(sums * jnp.arange(4.0))
@@ -98,18 +98,18 @@ def split_arguments(made: SplitLoops, arguments: Sequence[np.ndarray]) -> list[n
 
 
 def together(made: SplitLoops, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    found: dict[int, list[np.ndarray]] = {}
+    entries: dict[int, list[np.ndarray]] = {}
     for piece, output in zip(made.outputs, outputs, strict=True):
-        found.setdefault(piece.number, []).append(output)
-    return [np.concatenate(parts) if len(parts) > 1 else parts[0] for _, parts in sorted(found.items())]
+        entries.setdefault(piece.number, []).append(output)
+    return [np.concatenate(parts) if len(parts) > 1 else parts[0] for _, parts in sorted(entries.items())]
 
 
 def assert_equal(module: Module, made: SplitLoops, program: Program) -> None:
     arguments = jax.tree.leaves(program[1])
     expected = run(module.to_text(), arguments)
-    found = together(made, run(made.module.to_text(), split_arguments(made, arguments)))
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
+    result = together(made, run(made.module.to_text(), split_arguments(made, arguments)))
+    assert len(result) == len(expected)
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
@@ -120,29 +120,29 @@ def test_numbers_stay(remat: bool, cuts: Parts) -> None:
     loops = loops_of(module)
     assert [loop.is_descending for loop in loops] == [False, True]
     assert all(loop.rows == LAYERS for loop in loops)
-    made = split_loops(module, {loop.loop.name: cuts for loop in loops})
-    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * len(cuts)
-    assert not [i.name for i in made.module.entry if i.opcode in ("concatenate", "slice")]
-    assert_equal(module, made, program)
+    result = split_loops(module, {loop.loop.name: cuts for loop in loops})
+    assert sum(i.opcode == "while" for i in result.module.entry) == 2 * len(cuts)
+    assert not [i.name for i in result.module.entry if i.opcode in ("concatenate", "slice")]
+    assert_equal(module, result, program)
 
 
 def test_stacks_are_stored_in_parts() -> None:
     program = scanned(remat=False)
     module = module_of(program)
-    made = split_loops(module, {loop.loop.name: at(2, 5) for loop in loops_of(module)})
-    names = [i.op_name for i in made.module.entry.parameters]
+    result = split_loops(module, {loop.loop.name: at(2, 5) for loop in loops_of(module)})
+    names = [i.op_name for i in result.module.entry.parameters]
     assert "params['layers']['w'][0:2]" in names
     assert "params['layers']['w'][2:5]" in names
     assert "params['first']" in names
     position = names.index("params['layers']['w'][2:5]")
-    assert made.module.entry.parameters[position].shape.leaves[0].dimensions == (3, WIDTH, WIDTH)
-    assert made.arguments[position].start == 2
+    assert result.module.entry.parameters[position].shape.leaves[0].dimensions == (3, WIDTH, WIDTH)
+    assert result.arguments[position].start == 2
     # what shares a buffer is cut alike, moments of the optimizer too
-    for alias in made.module.aliases:
-        argument, output = made.arguments[alias.parameter_number], made.outputs[alias.output_index[0]]
+    for alias in result.module.aliases:
+        argument, output = result.arguments[alias.parameter_number], result.outputs[alias.output_index[0]]
         assert (argument.start, argument.stop) == (output.start, output.stop)
-    assert sum(piece.start is not None for piece in made.arguments) == 2 * 2 * 3
-    parts = {made.label_of[i.name] for i in made.module.entry if i.opcode == "while"}
+    assert sum(piece.start is not None for piece in result.arguments) == 2 * 2 * 3
+    parts = {result.label_of[i.name] for i in result.module.entry if i.opcode == "while"}
     assert parts == {10, 11}
 
 
@@ -151,17 +151,17 @@ def test_two_stacks_are_cut_apart(encoder: Parts) -> None:
     program = two_stacks()
     module = module_of(program)
     by_rows = {3: encoder, 4: at(3, 4)}
-    made = split_loops(module, {loop.loop.name: by_rows[loop.rows] for loop in loops_of(module)})
-    assert sum(i.opcode == "while" for i in made.module.entry) == 2 * len(encoder) + 4
-    assert_equal(module, made, program)
+    result = split_loops(module, {loop.loop.name: by_rows[loop.rows] for loop in loops_of(module)})
+    assert sum(i.opcode == "while" for i in result.module.entry) == 2 * len(encoder) + 4
+    assert_equal(module, result, program)
 
 
 def test_nothing_to_split() -> None:
     module = module_of(scanned(remat=False))
-    made = split_loops(module, {})
-    assert made.arguments[:2] == (VariableRows(number=0), VariableRows(number=1))
-    assert made.module is module
-    assert len(made.outputs) == len(module.entry.root.shape.leaves)
+    result = split_loops(module, {})
+    assert result.arguments[:2] == (VariableRows(number=0), VariableRows(number=1))
+    assert result.module is module
+    assert len(result.outputs) == len(module.entry.root.shape.leaves)
 
 
 def test_refusals() -> None:

@@ -106,11 +106,11 @@ def test_opcode_carries_a_split(name: str) -> None:
 
     x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
     text = str(jax.jit(program).lower(x).as_text("hlo"))
-    made = rewrite(parse(text))
-    assert made.parameters == {0: (ROWS, 3, COLUMNS // 3)}, made.notes
+    rewritten_module = rewrite(parse(text))
+    assert rewritten_module.parameters == {0: (ROWS, 3, COLUMNS // 3)}, rewritten_module.notes
     expected = run(text, [x])
-    found = run(made.module.to_text(), [x.reshape(ROWS, 3, COLUMNS // 3)])
-    for e, f in zip(expected, found, strict=True):
+    result = run(rewritten_module.module.to_text(), [x.reshape(ROWS, 3, COLUMNS // 3)])
+    for e, f in zip(expected, result, strict=True):
         np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-5)
 
 
@@ -135,6 +135,6 @@ def test_whole_class_stays_where_one_opcode_refuses(name: str) -> None:
 
     x = np.ones((ROWS, COLUMNS), np.float32)
     module = parse(str(jax.jit(program).lower(x).as_text("hlo")))
-    made = rewrite(module)
-    assert made.module is module
-    assert any("stays whole" in note for note in made.notes)
+    rewritten_module = rewrite(module)
+    assert rewritten_module.module is module
+    assert any("stays whole" in note for note in rewritten_module.notes)

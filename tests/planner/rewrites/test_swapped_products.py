@@ -32,8 +32,8 @@ def test_the_gradient_of_a_weight_is_one_product_of_the_same_numbers() -> None:
         before, after = parse(text), swap_products(parse(text))
         opcodes, swapped = (Counter(each.opcode for each in module.instructions()) for module in (before, after))
         assert swapped == opcodes - Counter(["transpose"])
-        for expected, found in zip(run(text, [W, X]), run(after.to_text(), [W, X]), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        for expected, item in zip(run(text, [W, X]), run(after.to_text(), [W, X]), strict=True):
+            np.testing.assert_allclose(item, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_product_that_is_read_as_it_lies_stays() -> None:

@@ -25,7 +25,7 @@ FLOATS: list[Any] = [np.float32, np.float16, ml_dtypes.bfloat16]
 INTEGERS: list[Any] = [np.int32, np.int8, np.uint8]
 
 
-def searched(dtype: Any) -> np.ndarray:
+def make_search(dtype: Any) -> np.ndarray:
     """Few different numbers, so that most rows hold equal ones: the extreme ones of the type among them."""
     random = np.random.default_rng(0)
     if dtype in INTEGERS:
@@ -33,25 +33,25 @@ def searched(dtype: Any) -> np.ndarray:
     else:
         # Zeros and NaNs of either sign; all NaN in some rows.
         kinds = np.array([0.0, -0.0, 1, -2, np.inf, -np.inf, np.nan, -np.nan], dtype)
-    found = kinds[random.integers(0, len(kinds), (ROWS, EXPERTS))]
-    found[:2] = kinds[-2:, None]
-    found[2] = kinds.min() if dtype in INTEGERS else -np.inf
-    return found
+    item = kinds[random.integers(0, len(kinds), (ROWS, EXPERTS))]
+    item[:2] = kinds[-2:, None]
+    item[2] = kinds.min() if dtype in INTEGERS else -np.inf
+    return item
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:
-    x = searched(dtype)
+    x = make_search(dtype)
     for k in (1, 2, MAX_ROUNDS):
         text = lower((lambda x, k=k: lax.top_k(x, k), (x,), ()))
         text = text.replace("largest=true", f"largest={str(largest).lower()}")
         assert "topk(" in text
         module = expand_top_k(parse(text))
         assert not [each for each in module.instructions() if each.opcode == "topk"]
-        for expected, found in zip(run(text, [x]), run(module.to_text(), [x]), strict=True):
-            assert expected.tobytes() == found.tobytes()
+        for expected, item in zip(run(text, [x]), run(module.to_text(), [x]), strict=True):
+            assert expected.tobytes() == item.tobytes()
 
 
 def router(params: Any, x: Any) -> Any:
@@ -76,9 +76,9 @@ ROUTER = lower((router, (PARAMS, X), ()))
 
 def test_gradients_are_the_same() -> None:
     arguments = [PARAMS["experts"], PARAMS["gate"], X]
-    made = expand_top_k(parse(ROUTER)).to_text()
-    for expected, found in zip(run(ROUTER, arguments), run(made, arguments), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    result = expand_top_k(parse(ROUTER)).to_text()
+    for expected, item in zip(run(ROUTER, arguments), run(result, arguments), strict=True):
+        np.testing.assert_allclose(item, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_in_a_loop() -> None:
@@ -113,16 +113,16 @@ def test_others_stay(function: Any, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("rewrites", ["auto", "none"], ids=["in rounds", "as it is"])
 def test_a_split_batch_is_not_gathered(rewrites: Any) -> None:
     options = PlanOptions(mesh={"data": 8}, force="data", rewrites=rewrites)
-    made = plan(ROUTER, Cluster.local(8), options)
-    assert {each.kind for each in made.collectives} == {"all-reduce"}
-    assert any(each.opcode == "topk" for each in made.instructions) == (rewrites == "none")
-    proof = compile_and_prove(made)
+    step_plan = plan(ROUTER, Cluster.local(8), options)
+    assert {each.kind for each in step_plan.collectives} == {"all-reduce"}
+    assert any(each.opcode == "topk" for each in step_plan.instructions) == (rewrites == "none")
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain(everything=True)
 
 
 def test_the_searched_dimension_splits_too() -> None:
     """Each round gathers one key and one place a row and device: of four devices, of two rows, four bytes each."""
     text = lower((lambda x: lax.top_k(x, 2), (jax.ShapeDtypeStruct((2, 1 << 14), jnp.float32),), ()))
-    made = plan(text, Cluster.local(4), PlanOptions(mesh={"model": 4}, force={"*": {1: "model"}}))
-    assert [(each.kind, each.payload_bytes) for each in made.collectives] == [("all-gather", 4 * 2 * 4)] * 4
-    assert compile_and_prove(made).holds
+    step_plan = plan(text, Cluster.local(4), PlanOptions(mesh={"model": 4}, force={"*": {1: "model"}}))
+    assert [(each.kind, each.payload_bytes) for each in step_plan.collectives] == [("all-gather", 4 * 2 * 4)] * 4
+    assert compile_and_prove(step_plan).holds

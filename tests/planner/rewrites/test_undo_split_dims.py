@@ -18,7 +18,7 @@ from tests.planner.rewrites.rewrite_programs import REWRITTEN
 from tests.planner.test_numbers import run_planned
 
 
-def planned(name: str, force: str, mesh: dict[str, int]) -> tuple[Plan, Module, Module]:
+def make_plan(name: str, force: str, mesh: dict[str, int]) -> tuple[Plan, Module, Module]:
     """(a plan, the program with its dimensions written as two, the same before that)."""
     text = lower(REWRITTEN[name]())
     options = PlanOptions(mesh=mesh, force=force, remat="none", micro_batches=1)
@@ -30,16 +30,16 @@ def planned(name: str, force: str, mesh: dict[str, int]) -> tuple[Plan, Module, 
 @pytest.mark.parametrize("force", ["data", "zero1", "fsdp"])
 @pytest.mark.parametrize("name", ["glu", "lstm", "stacked", "nested"])
 def test_plans_that_split_the_batch_need_no_pieces(name: str, force: str) -> None:
-    made, split, written = planned(name, force, {"data": 8})
-    assert made.portable
-    assert made.require_hlo() == written.to_text() != split.to_text()
-    check_plan(parse(made.require_hlo()), made)
+    result, split, written = make_plan(name, force, {"data": 8})
+    assert result.portable
+    assert result.require_hlo() == written.to_text() != split.to_text()
+    check_plan(parse(result.require_hlo()), result)
     step, arguments, _ = program = REWRITTEN[name]()
     expected = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(step)(*arguments))]
-    for e, f in zip(expected, run_planned(program, made)[0], strict=True):
+    for e, f in zip(expected, run_planned(program, result)[0], strict=True):
         np.testing.assert_allclose(f, e, rtol=1e-5, atol=1e-6)
 
 
 def test_a_plan_that_splits_pieces_keeps_them() -> None:
-    made, split, _ = planned("glu", "tensor", {"data": 1, "model": 8})
-    assert made.require_hlo() == split.to_text()
+    result, split, _ = make_plan("glu", "tensor", {"data": 1, "model": 8})
+    assert result.require_hlo() == split.to_text()

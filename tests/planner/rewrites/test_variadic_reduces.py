@@ -41,8 +41,8 @@ def test_the_same_numbers() -> None:
         module = split_variadic_reduces(parse(text))
         reduces = [each for each in module.instructions() if each.opcode == "reduce"]
         assert [len(each.operands) for each in reduces] == [2, 2]
-        for expected, found in zip(run(text, [X, COUNTS]), run(module.to_text(), [X, COUNTS]), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for expected, item in zip(run(text, [X, COUNTS]), run(module.to_text(), [X, COUNTS]), strict=True):
+            np.testing.assert_array_equal(item, expected)
 
 
 def test_regions_are_shared_and_none_is_left_behind() -> None:
@@ -67,6 +67,6 @@ def test_sums_over_the_batch_are_all_reduced_once_they_are_added() -> None:
         return total + other
 
     text = lower((sums, (X, X), ()))
-    made = plan(text, Cluster.local(4), PlanOptions(mesh={"data": 4}, force={"*": {0: "data"}}))
-    assert Counter(each.kind for each in made.collectives) == {"all-reduce": 1}
-    assert compile_and_prove(made).holds
+    step_plan = plan(text, Cluster.local(4), PlanOptions(mesh={"data": 4}, force={"*": {0: "data"}}))
+    assert Counter(each.kind for each in step_plan.collectives) == {"all-reduce": 1}
+    assert compile_and_prove(step_plan).holds

@@ -118,15 +118,15 @@ def _variables(
     values: Sequence[Instruction], shardings: Sequence[TensorSharding], mesh: Mesh
 ) -> tuple[VariablePlan, ...]:
     """Boundary arrays; a dimension that its axes do not divide is stored padded to the next multiple."""
-    found = []
+    results = []
     for number, (value, sharding) in enumerate(zip(values, shardings, strict=True)):
         shape = value.shape.leaves[0]
         parts = [mesh.size(axes) for axes in sharding.dims]
         stored = tuple(-(-size // n) * n for size, n in zip(shape.dimensions, parts, strict=True))
-        found.append(
+        results.append(
             VariablePlan(
                 number=number, name=value.name, element_type=shape.element_type, shape=shape.dimensions,
                 sharding=sharding, stored_shape=stored,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(results)

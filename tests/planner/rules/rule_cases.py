@@ -53,12 +53,12 @@ def _fits(assignment: Assignment, mesh: Mesh, uneven: bool) -> bool:
 
 def shares(assignment: Assignment, mesh: Mesh) -> dict[Factor, int]:
     """Into how many parts the axes together split each factor."""
-    found: dict[Factor, int] = {}
+    entries: dict[Factor, int] = {}
     for axis in mesh.axes:
         factor = assignment[axis.name]
         if factor is not None:
-            found[factor] = found.get(factor, 1) * axis.size
-    return found
+            entries[factor] = entries.get(factor, 1) * axis.size
+    return entries
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def trial_shardings(trial: Trial, *, operands: bool) -> tuple[TensorSharding, ..
         leaves = [leaf for operand in instruction.operands for leaf in operand.shape.leaves]
     else:
         leaves = list(instruction.shape.leaves)
-    found = []
+    results = []
     for number, leaf in enumerate(leaves):
         dims: list[tuple[str, ...]] = [()] * leaf.rank
         for axis, factor in trial.assignment.items():
@@ -183,5 +183,5 @@ def trial_shardings(trial: Trial, *, operands: bool) -> tuple[TensorSharding, ..
                 split = dict(trial.scatter)[axis]
             if split is not None:
                 dims[split] = (*dims[split], axis)
-        found.append(TensorSharding(tuple(dims)))
-    return tuple(found)
+        results.append(TensorSharding(tuple(dims)))
+    return tuple(results)

@@ -53,12 +53,12 @@ def judge_isolated(trials: Sequence[Trial], batch: int = 150) -> list[Verdict]:
     while pending:
         group = pending.pop()
         try:
-            found = in_child(lambda group: [(v.error, v.moved) for v in judge(group)], group)
+            result = in_child(lambda group: [(v.error, v.moved) for v in judge(group)], group)
         except ChildDied as error:
             if len(group) == 1:
                 verdicts.append(Verdict(group[0], np.inf, crash=str(error)))
             else:
                 pending += [group[: len(group) // 2], group[len(group) // 2 :]]
             continue
-        verdicts += [Verdict(trial, *each) for trial, each in zip(group, found, strict=True)]
+        verdicts += [Verdict(trial, *each) for trial, each in zip(group, result, strict=True)]
     return verdicts

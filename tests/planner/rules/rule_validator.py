@@ -71,7 +71,7 @@ class Verdict:
     def extra(self) -> tuple[Moved, ...]:
         """Collectives that the factors do not promise."""
         left = list(self.moved)
-        for moved in promised(self.trial):
+        for moved in promise_bytes(self.trial):
             if moved in left:
                 left.remove(moved)
         return tuple(moved for moved in left if not (self.trial.summed and moved.kind == "all-reduce"))
@@ -80,33 +80,33 @@ class Verdict:
     def absent(self) -> tuple[Moved, ...]:
         """Borders that the factors promise to exchange and XLA does not."""
         left = list(self.moved)
-        return tuple(moved for moved in promised(self.trial) if moved not in left)
+        return tuple(moved for moved in promise_bytes(self.trial) if moved not in left)
 
     def __str__(self) -> str:
         return f"{self.trial}: error {self.error:.1e} {', '.join(map(str, self.moved))} {self.crash[:200]}"
 
 
-def promised(trial: Trial) -> list[Moved]:
+def promise_bytes(trial: Trial) -> list[Moved]:
     """The borders that neighbours exchange, by the halos of the trial's factors, and gathered partial results.
 
     XLA gathers along one reduced dimension after the other, the last first, what it has gathered before again.
     """
     taken = shares(trial.assignment, trial.mesh)
     halos = [(halo, taken[f]) for f in trial.case.factors if f in taken for halo in f.halo]
-    found: list[Moved] = []
+    outcome: list[Moved] = []
     pairs = zip(operand_leaves(trial.case.instruction), trial_shardings(trial, operands=True), strict=True)
     for number, (leaf, sharding) in enumerate(pairs):
         sent = exchange_bytes(
             [each for each in halos if each[0].operand == number], _shard_bytes(leaf, sharding, trial.mesh)
         )
-        found += [Moved("collective-permute", size_bytes) for size_bytes in sent]
+        outcome += [Moved("collective-permute", size_bytes) for size_bytes in sent]
     gathered = 1
     combined = [factor for factor in taken if factor.reduction == "gather"]
     for factor in sorted(combined, key=lambda factor: factor.operands[0] or 0, reverse=True):
         gathered *= taken[factor]
         results = zip(trial.case.instruction.shape.leaves, trial_shardings(trial, operands=False), strict=True)
-        found += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
-    return found
+        outcome += [Moved("all-gather", gathered * _shard_bytes(*result, trial.mesh)) for result in results]
+    return outcome
 
 
 def _shard_bytes(leaf: ArrayShape, sharding: TensorSharding, mesh: Mesh) -> int:
@@ -147,12 +147,12 @@ def _on_one_device(cases: Sequence[Case]) -> tuple[_Arrays, _Arrays]:
         arguments[number] = arguments[number] @ arguments[number].swapaxes(-1, -2)
     results, _ = _run(private.stablehlo_of(bundle.module().to_text()), arguments, None)
     given: _Arrays = {case: [] for case in cases}
-    found: _Arrays = {case: [] for case in cases}
+    entries: _Arrays = {case: [] for case in cases}
     for number, array in zip(bundle.parameter_trials, arguments, strict=True):
         given[cases[number]].append(array)
     for number, array in zip(bundle.output_trials, results, strict=True):
-        found[cases[number]].append(array)
-    return given, found
+        entries[cases[number]].append(array)
+    return given, entries
 
 
 class UnattributedError(Exception):
@@ -178,7 +178,7 @@ def judge_all(trials: Iterable[Trial], batch: int = 150) -> list[Verdict]:
     return verdicts
 
 
-def partitioned(trial: Trial) -> str:
+def partition_text(trial: Trial) -> str:
     """What XLA's partitioner makes of a trial, also of one that XLA:CPU has no kernel for."""
     bundle = Bundle(trial.mesh)
     bundle.add(0, trial)
@@ -223,7 +223,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     executable = private.compile_and_load(stablehlo, devices, options)
     private.prepare_custom_calls(private.hlo_of_executable(executable))
     if plan:
-        arguments = [_stored(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
+        arguments = [_store_layout(a, v.stored_shape) for a, v in zip(arguments, plan.parameters, strict=True)]
     placed = [jax.device_put(a, placement) for a, placement in zip(arguments, placements, strict=True)]
     shards = executable.execute_sharded(placed).disassemble_into_single_device_arrays()
     results = []
@@ -235,7 +235,7 @@ def _run(stablehlo: str, arguments: list[np.ndarray], plan: Plan | None) -> tupl
     return results, private.hlo_of_executable(executable)
 
 
-def _stored(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _store_layout(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Padded with what no result may depend on: not a number, where the type has one."""
     if array.shape == shape:
         return array
@@ -260,7 +260,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 
 def _collectives(compiled: str, count: int) -> list[tuple[Moved, ...]]:
     """Collectives in partitioned HLO, per trial."""
-    found: list[list[Moved]] = [[] for _ in range(count)]
+    results: list[list[Moved]] = [[] for _ in range(count)]
     for line in compiled.splitlines():
         collective = _COLLECTIVE.search(line)
         if collective is None:
@@ -269,8 +269,8 @@ def _collectives(compiled: str, count: int) -> list[tuple[Moved, ...]]:
         if owner is None and count > 1:
             raise UnattributedError(line)
         moved = Moved(collective[2], sum(_bytes(*array) for array in _ARRAY.findall(collective[1])))
-        found[int(owner[1]) if owner else 0].append(moved)
-    return [tuple(each) for each in found]
+        results[int(owner[1]) if owner else 0].append(moved)
+    return [tuple(each) for each in results]
 
 
 def _bytes(element_type: str, dimensions: str) -> int:

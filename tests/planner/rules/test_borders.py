@@ -32,7 +32,7 @@ def program() -> tuple[Any, Any, tuple[int, ...]]:
     return step, (weights, jax.random.normal(keys[2], (1, 512, 256, 16))), (0,)
 
 
-def planned(mesh: dict[str, int]) -> Plan:
+def make_plan(mesh: dict[str, int]) -> Plan:
     function, arguments, donated = program()
     text = jax.jit(function, donate_argnums=donated, keep_unused=True).lower(*arguments).as_text("hlo", debug_info=True)
     return plan(text, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=mesh))
@@ -41,18 +41,18 @@ def planned(mesh: dict[str, int]) -> Plan:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
 def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -> None:
-    made = planned(mesh)
-    convolutions = [entry for entry in made.instructions if entry.opcode == "convolution"]
+    step_plan = make_plan(mesh)
+    convolutions = [entry for entry in step_plan.instructions if entry.opcode == "convolution"]
     assert all(any(entry.result[0].dims[1:3]) for entry in convolutions)
-    assert {collective.kind for collective in made.collectives} == {"collective-permute"}
-    assert all(collective.cause.startswith("borders for convolution") for collective in made.collectives)
-    proof = compile_and_prove(made)
+    assert {collective.kind for collective in step_plan.collectives} == {"collective-permute"}
+    assert all(collective.cause.startswith("borders for convolution") for collective in step_plan.collectives)
+    proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()
 
 
 def test_an_axis_of_one_device_needs_no_borders() -> None:
-    assert planned({"data": 1, "model": 8}).cost.step_s == pytest.approx(planned({"model": 8}).cost.step_s)
+    assert make_plan({"data": 1, "model": 8}).cost.step_s == pytest.approx(make_plan({"model": 8}).cost.step_s)
 
 
 def test_split_images_give_single_device_numbers() -> None:
-    assert_same(run_planned(program(), planned({"data": 8})), run_single(program()))
+    assert_same(run_planned(program(), make_plan({"data": 8})), run_single(program()))

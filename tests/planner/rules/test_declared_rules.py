@@ -50,17 +50,17 @@ RULES = {
 
 @pytest.mark.parametrize(("rule", "expected"), RULES.items())
 def test_the_dimensions_that_may_be_split(rule: str, expected: dict[int, int]) -> None:
-    found = rule_of(call(rule))
-    assert {each.operands[0]: each.size for each in found.factors} == expected
-    assert all(not each.may_pad for each in found.factors)
-    assert bool(found.reason) == (expected != {0: 8, 1: 4, 2: 6})
+    result = rule_of(call(rule))
+    assert {each.operands[0]: each.size for each in result.factors} == expected
+    assert all(not each.may_pad for each in result.factors)
+    assert bool(result.reason) == (expected != {0: 8, 1: 4, 2: 6})
 
 
 @pytest.mark.parametrize("target", ["tpu_custom_call", "__gpu$xla.gpu.triton", "triton_kernel_call", "AwsNeuronFlash"])
 def test_a_kernel_that_is_compiled_for_its_sizes_stays_whole(target: str) -> None:
-    found = rule_of(call(next(iter(RULES)), target=target))
-    assert not found.factors
-    assert "compiled for the sizes" in found.reason
+    rule = rule_of(call(next(iter(RULES)), target=target))
+    assert not rule.factors
+    assert "compiled for the sizes" in rule.reason
 
 
 SEVERAL_DEVICES = """HloModule jit_step, entry_computation_layout={(f32[8,4]{1,0}, f32[4,6]{1,0})->f32[8,6]{1,0}}
@@ -77,7 +77,7 @@ ENTRY main {
 
 
 def test_text_that_jax_prints_for_several_devices_is_planned_and_not_run() -> None:
-    found = rule_of(parse(SEVERAL_DEVICES).entry.root)
-    assert {each.operands for each in found.factors} == {(0, None), (None, 1)}
+    rule = rule_of(parse(SEVERAL_DEVICES).entry.root)
+    assert {each.operands for each in rule.factors} == {(0, None), (None, 1)}
     with pytest.raises(UnsupportedProgramError, match="can be planned, not run"):
         emit_stablehlo(SEVERAL_DEVICES, plan(SEVERAL_DEVICES, {"d": 4}))

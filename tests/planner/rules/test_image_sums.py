@@ -59,26 +59,26 @@ def test_nothing_stays_partial_beside_it(gradient: Case) -> None:
     instruction, factors = gradient.instruction, names(gradient)
     assert why_not_partial(instruction, [factors["i"]]) is None
     strategies = list(enumerate_strategies(instruction, rule_of(instruction), TWO))
-    found = {tuple(choice.factor and choice.factor.name for choice in each.choices): each for each in strategies}
-    images = [each for taken, each in found.items() if "c0" in taken]
+    entries = {tuple(choice.factor and choice.factor.name for choice in each.choices): each for each in strategies}
+    images = [each for taken, each in entries.items() if "c0" in taken]
     assert images
     assert not [each for each in images if any(lies.unreduced for lies in each.results)]
-    assert found["i", "c0"].summed_first == ("y",)
-    assert [lies.unreduced for (lies,) in stages_of_sum(found["i", "c0"])] == [("x", "y"), ("x",)]
-    assert [lies.unreduced for (lies,) in stages_of_sum(found["c0", "c0"])] == [("x", "y")]
+    assert entries["i", "c0"].summed_first == ("y",)
+    assert [lies.unreduced for (lies,) in stages_of_sum(entries["i", "c0"])] == [("x", "y"), ("x",)]
+    assert [lies.unreduced for (lies,) in stages_of_sum(entries["c0", "c0"])] == [("x", "y")]
 
 
 def test_the_checker_refuses_a_partial_result(gradient: Case) -> None:
     trial = Trial(gradient, {"x": names(gradient)["i"], "y": names(gradient)["c0"]}, TWO)
-    reduced = planned(trial, TensorSharding(((),) * 4), ("x", "y"))
+    reduced = make_plan(trial, TensorSharding(((),) * 4), ("x", "y"))
     assert rule_problems(gradient.instruction, reduced, TWO) == ()
     for unreduced, partial in ((("x",), ("y",)), (("y",), ("x",)), (("x", "y"), ())):
-        entry = planned(trial, TensorSharding(((),) * 4, unreduced), partial)
+        entry = make_plan(trial, TensorSharding(((),) * 4, unreduced), partial)
         (problem,) = rule_problems(gradient.instruction, entry, TWO)
         assert "split with borders" in problem
 
 
-def planned(trial: Trial, result: TensorSharding, partial: tuple[str, ...]) -> InstructionPlan:
+def make_plan(trial: Trial, result: TensorSharding, partial: tuple[str, ...]) -> InstructionPlan:
     instruction = trial.case.instruction
     operands = tuple((lies,) for lies in trial_shardings(trial, operands=True))
     return InstructionPlan(

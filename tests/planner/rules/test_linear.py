@@ -31,21 +31,21 @@ def instructions() -> list[Instruction]:
 def test_xla_takes_partial_sums_through(instructions: list[Instruction], mesh: Mesh) -> None:
     """Of each opcode some trials; `make validate-linear` tries all."""
     trials = [trial for each in instructions for trial in trials_of(each, mesh)]
-    verdicts = judge_all(sampled(trials, per_opcode=2))
+    verdicts = judge_all(sample_values(trials, per_opcode=2))
     assert not [str(verdict) for verdict in verdicts if not (verdict.is_exact and verdict.is_cheap)]
 
 
-def sampled(trials: list[Trial], per_opcode: int) -> list[Trial]:
+def sample_values(trials: list[Trial], per_opcode: int) -> list[Trial]:
     """Trials spread evenly over those of each opcode."""
     total = Counter(trial.instruction.opcode for trial in trials)
-    seen, kept = Counter[str](), []
+    seen, result = Counter[str](), []
     for trial in trials:
         opcode = trial.instruction.opcode
         step = max(1, total[opcode] // per_opcode)
         if seen[opcode] % step == 0:
-            kept.append(trial)
+            result.append(trial)
         seen[opcode] += 1
-    return kept
+    return result
 
 
 def test_what_is_reduced_at_once_is_wrong_when_kept(instructions: list[Instruction]) -> None:
@@ -72,12 +72,12 @@ def test_nothing_partial_beside_rows_that_are_looked_up(instructions: list[Instr
 
 
 _COMPLEX = """
-from tests.xla.hand import entry, lower, named, plan, run_planned, sharding
+from tests.xla.hand import entry, lower, names_of, plan, run_planned, sharding
 import numpy as np
 x = np.ones((4, 8), np.complex64)
 text = lower(lambda a: -a, x)
 part = sharding((None, None), ("x",))
-run_planned(plan(text, {"x": 2}, {}, {}, [entry(named(text, "negate")[0], [part], part)]), x)
+run_planned(plan(text, {"x": 2}, {}, {}, [entry(names_of(text, "negate")[0], [part], part)]), x)
 """
 
 
@@ -95,10 +95,10 @@ def ways(function: object, *shapes: tuple[tuple[int, ...], str]) -> dict[str, li
     """Ways by opcode of the instructions of a lowered function, each sorted."""
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     module = parse(jax.jit(function).lower(*avals).as_text("hlo"))  # type: ignore[arg-type]
-    found: dict[str, list[list[int]]] = {}
+    entries: dict[str, list[list[int]]] = {}
     for instruction in module.instructions():
-        found[instruction.opcode] = sorted(sorted(way.operands) for way in linear_ways(instruction))
-    return found
+        entries[instruction.opcode] = sorted(sorted(way.operands) for way in linear_ways(instruction))
+    return entries
 
 
 F32 = ((8, 8), "float32")
@@ -138,8 +138,8 @@ def test_the_table(function: object, dtype: str, opcode: str, expected: list[lis
 
 
 def test_handing_on_is_no_way() -> None:
-    found = ways(lambda a: jax.lax.scan(lambda c, _: (c + a, None), a, None, length=3)[0], F32)
-    assert found["while"] == found["tuple"] == found["get-tuple-element"] == found["parameter"] == []
+    result = ways(lambda a: jax.lax.scan(lambda c, _: (c + a, None), a, None, length=3)[0], F32)
+    assert result["while"] == result["tuple"] == result["get-tuple-element"] == result["parameter"] == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from shardwright.planner.rules import Factor
 from shardwright.plans.shardings import Mesh
 from tests.planner.rules.rule_cases import Case, Trial, cases_of
 from tests.planner.rules.rule_texts import RAGGED
-from tests.planner.rules.rule_validator import partitioned
+from tests.planner.rules.rule_validator import partition_text
 
 CASES = {name: cases_of({name: text})[0] for name, text in RAGGED.items()}
 PAIRS = [(name, factor) for name, case in CASES.items() for factor in case.factors]
@@ -48,13 +48,13 @@ def test_blocks_make_the_whole(name: str, factor: Factor) -> None:
 
     operands = _operands(CASES[name])
     blocks = zip(*(_blocks(a, dim, 4) for a, dim in zip(operands, factor.operands, strict=True)), strict=True)
-    found = [np.asarray(product(*block)) for block in blocks]
-    whole = np.sum(found, axis=0) if factor.contracted else np.concatenate(found, factor.results[0])
+    results = [np.asarray(product(*block)) for block in blocks]
+    whole = np.sum(results, axis=0) if factor.contracted else np.concatenate(results, factor.results[0])
     np.testing.assert_allclose(whole, product(*operands), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "factor"), PAIRS, ids=IDS)
 def test_xla_splits_it_with_the_promised_collectives(name: str, factor: Factor) -> None:
-    text = partitioned(Trial(CASES[name], {"x": factor, "y": None}, Mesh.of({"x": 4, "y": 2})))
+    text = partition_text(Trial(CASES[name], {"x": factor, "y": None}, Mesh.of({"x": 4, "y": 2})))
     kinds = re.findall(r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\(", text)
     assert kinds == (["all-reduce"] if factor.contracted else [])

@@ -8,7 +8,7 @@ from shardwright.hlo import parse
 from shardwright.planner.rules import rule_of
 
 
-def combined(reductions: str, element_type: str, initial: str) -> set[str | None]:
+def combine_payloads(reductions: str, element_type: str, initial: str) -> set[str | None]:
     """What combines partial results of a reduce of as many arrays as there are words; nothing where it stays whole."""
     words, values = reductions.split(), initial.split()
     arrays = range(len(words))
@@ -55,17 +55,17 @@ def test_a_reduction_starts_from_its_neutral_element(
     reduction: str, element_type: str, neutral: str, other: str
 ) -> None:
     neutral, other = neutral.replace(" ", ""), other.replace(" ", "")
-    assert combined(reduction, element_type, neutral) == {reduction}
-    assert combined(reduction, element_type, other) == set()
+    assert combine_payloads(reduction, element_type, neutral) == {reduction}
+    assert combine_payloads(reduction, element_type, other) == set()
 
 
 @pytest.mark.parametrize("reduction", ["and", "or"])
 def test_bits_have_no_all_reduce(reduction: str) -> None:
-    assert combined(reduction, "u32", {"and": "4294967295", "or": "0"}[reduction]) == set()
+    assert combine_payloads(reduction, "u32", {"and": "4294967295", "or": "0"}[reduction]) == set()
 
 
 def test_several_arrays_are_gathered() -> None:
-    assert combined("add add", "f32", "0 0") == {"gather"}
-    assert combined("add maximum", "s32", "0 -2147483648") == {"gather"}
-    assert combined("and add", "s32", "-1 0") == {"gather"}
-    assert combined("add maximum", "s32", "0 0") == set()
+    assert combine_payloads("add add", "f32", "0 0") == {"gather"}
+    assert combine_payloads("add maximum", "s32", "0 -2147483648") == {"gather"}
+    assert combine_payloads("and add", "s32", "-1 0") == {"gather"}
+    assert combine_payloads("add maximum", "s32", "0 0") == set()

@@ -33,7 +33,7 @@ def _blocks_agree(source: tuple[int, ...], target: tuple[int, ...], a: int, b: i
     return all(np.array_equal(left.ravel(), right.ravel()) for left, right in pairs)
 
 
-def _offered(source: tuple[int, ...], target: tuple[int, ...]) -> dict[tuple[int, int], int]:
+def _offer(source: tuple[int, ...], target: tuple[int, ...]) -> dict[tuple[int, int], int]:
     """(operand dimension, result dimension) → size of the factor that joins them."""
     operand = Instruction("p", "parameter", ArrayShape("f32", source), index=0)
     rule = rule_of(Instruction("r", "reshape", ArrayShape("f32", target), (operand,)))
@@ -44,7 +44,7 @@ def _offered(source: tuple[int, ...], target: tuple[int, ...]) -> dict[tuple[int
 @settings(max_examples=300, deadline=None)
 def test_every_factor_is_right_and_none_is_missing(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     source, target = shapes
-    offered = _offered(source, target)
+    offered = _offer(source, target)
     for a, from_size in enumerate(source):
         for b, to_size in enumerate(target):
             for parts in range(2, min(from_size, to_size) + 1):
@@ -55,8 +55,8 @@ def test_every_factor_is_right_and_none_is_missing(shapes: tuple[tuple[int, ...]
 
 
 def test_fused_heads_keep_the_head_dimension() -> None:
-    assert _offered((4, 8, 16), (4, 8, 4, 4)) == {(0, 0): 4, (1, 1): 8, (2, 2): 4}
+    assert _offer((4, 8, 16), (4, 8, 4, 4)) == {(0, 0): 4, (1, 1): 8, (2, 2): 4}
 
 
 def test_merging_keeps_the_major_dimension() -> None:
-    assert _offered((4, 8, 16), (32, 16)) == {(0, 0): 4, (2, 1): 16}
+    assert _offer((4, 8, 16), (32, 16)) == {(0, 0): 4, (2, 1): 16}

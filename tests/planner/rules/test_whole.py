@@ -18,7 +18,7 @@ from shardwright.plans.shardings import Mesh
 from tests.planner.rules.rule_cases import Trial, cases_of
 from tests.planner.rules.rule_programs import f32, hlo_text, s32
 from tests.planner.rules.rule_texts import TEXTS
-from tests.planner.rules.rule_validator import Verdict, judge, partitioned
+from tests.planner.rules.rule_validator import Verdict, judge, partition_text
 
 
 @dataclass(frozen=True)
@@ -120,5 +120,5 @@ def test_heads_that_do_not_divide_drift_apart(
 def test_xla_draws_all_numbers_on_every_device(program: str) -> None:
     (case,) = cases_of({program: TEXTS[program]}, without_factors=True)
     factor = Factor(name="split", size=4, operands=(None,), results=(None, 0))
-    text = partitioned(Trial(case, {"x": factor}, Mesh.of({"x": 4})))
+    text = partition_text(Trial(case, {"x": factor}, Mesh.of({"x": 4})))
     assert re.search(r"u32\[4,8\]\S*\) rng-bit-generator", text), text

@@ -29,11 +29,11 @@ def test_they_find_the_best_plan_that_fits_where_descents_do_not() -> None:
     search, fastest = with_less_memory(16, 2048, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
     descended = fit_plan(search, fastest)
-    made = fit_over_all_strategies(search, descended, *all_strategies(search))
+    result = fit_over_all_strategies(search, descended, *all_strategies(search))
     assert descended.cost.step_s > 1.5 * best_s
-    assert made.cost.step_s <= 1.01 * best_s
-    assert search.bytes_needed(made) <= search.limit_bytes
-    assert made.chain.graph.prices is descended.chain.graph.prices, "it can be mixed with plans of the mesh"
+    assert result.cost.step_s <= 1.01 * best_s
+    assert search.bytes_needed(result) <= search.limit_bytes
+    assert result.chain.graph.prices is descended.chain.graph.prices, "it can be mixed with plans of the mesh"
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -41,14 +41,14 @@ def test_where_a_plan_is_known_to_fit_no_dear_price_is_tried(knows: bool) -> Non
     search, fastest = with_less_memory(16, 2048, SearchLimits(max_exact_states=0))
     chain, read = all_strategies(search)
     start = search.evaluate(chain, read, ())
-    states = chain.states_of((known := fit_plan(search, fastest)).chain.strategies(known.solution.states))
+    states = chain.states_of((candidate := fit_plan(search, fastest)).chain.strategies(candidate.solution.states))
     assert states is not None
     within = search.evaluate(chain, ChainSolution(states=states, value=math.inf, tied_bound=0.0), ())
     fitting = LagrangianSearch(search, start, math.inf, (), within if knows else None)
     fitting.find_best()
     dearest = max(each.multiplier for each in fitting.evaluations) * start.memory.peak_bytes / start.cost.step_s
     assert (dearest <= max(RISING_MULTIPLIERS)) == knows
-    assert within.cost.step_s == pytest.approx(known.cost.step_s)
+    assert within.cost.step_s == pytest.approx(candidate.cost.step_s)
 
 
 @pytest.mark.parametrize("seed", [16, 29])

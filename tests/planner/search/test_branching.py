@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,26 @@ from shardwright.planner.memory.constraint import BranchingBound, MemoryConstrai
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
 from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
 from shardwright.planner.memory.terms import value_bytes
-from shardwright.planner.search import branching
-from shardwright.planner.search.branching import Branch, branch_and_bound, bytes_taken, split_branch, tighten_branch
+from shardwright.planner.plans.assemble import decide
+from shardwright.planner.search.branching import (
+    Branch,
+    bound_branch,
+    branch_and_bound,
+    bytes_taken,
+    split_branch,
+    tighten_branch,
+    with_higher_multiplier,
+)
 from shardwright.planner.search.certify import BackgroundBound, bound_plan
 from shardwright.planner.search.dual_bound import GAP_TOLERANCE, DualCut, LagrangianDual
-from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend, lift_plan
-from shardwright.planner.segments.segment_chain import ChainSolution
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
 from shardwright.plans.plan import CostSummary
+from tests.planner.programs import lower, mlp
 from tests.planner.search.test_gap_closing_memory import dual_and_optimum
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
@@ -35,34 +45,81 @@ from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_progr
 MOST_OPEN = 0.01
 
 
-def root_and_optimum(seed: int, limits: SearchLimits = SearchLimits()) -> tuple[Branch, float]:
+def root_and_optimum(
+    seed: int, limits: SearchLimits = SearchLimits(), kind: type[Search] = Search
+) -> tuple[Branch, float]:
     """All plans of a random program, bounded by prices, and the fastest one that fits."""
-    dual, low, best_s = dual_and_optimum(seed, limits)
+    dual, low, best_s = dual_and_optimum(seed, limits, kind)
+    return bound_root(dual, low, best_s), best_s
+
+
+def bound_root(dual: LagrangianDual, low: DualCut, likely_s: float) -> Branch:
+    """All plans of a dual. low: its cut at no price. likely_s: about the seconds of the best plan."""
     bound_s, high = low.bound_s, None
-    for made in dual.maximize(low, dual.evaluate(low.multiplier_for(best_s))):
-        bound_s = max(bound_s, made.bound_s)
-        low, high = (made, high) if made.slope > 0 else (low, made)
-    return Branch(bound_s=bound_s, dual=dual, low=low, high=high), best_s
+    for item in dual.maximize(low, dual.evaluate(low.multiplier_for(likely_s))):
+        bound_s = max(bound_s, item.bound_s)
+        low, high = (item, high) if item.slope > 0 else (low, item)
+    return Branch(bound_s=bound_s, dual=dual, low=low, high=high)
 
 
-def known(root: Branch, step_s: float) -> tuple[MeshSearch, CandidatePlan]:
+def root_of_perceptron(limits: SearchLimits = SearchLimits(), kind: type[Search] = Search) -> Branch:
+    """All plans of a perceptron's step that need at most half of what the fastest one does at its peak: branches of it
+    can be divided again and again."""
+    step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
+    search = kind(lower((step, arguments, ())), EIGHT, PlanOptions(), limits=limits)
+    chain = search.build_bounding_chain(FINE).untie()
+    fastest = solve_tied(chain)
+    model, decisions = search.memory_model(chain.graph.variables.shared_layouts), decide(chain.graph, fastest.states)
+    peak = model.constraint_at_peak(decisions)
+    search.limit_bytes = model.bytes_at(peak, decisions) // 2
+    dual = LagrangianDual(search=search, chain=chain, constraints=[peak], solve=solve_tied)
+    return bound_root(dual, dual.to_cut(0.0, chain, fastest), 1.2 * fastest.value)
+
+
+class _OnlyBounds(Search):
+    """Branches are bounded, and no plan is looked for in them."""
+
+    def fit_over_all_strategies(
+        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+    ) -> CandidatePlan:
+        return found
+
+
+class _RecordsSearches(Search):
+    """Plans are looked for in branches as often as is asked, and found at the attempts of these numbers.
+
+    branches: those that were searched, by their bounds on values.
+    """
+
+    gains: frozenset[int] = frozenset()
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.branches: list[tuple[BranchingBound, ...]] = []
+
+    def fit_over_all_strategies(
+        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+    ) -> CandidatePlan:
+        self.branches.append(within)
+        return replace(found) if len(self.branches) in self.gains else found
+
+
+def incumbent_of(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
     """A plan that takes so long, with the bound of all plans."""
     search = root.dual.search
+    assert isinstance(search, Search)
     cost = CostSummary(compute_s=step_s, communication_s=0.0, lower_bound_s=root.bound_s, bound_scope="all plans")
     return search, replace(search.evaluate(root.low.chain, root.low.solution, ()), cost=cost)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 6, 11, 13, 16])
-def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) -> None:
     """Prices alone leave more open; no branch is bounded by more than the best plan of all."""
-    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    root, best_s = root_and_optimum(seed)
-    made = branch_and_bound(*known(root, 1.5 * best_s), root, MOST_OPEN)
+    root, best_s = root_and_optimum(seed, kind=_OnlyBounds)
+    candidate = branch_and_bound(*incumbent_of(root, 1.5 * best_s), root, MOST_OPEN)
     assert root.bound_s < best_s * (1 - MOST_OPEN)
-    assert best_s * (1 - MOST_OPEN) <= made.cost.lower_bound_s <= best_s * (1 + 1e-6)
+    assert best_s * (1 - MOST_OPEN) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", [0, 13])
@@ -98,100 +155,79 @@ def test_what_differs_in_no_value_is_not_divided() -> None:
     root, best_s = root_and_optimum(13)
     alike = replace(root, high=root.low)
     assert split_branch(alike) == split_branch(replace(root, high=None)) == ()
-    assert branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
+    assert branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
-def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = list[float]()
-
-    def noted(self: LagrangianDual, price: float, near: DualCut) -> DualCut:
-        asked.append(price / near.multiplier)
-        assert root.high is not None
-        return root.high
-
-    root, best_s = root_and_optimum(13, SearchLimits(max_branched=1))
-    monkeypatch.setattr(LagrangianDual, "evaluate", noted)
-    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    monkeypatch.setattr(branching, "bound_branch", lambda parent, within, enough_s: replace(parent, bound_s=best_s))
-    low = root.low._replace(multiplier=1.0)
-    alike = replace(root, low=low, high=low)
+def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes() -> None:
+    """Two plans that are alike in all values: the second one gives way to that of twice its price."""
+    root, best_s = root_and_optimum(16, SearchLimits(max_branched=1), _OnlyBounds)
+    alike = replace(root, high=root.low)
     assert split_branch(alike) == ()
-    assert branch_and_bound(*known(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == best_s
-    assert asked == [2.0]
+    dearer = with_higher_multiplier(alike)
+    assert dearer.high is not None
+    assert dearer.high.multiplier == 2 * root.low.multiplier > 0
+    candidate = branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN)
+    bound_s = min(bound_branch(dearer, within, math.inf).bound_s for within in split_branch(dearer))
+    assert root.bound_s < candidate.cost.lower_bound_s == pytest.approx(bound_s, rel=1e-4)
 
 
-def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[Branch]()
-    bound = branching.bound_branch
-
-    def noted(parent: Branch, within: tuple[BranchingBound, ...], enough_s: float) -> Branch:
-        asked.append(parent)
-        made = bound(parent, within, enough_s)
-        return replace(made, high=made.high or parent.high)
-
-    monkeypatch.setattr(branching, "bound_branch", noted)
-    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    root, best_s = root_and_optimum(13, SearchLimits(max_branched=2))
-    branch_and_bound(*known(root, 100 * best_s), root, 0.0)
-    assert len(asked) == 4
-    assert asked[0] is asked[1] is root
-    assert asked[2] is asked[3]
-    assert asked[2].bound_s == min(bound(root, within, math.inf).bound_s for within in split_branch(root))
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_the_branch_that_bounds_least_is_divided_next_and_only_so_many_are(most: int) -> None:
+    root = root_of_perceptron(SearchLimits(max_branched=most), _OnlyBounds)
+    candidate = branch_and_bound(*incumbent_of(root, 100 * root.bound_s), root, 0.0)
+    branches = [root]
+    for _ in range(most):
+        least = min(branches, key=lambda branch: branch.bound_s)
+        branches.remove(least)
+        branches += [bound_branch(least, within, math.inf) for within in split_branch(least)]
+    assert len(branches) == most + 1
+    assert candidate.cost.lower_bound_s == min(branch.bound_s for branch in branches) > root.bound_s
 
 
-def test_a_branch_that_can_have_nothing_better_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = list[float]()
-
-    def noted(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
-        searched.append(branch.bound_s)
-        return found
-
-    monkeypatch.setattr(branching, "_search_branch", noted)
-    root, _ = root_and_optimum(13)
-    bounds_s = [branching.bound_branch(root, within, math.inf).bound_s for within in split_branch(root)]
-    assert min(bounds_s) < max(bounds_s) * (1 - MOST_OPEN)
-    branch_and_bound(*known(root, max(bounds_s)), root, MOST_OPEN)
-    assert searched == [min(bounds_s)]
+def test_a_branch_that_can_have_nothing_better_is_not_searched() -> None:
+    root, _ = root_and_optimum(13, kind=_RecordsSearches)
+    bounds_s = {within: bound_branch(root, within, math.inf).bound_s for within in split_branch(root)}
+    assert min(bounds_s.values()) < max(bounds_s.values()) * (1 - MOST_OPEN)
+    search, result = incumbent_of(root, max(bounds_s.values()))
+    branch_and_bound(search, result, root, MOST_OPEN)
+    assert isinstance(search, _RecordsSearches)
+    assert search.branches == [min(bounds_s, key=bounds_s.__getitem__)]
 
 
-def test_plans_are_looked_for_until_three_branches_in_a_row_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = list[bool]()
-
-    def noted(search: MeshSearch, found: CandidatePlan, branch: Branch) -> CandidatePlan:
-        searched.append(gains := len(searched) == 1)
-        return replace(found) if gains else found
-
-    monkeypatch.setattr(branching, "_search_branch", noted)
-    monkeypatch.setattr(branching, "bound_branch", lambda parent, within, enough_s: parent)
-    root, best_s = root_and_optimum(13)
-    branch_and_bound(*known(root, 100 * best_s), root, 0.0)
-    assert searched == [False, True, False, False, False]
+def test_plans_are_looked_for_until_three_branches_in_a_row_have_none() -> None:
+    root = root_of_perceptron(kind=_RecordsSearches)
+    search, result = incumbent_of(root, 1e6 * root.bound_s)
+    assert isinstance(search, _RecordsSearches)
+    search.gains = frozenset({2})
+    branch_and_bound(search, result, root, 0.0)
+    assert len(search.branches) == 5, "one in vain, one not, and three in vain"
+    assert search.limits.max_branched > 2, "more could be divided"
 
 
 def test_a_bound_that_is_nearly_enough_is_made_finer() -> None:
     """Once; one that is far from it is not, nor one that is enough."""
     root, _ = root_and_optimum(13)
     rough = replace(root, bound_s=root.bound_s * (1 - GAP_TOLERANCE / 2))
-    made = tighten_branch(rough, root.bound_s)
-    assert made.bound_s == pytest.approx(root.bound_s)
-    assert tighten_branch(made, 1.0001 * made.bound_s) is made
+    result = tighten_branch(rough, root.bound_s)
+    assert result.bound_s == pytest.approx(root.bound_s)
+    assert tighten_branch(result, 1.0001 * result.bound_s) is result
     assert tighten_branch(rough, root.bound_s * (1 + GAP_TOLERANCE)) is rough
     assert tighten_branch(rough, rough.bound_s) is rough
 
 
-def with_less_memory(seed: int, eight: int, limits: SearchLimits = SearchLimits()) -> tuple[Search, CandidatePlan]:
+def with_less_memory(
+    seed: int, eight: int, limits: SearchLimits = SearchLimits(), kind: type[Search] = Search
+) -> tuple[Search, CandidatePlan]:
     """A random program's plan descended to on three axes, on devices with three quarters of what it needs."""
     options = PlanOptions(remat="none", micro_batches=1)
-    search = Search(large_program(seed, eight), EIGHT, options, limits=limits)
+    search = kind(large_program(seed, eight), EIGHT, options, limits=limits)
     coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = search.to_mesh_solution(coarse, coarse.solve(20.0), ())
     at, axes = lift_plan(coarse, start.solution.states, FINE)
     near, solved = descend(coarse, at, search.refine_graph(coarse, FINE), axes, time_limit_s=20.0)
-    found = replace(search.evaluate(near, solved, ()), coarse_solution=start)
-    search.limit_bytes = search.bytes_needed(found) * 3 // 4
-    return search, found
+    result = replace(search.evaluate(near, solved, ()), coarse_solution=start)
+    search.limit_bytes = search.bytes_needed(result) * 3 // 4
+    return search, result
 
 
 def best_that_fits_s(search: Search, fastest: CandidatePlan) -> float:
@@ -201,8 +237,8 @@ def best_that_fits_s(search: Search, fastest: CandidatePlan) -> float:
     model = search.memory_model(fine.graph.variables.shared_layouts)
 
     def judge(states: Mapping[Variable, int]) -> tuple[int, MemoryConstraint]:
-        made = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
-        return search.bytes_needed(made), model.constraint_at_peak(made.decisions)
+        candidate = search.evaluate(fine, ChainSolution(states=dict(states), value=0.0, tied_bound=0.0), ())
+        return search.bytes_needed(candidate), model.constraint_at_peak(candidate.decisions)
 
     best = solve_with_memory_rows(fine, search.limit_bytes, [model.constraint_at_peak(fastest.decisions)], judge, 20.0)
     assert best is not None
@@ -235,38 +271,42 @@ def test_a_plan_that_prices_step_past_is_found_in_a_branch(eight: int) -> None:
     search, fastest = with_less_memory(29, eight, SearchLimits(max_exact_states=0))
     best_s = best_that_fits_s(search, fastest)
     priced = fit_plan(search, fastest)
-    made = bound_plan(search, priced, BackgroundBound())
+    result = bound_plan(search, priced, BackgroundBound())
     assert priced.cost.step_s > 1.5 * best_s
-    assert made.cost.step_s <= 1.01 * best_s
-    assert search.bytes_needed(made) <= search.limit_bytes
+    assert result.cost.step_s <= 1.01 * best_s
+    assert search.bytes_needed(result) <= search.limit_bytes
 
 
-def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    root, best_s = root_and_optimum(13)
-    bound, asked = branching.bound_branch, list[Branch]()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LateInDepth(LagrangianDual):
+    """The deadline comes once a branch of a branch is bounded."""
 
-    def late_at_the_second_division(parent: Branch, within: tuple[BranchingBound, ...], enough_s: float) -> Branch:
-        if len(asked) == 2:
+    def evaluate(self, price: float, near: DualCut | None = None, close: float = GAP_TOLERANCE) -> DualCut:
+        if len(self.branching_bounds) > 1:
             raise OutOfTimeError("in the middle")
-        asked.append(bound(parent, within, enough_s))
-        return replace(asked[-1], high=asked[-1].high or parent.high)
+        return LagrangianDual.evaluate(self, price, near, close)
 
-    monkeypatch.setattr(branching, "bound_branch", late_at_the_second_division)
-    monkeypatch.setattr(branching, "_search_branch", lambda search, found, branch: found)
-    search, found = known(root, 100 * best_s)
+
+def test_a_deadline_leaves_the_bound_of_the_branches_that_are_done() -> None:
+    root = root_of_perceptron(kind=_OnlyBounds)
+    search, result = incumbent_of(root, 100 * root.bound_s)
+    done = [bound_branch(root, within, math.inf) for within in split_branch(root)]
+    dual = root.dual
+    late = _LateInDepth(search=search, chain=dual.chain, constraints=dual.constraints, solve=dual.solve)
     with pytest.raises(OutOfTimeError):
-        branch_and_bound(search, found, root, 0.0)
+        branch_and_bound(search, result, replace(root, dual=late), 0.0)
     assert search.reported_plan is not None
-    assert search.reported_plan.cost.lower_bound_s == min(branch.bound_s for branch in asked) > root.bound_s
+    assert search.reported_plan.cost.lower_bound_s == min(branch.bound_s for branch in done) > root.bound_s
 
 
-def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(fitting: LagrangianSearch, over: CandidatePlan, fits: CandidatePlan) -> CandidatePlan:
+class _LateWhenMerging(LagrangianSearch):
+    def merge_plans(self, plans: Sequence[CandidatePlan], best: CandidatePlan) -> CandidatePlan:
         raise OutOfTimeError("in the middle")
 
-    search, found = with_less_memory(29, 2048, SearchLimits(max_exact_states=0))
-    monkeypatch.setattr(LagrangianSearch, "merge_plans", late)
-    fitting = LagrangianSearch(search, found, math.inf)
-    made = fitting.find_best()
+
+def test_a_deadline_between_prices_leaves_the_fastest_plan_that_fits() -> None:
+    search, result = with_less_memory(29, 2048, SearchLimits(max_exact_states=0))
+    fitting = _LateWhenMerging(search, result, math.inf)
+    candidate = fitting.find_best()
     fits = [each.candidate for each in fitting.evaluations if search.bytes_needed(each.candidate) <= search.limit_bytes]
-    assert made.cost.step_s == min(each.cost.step_s for each in fits)
+    assert candidate.cost.step_s == min(each.cost.step_s for each in fits)

@@ -11,7 +11,7 @@ from shardwright.planner.plans.assemble import decide
 from shardwright.planner.search.dual_bound import tighten_dual_bound
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import CandidatePlan
-from tests.planner.memory.test_lagrangian import searched
+from tests.planner.memory.test_lagrangian import make_search
 from tests.planner.memory.test_restricted_master import seconds
 from tests.planner.programs import gpt2, lower
 
@@ -21,7 +21,7 @@ STEP = lower(gpt2(layers=2, batch=32, length=32))
 @pytest.fixture(scope="module")
 def limited() -> tuple[Search, CandidatePlan]:
     """A search, and a plan that takes less memory than the fastest one at its peak: there is hardly more of that."""
-    search = searched(STEP)
+    search = make_search(STEP)
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     model = search.memory_model(fastest.chain.graph.variables.shared_layouts)
@@ -38,22 +38,22 @@ def limited() -> tuple[Search, CandidatePlan]:
 def test_the_price_that_promises_most_is_found(limited: tuple[Search, CandidatePlan], times: float) -> None:
     search, thrifty = limited
     assert thrifty.multipliers is not None
-    made = tighten_dual_bound(search, replace(thrifty, multipliers=thrifty.multipliers.scale(times)))
+    result = tighten_dual_bound(search, replace(thrifty, multipliers=thrifty.multipliers.scale(times)))
     promised = [
         thrifty.chain.with_multipliers(price).solve(search.time_limit_s()).tied_bound - price.total * search.limit_bytes
         for price in (thrifty.multipliers.scale(2.0**power) for power in range(-8, 3))
     ]
     # each price is solved within 0.1 % of what seconds and bytes cost together: about five times the seconds
-    assert made.dual_bound_s >= 0.995 * max(promised)
-    assert made.dual_bound_s > 1.01 * thrifty.dual_bound_s  # what no price promises
-    assert made.dual_bound_s <= seconds(thrifty.chain, thrifty.solution.states)
+    assert result.dual_bound_s >= 0.995 * max(promised)
+    assert result.dual_bound_s > 1.01 * thrifty.dual_bound_s  # what no price promises
+    assert result.dual_bound_s <= seconds(thrifty.chain, thrifty.solution.states)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [0.5, 1.0, 4.0])
 def test_what_bounds_charges_no_plan_more_than_it_takes(times: float) -> None:
     """Gradients are sums that are scattered as they are reduced: none takes what it did where it was made."""
-    search = searched(lower(gpt2(layers=2, batch=4, length=32)))
+    search = make_search(lower(gpt2(layers=2, batch=4, length=32)))
     outcome = search.search_meshes()
     fastest = outcome.evaluate(outcome.fastest)
     chain, model = fastest.chain, search.memory_model(fastest.chain.graph.variables.shared_layouts)

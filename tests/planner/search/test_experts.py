@@ -72,10 +72,10 @@ def results(planned: Plan) -> Iterator[tuple[tuple[int, ...], TensorSharding]]:
 
 
 def payload(planned: Plan) -> Counter[str]:
-    found = Counter[str]()
+    counts = Counter[str]()
     for each in planned.collectives:
-        found[each.kind] += each.payload_bytes * each.count
-    return found
+        counts[each.kind] += each.payload_bytes * each.count
+    return counts
 
 
 def test_megatron_splits_weights_and_no_sequence(long_sequences: str) -> None:
@@ -128,10 +128,10 @@ def test_experts_are_told_from_heads(mixture: str) -> None:
     flow = build_dataflow(parse(mixture))
     names = [instruction.op_name for instruction in (flow.nodes[node].instruction for node in flow.parameters)]
     batch = [node for node, name in zip(flow.parameters, names, strict=True) if name.startswith("batch")]
-    found = find_expert_weights(flow, batch)
-    shapes = sorted(flow.nodes[node].shapes[0].dimensions for node in found)
+    result = find_expert_weights(flow, batch)
+    shapes = sorted(flow.nodes[node].shapes[0].dimensions for node in result)
     assert shapes == [(MIXTURE, 128, 512), (MIXTURE, 512, 128)]
-    assert set(found.values()) == {0}
+    assert set(result.values()) == {0}
 
 
 @pytest.mark.slow

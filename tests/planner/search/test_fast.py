@@ -12,8 +12,10 @@ from shardwright.cost import bytes_with_margin, hardware_profile
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
+from shardwright.planner.clock import Clock
 from shardwright.plans.plan import Plan
 from shardwright.progress import PlanProgress
+from tests.planner.clocks import FrozenClock, just_late
 from tests.planner.programs import gpt2, lower, mlp
 
 CLUSTERS = {
@@ -27,9 +29,9 @@ PROGRAMS = {
 }
 
 
-def planned(text: str, cluster: Cluster, **asked: Any) -> tuple[Plan, list[PlanProgress]]:
+def make_plan(text: str, cluster: Cluster, clock: Clock | None = None, **asked: Any) -> tuple[Plan, list[PlanProgress]]:
     reports: list[PlanProgress] = []
-    return plan(text, cluster, PlanOptions(**asked), progress=reports.append), reports
+    return plan(text, cluster, PlanOptions(**asked), progress=reports.append, clock=clock), reports
 
 
 def meshes(reports: list[PlanProgress]) -> set[str]:
@@ -43,8 +45,8 @@ def meshes(reports: list[PlanProgress]) -> set[str]:
 )
 def test_it_searches_one_mesh_and_is_nearly_as_good(program: str, devices: str) -> None:
     text, cluster = PROGRAMS[program], CLUSTERS[devices]
-    fast, told = planned(text, cluster, effort="fast")
-    usual, all_told = planned(text, cluster)
+    fast, told = make_plan(text, cluster, effort="fast")
+    usual, all_told = make_plan(text, cluster)
     assert meshes(told) == {str(fast.mesh)} or "replicated" in fast.cost.bound_scope
     assert len(fast.mesh.axes) <= 2
     assert len(told) < len(all_told), "never the same search"
@@ -54,14 +56,14 @@ def test_it_searches_one_mesh_and_is_nearly_as_good(program: str, devices: str) 
 @pytest.mark.slow
 def test_its_bound_holds_on_its_mesh_and_says_that_it_is_weak() -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
-    fast, _ = planned(text, cluster, effort="fast")
-    usual, _ = planned(text, cluster, mesh=fast.mesh.sizes)
+    fast, _ = make_plan(text, cluster, effort="fast")
+    usual, _ = make_plan(text, cluster, mesh=fast.mesh.sizes)
     assert 0 < fast.cost.lower_bound_s <= usual.cost.step_s * (1 + 1e-3)
     assert "a weak bound" in fast.cost.bound_scope
 
 
 def test_a_mesh_of_several_nodes_lies_along_them() -> None:
-    fast, _ = planned(PROGRAMS["perceptron"], CLUSTERS["2 nodes of 8 A100"], effort="fast", memory_fraction=1.0)
+    fast, _ = make_plan(PROGRAMS["perceptron"], CLUSTERS["2 nodes of 8 A100"], effort="fast", memory_fraction=1.0)
     assert list(fast.mesh.sizes.values()) in ([2, 8], [16])
 
 
@@ -70,9 +72,9 @@ def test_a_mesh_of_several_nodes_lies_along_them() -> None:
 def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
     profile = hardware_profile(cluster.hardware)
-    free, _ = planned(text, cluster, effort="fast")
+    free, _ = make_plan(text, cluster, effort="fast")
     limit = round(part * bytes_with_margin(free.memory, profile))
-    tight, told = planned(text, cluster, effort="fast", memory_budget=limit)
+    tight, told = make_plan(text, cluster, effort="fast", memory_budget=limit)
     assert bytes_with_margin(tight.memory, profile) <= limit
     assert len(meshes(told)) == 1
     assert tight.cost.lower_bound_s <= tight.cost.step_s
@@ -81,7 +83,7 @@ def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
 @pytest.mark.slow
 def test_where_nothing_fits_it_says_so_too() -> None:
     with pytest.raises(MemoryBudgetError, match="the least that was found needs"):
-        planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", memory_budget=60_000)
+        make_plan(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", memory_budget=60_000)
 
 
 @pytest.mark.slow
@@ -89,17 +91,16 @@ def test_where_nothing_fits_it_says_so_too() -> None:
     "asked", [{"mesh": {"data": 8}}, {"mesh": {"a": 2, "b": 2, "c": 2}}, {"force": "mixed"}, {"mode": "propagate"}]
 )
 def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
-    made, _ = planned(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
+    result, _ = make_plan(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
     if "mesh" in asked:
-        assert made.mesh.sizes == asked["mesh"]
+        assert result.mesh.sizes == asked["mesh"]
     if "force" in asked:
-        assert made.origin == f"forced: {asked['force']}"
-        assert len(made.mesh.axes) == 2
+        assert result.origin == f"forced: {asked['force']}"
+        assert len(result.mesh.axes) == 2
 
 
-@pytest.mark.usefixtures("just_late")
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
-    known, _ = planned(text, cluster, effort="fast", deadline_s=1e-9)
-    made, _ = planned(text, cluster, effort="fast", deadline_s=60.0)
-    assert made.cost.step_s <= known.cost.step_s * (1 + 1e-3)
+    outcome, _ = make_plan(text, cluster, just_late(), effort="fast", deadline_s=1e-9)
+    result, _ = make_plan(text, cluster, FrozenClock(60.0), effort="fast", deadline_s=60.0)
+    assert result.cost.step_s <= outcome.cost.step_s * (1 + 1e-3)

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from shardwright.errors import MemoryBudgetError
 from shardwright.options.plan_options import PlanOptions
-from shardwright.planner.clock import Clock, OutOfTimeError
+from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.constraint import BranchingBound, Multipliers
 from shardwright.planner.memory.ilp_with_memory_rows import solve_with_memory_rows
+from shardwright.planner.memory.lagrangian import LagrangianSearch
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.search import gap_closing, primal_recovery
 from shardwright.planner.search.branching import Branch
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE, DualCut, LagrangianDual
 from shardwright.planner.search.gap_closing import close_gap
-from shardwright.planner.search.mesh_search import MeshSearch
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan
-from shardwright.planner.segments import bound
 from shardwright.planner.segments.bound import solve_tied
 from shardwright.planner.segments.descent import descend, lift_plan
-from shardwright.planner.segments.segment_chain import Chain
-from shardwright.planner.solver.dual import DualBound
-from shardwright.planner.solver.pbqp import Problem
-from shardwright.planner.solver.warm_start import WarmStart
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from tests.planner.programs import gpt2, lower
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
 
-def dual_and_optimum(seed: int, limits: SearchLimits = SearchLimits()) -> tuple[LagrangianDual, DualCut, float]:
+def dual_and_optimum(
+    seed: int, limits: SearchLimits = SearchLimits(), kind: type[Search] = Search
+) -> tuple[LagrangianDual, DualCut, float]:
     """The bound that prices give of a random program, its tangent at none, and the fastest plan that fits: one integer
     program over all strategies on three axes, bytes at the peak being a row of it."""
-    search = Search(large_program(seed), EIGHT, PlanOptions(), limits=limits)
+    search = kind(large_program(seed), EIGHT, PlanOptions(), limits=limits)
     fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
-    found = search.evaluate(fine, fine.solve(20.0), ())
+    candidate = search.evaluate(fine, fine.solve(20.0), ())
     memory = search.memory_model(fine.graph.variables.shared_layouts)
-    peak = memory.constraint_at_peak(found.decisions)
-    search.limit_bytes = int(0.9 * memory.bytes_at(peak, found.decisions))
+    peak = memory.constraint_at_peak(candidate.decisions)
+    search.limit_bytes = int(0.9 * memory.bytes_at(peak, candidate.decisions))
     best = solve_with_memory_rows(fine, search.limit_bytes, [peak], lambda states: (0, peak), 20.0)
     assert best is not None
     dual = LagrangianDual(search=search, chain=bounding.untie(), constraints=[peak], solve=solve_tied)
@@ -61,25 +58,24 @@ def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) ->
     assert 1.01 * low.bound_s < climbed_s <= best_s
 
 
-def test_what_is_no_cut_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_cut_ends_it() -> None:
     """A solution read off messages that costs more than both tangents promise says nothing new."""
     dual, low, best_s = dual_and_optimum(0)
     high = dual.evaluate(2 * low.multiplier_for(best_s))
-    asked = list[float]()
 
-    def poor(self: LagrangianDual, price: float, *, close: float) -> DualCut:
-        asked.append(price)
-        return low._replace(multiplier=price, bound_s=0.0, lagrangian_s=2 * best_s)
+    def solve_poorly(chain: Chain, close: float) -> ChainSolution:
+        return replace(solve_tied(chain, close), value=2 * best_s + high.multiplier * dual.search.limit_bytes)
 
-    monkeypatch.setattr(LagrangianDual, "evaluate", poor)
-    assert len(list(dual.maximize(low, high))) == 2
-    assert len(asked) == 1
+    assert len(list(dual.maximize(low, high))) > 2
+    assert len(list(replace(dual, solve=solve_poorly).maximize(low, high))) == 2
 
 
-def thrifty(seed: int, part: float, kind: type[Search] = Search) -> tuple[Search, CandidatePlan]:
+def thrifty(
+    seed: int, part: float, kind: type[Search] = Search, limits: SearchLimits = SearchLimits()
+) -> tuple[Search, CandidatePlan]:
     """A plan of a random program that takes less memory than the fastest one on three axes, and no word of a price:
     there is enough for it, and for so much of what the fastest one takes more."""
-    search = kind(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1))
+    search = kind(large_program(seed), EIGHT, PlanOptions(remat="none", micro_batches=1), limits=limits)
     chain = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     start = search.to_mesh_solution(chain, chain.solve(20.0), ())
     at, axes = lift_plan(chain, start.solution.states, FINE)
@@ -88,41 +84,55 @@ def thrifty(seed: int, part: float, kind: type[Search] = Search) -> tuple[Search
     fastest = search.evaluate(near, solved, ())
     peak = search.memory_model(near.graph.variables.shared_layouts).constraint_at_peak(fastest.decisions)
     price = Multipliers(constraints=((peak, fastest.cost.step_s / fastest.memory.peak_bytes),))
-    made = descend(chain, near.strategies(solved.states), fine, axes, time_limit_s=20.0, price=price)
-    found = replace(search.evaluate(*made, ()), coarse_solution=start)
-    most, least = search.bytes_needed(fastest), search.bytes_needed(found)
+    descent = descend(chain, near.strategies(solved.states), fine, axes, time_limit_s=20.0, price=price)
+    result = replace(search.evaluate(*descent, ()), coarse_solution=start)
+    most, least = search.bytes_needed(fastest), search.bytes_needed(result)
     assert least < 0.9 * most
     search.limit_bytes = int(least + part * (most - least))
-    return search, found
+    return search, result
 
 
 def test_a_plan_found_at_no_price_is_bounded_by_one() -> None:
-    search, found = thrifty(0, part=0.0)
+    search, result = thrifty(0, part=0.0)
     unpriced_s = solve_tied(search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()).tied_bound
-    made = close_gap(search, found)
-    assert 1.01 * unpriced_s < made.cost.lower_bound_s <= made.cost.step_s
-    assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
+    candidate = close_gap(search, result)
+    assert 1.01 * unpriced_s < candidate.cost.lower_bound_s <= candidate.cost.step_s
+    assert candidate.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
-def test_what_does_not_fit_is_read_off_again_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+class _RefusingFit(LagrangianSearch):
+    def find_best(self) -> CandidatePlan:
+        raise MemoryBudgetError("does not fit", where="memory_budget")
+
+
+class _FitsNothing(Search):
+    """A plan fits as it is, or not at all."""
+
+    lagrangian_search = _RefusingFit
+
+
+def test_what_does_not_fit_is_read_off_again_for_less() -> None:
     """Where the unsplit program peaks there is room for the fastest plan, which peaks elsewhere."""
-
-    def as_it_is(
-        search: Search, found: CandidatePlan, below_s: float, within: tuple[BranchingBound, ...], known: CandidatePlan
-    ) -> CandidatePlan:
-        if search.bytes_needed(found) > search.limit_bytes:
-            raise MemoryBudgetError("does not fit", where="memory_budget")
-        return found
-
-    monkeypatch.setattr(primal_recovery, "fit_plan", as_it_is)
-    search, found = thrifty(53, part=0.5)
-    made = close_gap(search, found)
-    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
-    assert search.bytes_needed(made) <= search.limit_bytes
+    search, result = thrifty(53, part=0.5, kind=_FitsNothing)
+    candidate = close_gap(search, result)
+    assert candidate.cost.step_s < result.cost.step_s * (1 - MIN_GAIN)
+    assert search.bytes_needed(candidate) <= search.limit_bytes
 
 
 class _OnlyClimbs(Search):
-    """What follows a climb leaves the plan as it is."""
+    """What follows a climb leaves the plan as it is; plans are read off in a climb as often as `gains` says.
+
+    reads: how often one was looked for.
+    """
+
+    gains: float = 0
+    reads: int = 0
+
+    def fit_over_all_strategies(
+        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+    ) -> CandidatePlan:
+        self.reads += 1
+        return replace(found) if self.reads <= self.gains else found
 
     def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
         return found
@@ -131,59 +141,60 @@ class _OnlyClimbs(Search):
         return found
 
 
-@pytest.mark.parametrize(("gains", "count"), [(0, 1), (1, 2), (3, 3)])
-def test_a_climb_reads_plans_off_until_one_was_in_vain(gains: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[CandidatePlan] = []
-
-    def fitted(search: MeshSearch, found: CandidatePlan, *args: object) -> CandidatePlan:
-        read.append(found)
-        return replace(found) if len(read) <= gains else found
-
-    def climb(dual: LagrangianDual, low: DualCut, high: DualCut) -> list[DualCut]:
-        return [high._replace(slope=-1.0, bound_s=0.0)] * 3
-
-    monkeypatch.setattr(gap_closing, "fit_over_all_strategies", fitted)
-    monkeypatch.setattr(gap_closing, "_recover_at", lambda search, found, chain: found)
-    monkeypatch.setattr(LagrangianDual, "maximize", climb)
-    search, found = thrifty(0, part=0.0, kind=_OnlyClimbs)
-    assert close_gap(search, found).cost.gap > search.limits.target_gap
-    assert len(read) == count
+def test_a_climb_reads_plans_off_until_one_was_in_vain() -> None:
+    """At every price that leaves room, as long as each gives a plan."""
+    reads: dict[float, int] = {}
+    for gains in (0, 1, math.inf):
+        limits = SearchLimits(target_gap=-1.0, fine_target_gap=-1.0)  # no plan is close enough
+        search, result = thrifty(11, part=0.0, kind=_OnlyClimbs, limits=limits)
+        assert isinstance(search, _OnlyClimbs)
+        search.gains = gains
+        close_gap(search, result)
+        reads[gains] = search.reads
+    assert reads[math.inf] > 2
+    assert (reads[0], reads[1]) == (1, 2)
 
 
-def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found = thrifty(53, part=1.0)
+class _LateOncePlanFound(Search):
+    """The deadline comes as soon as a plan is reported that is faster than `known_s`."""
 
-    def then_late(*args: Any) -> CandidatePlan:
-        primal_recovery.fit_if_faster(*args)
-        raise OutOfTimeError("in the middle")
+    known_s: float = 0.0
 
-    monkeypatch.setattr(gap_closing, "fit_if_faster", then_late)
-    made = close_gap(search, found)
-    assert made.cost.step_s < found.cost.step_s * (1 - MIN_GAIN)
-    assert 0 < made.cost.lower_bound_s <= made.cost.step_s
+    def report_plan(self, found: CandidatePlan) -> None:
+        super().report_plan(found)
+        if found.cost.step_s < self.known_s:
+            raise OutOfTimeError("in the middle")
+
+
+def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found() -> None:
+    search, result = thrifty(53, part=1.0, kind=_LateOncePlanFound)
+    assert isinstance(search, _LateOncePlanFound)
+    search.known_s = result.cost.step_s * (1 - MIN_GAIN)
+    candidate = close_gap(search, result)
+    assert candidate.cost.step_s < result.cost.step_s * (1 - MIN_GAIN)
+    assert 0 < candidate.cost.lower_bound_s <= candidate.cost.step_s
 
 
 @pytest.mark.slow
-def test_what_is_solved_at_another_price_begins_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_solved_at_another_price_begins_where_the_last_one_ended() -> None:
     """And tangents keep nothing of how they were solved but that."""
-    begun: list[WarmStart[int]] = []
-    tighten = bound.tighten
+    is_warm: list[bool] = []
 
-    def noting(core: Problem, close: float, clock: Clock, start: WarmStart[int]) -> DualBound:
-        begun.append(start)
-        return tighten(core, close, clock, start)
+    def solve(chain: Chain, close: float) -> ChainSolution:
+        assert chain.warm_start is not None
+        is_warm.append(bool(chain.warm_start.moved))
+        return solve_tied(chain, close)
 
-    monkeypatch.setattr(bound, "tighten", noting)
     search = Search(lower(gpt2(layers=1, batch=32, length=32)), EIGHT, PlanOptions())
     chain = search.build_bounding_chain(FINE)
     read = solve_tied(chain)
     peak = search.memory_model(chain.graph.variables.shared_layouts).constraint_at_peak(
         decide(chain.graph, read.states)
     )
-    dual = LagrangianDual(search=search, chain=chain, constraints=[peak], solve=solve_tied)
+    dual = LagrangianDual(search=search, chain=chain, constraints=[peak], solve=solve)
     low = dual.to_cut(0.0, chain, read)
     first = dual.evaluate(read.value / (low.slope + search.limit_bytes))
     anew, again = dual.evaluate(1.05 * first.multiplier), dual.evaluate(1.05 * first.multiplier, first)
-    assert [bool(start.moved) for start in begun[-3:]] == [False, False, True]
+    assert is_warm == [False, False, True]
     assert again.bound_s == pytest.approx(anew.bound_s, rel=2e-3)
     assert first.chain._kinds == again.chain._kinds == {}

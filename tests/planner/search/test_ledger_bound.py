@@ -11,7 +11,7 @@ import pytest
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.plans.assemble import decide
-from shardwright.planner.plans.collectives import communication, compute_time_s
+from shardwright.planner.plans.collectives import communication, total_compute_s
 from shardwright.planner.search.search import Search
 from shardwright.planner.segments.bound import lower_bound, solve_tied
 from shardwright.planner.segments.cost_graph import CostGraph
@@ -41,15 +41,15 @@ def wide_program(seed: int, instructions: int = 8) -> str:
     return f"HloModule wide\n\nENTRY main {{\n{text}\n  ROOT out = ({shapes}) tuple({names})\n}}\n"
 
 
-def taken_s(graph: CostGraph, states: States) -> float:
+def step_s_of(graph: CostGraph, states: States) -> float:
     """Seconds of a plan by the ledger."""
     decisions = decide(graph, states)
-    return compute_time_s(decisions) + communication(decisions).exposed_s
+    return total_compute_s(decisions) + communication(decisions).exposed_s
 
 
-def improved(fine: Chain, states: States) -> States:
+def improve_plan(fine: Chain, states: States) -> States:
     """A plan that no other strategy of one variable makes faster by the ledger."""
-    graph, best_s = fine.graph, taken_s(fine.graph, states)
+    graph, best_s = fine.graph, step_s_of(fine.graph, states)
     improves = True
     while improves:
         improves = False
@@ -58,7 +58,7 @@ def improved(fine: Chain, states: States) -> States:
                 other = {**states, variable: state}
                 if state == states[variable] or not np.isfinite(seconds_of(graph, other)):
                     continue
-                other_s = taken_s(graph, other)
+                other_s = step_s_of(graph, other)
                 if other_s < best_s * (1 - ROUNDING):
                     states, best_s, improves = other, other_s, True
     return states
@@ -70,14 +70,14 @@ def bound_and_plan(seed: int) -> tuple[float, CostGraph, States]:
     fine = search.build_chain(FINE, ForcedStrategy(), frozenset())
     bounding = search.build_bounding_chain(FINE, even_rank=search.max_rank, uneven_rank=search.max_rank)
     bound_s = max(lower_bound(bounding, 20.0), solve_tied(bounding.untie()).tied_bound)
-    return bound_s, fine.graph, improved(fine, fine.solve(20.0).states)
+    return bound_s, fine.graph, improve_plan(fine, fine.solve(20.0).states)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_no_plan_takes_less(seed: int) -> None:
     bound_s, graph, states = bound_and_plan(seed)
-    apart_s, together_s = seconds_of(graph, states), taken_s(graph, states)
+    apart_s, together_s = seconds_of(graph, states), step_s_of(graph, states)
     assert together_s <= apart_s * (1 + ROUNDING)
     assert bound_s <= together_s * (1 + ROUNDING)
 
@@ -86,5 +86,5 @@ def test_a_third_layout_that_several_readers_share_may_take_less() -> None:
     """What the bound leaves out: a matrix is gathered in two steps for three products, of which the second is paid by
     each."""
     bound_s, graph, states = bound_and_plan(23)
-    assert taken_s(graph, states) < bound_s < 1.02 * taken_s(graph, states)
+    assert step_s_of(graph, states) < bound_s < 1.02 * step_s_of(graph, states)
     assert seconds_of(graph, states) > bound_s

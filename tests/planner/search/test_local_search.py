@@ -15,7 +15,7 @@ from shardwright.planner.segments.descent import descend, lift_plan
 from tests.planner.segments.test_descent import COARSE, EIGHT, FINE, large_program
 
 
-def descended(search: Search) -> CandidatePlan:
+def descend_to_plan(search: Search) -> CandidatePlan:
     """What one axis at a time ends at."""
     coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
     at, axes = lift_plan(coarse, coarse.solve(20.0).states, FINE)
@@ -25,29 +25,29 @@ def descended(search: Search) -> CandidatePlan:
 
 def test_two_axes_get_to_the_optimum_where_one_is_stuck() -> None:
     search = Search(large_program(35, 2048), EIGHT, PlanOptions())
-    stuck = descended(search)
+    stuck = descend_to_plan(search)
     best_s = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0).value
     assert stuck.cost.step_s > 1.01 * best_s
     assert block_coordinate_descent(search, stuck, 0.0, together=1).cost.step_s == stuck.cost.step_s
-    made = block_coordinate_descent(search, stuck, 0.0, together=2)
-    assert made.cost.step_s == pytest.approx(best_s, rel=1e-3)
-    assert search.reported_plan is made
+    result = block_coordinate_descent(search, stuck, 0.0, together=2)
+    assert result.cost.step_s == pytest.approx(best_s, rel=1e-3)
+    assert search.reported_plan is result
 
 
 def test_it_ends_at_a_gap_that_may_be_open() -> None:
     search = Search(large_program(35, 2048), EIGHT, PlanOptions())
-    stuck = descended(search)
-    known = replace(stuck, cost=replace(stuck.cost, lower_bound_s=0.9 * stuck.cost.step_s))
-    assert block_coordinate_descent(search, known, 0.2, together=2) is known
-    made = block_coordinate_descent(search, known, 0.0, together=2)
-    assert made.cost.lower_bound_s == known.cost.lower_bound_s
+    stuck = descend_to_plan(search)
+    outcome = replace(stuck, cost=replace(stuck.cost, lower_bound_s=0.9 * stuck.cost.step_s))
+    assert block_coordinate_descent(search, outcome, 0.2, together=2) is outcome
+    result = block_coordinate_descent(search, outcome, 0.0, together=2)
+    assert result.cost.lower_bound_s == outcome.cost.lower_bound_s
 
 
 def test_what_does_not_fit_is_not_taken() -> None:
     text = large_program(35, 2048)
-    stuck = descended(Search(text, EIGHT, PlanOptions()))
+    stuck = descend_to_plan(Search(text, EIGHT, PlanOptions()))
     faster = block_coordinate_descent(Search(text, EIGHT, PlanOptions()), stuck, 0.0, together=2)
     tight = Search(text, EIGHT, PlanOptions())
     tight.limit_bytes = tight.bytes_needed(faster) - 1
-    made = block_coordinate_descent(tight, descended(tight), 0.0, together=2)
-    assert faster.cost.step_s < made.cost.step_s <= stuck.cost.step_s
+    result = block_coordinate_descent(tight, descend_to_plan(tight), 0.0, together=2)
+    assert faster.cost.step_s < result.cost.step_s <= stuck.cost.step_s

@@ -48,8 +48,8 @@ def times(mesh: Mesh, order: tuple[int, ...], where: Cluster) -> list[float]:
 
 @pytest.mark.parametrize("devices", [1, 2, 7, 8, 12, 30, 36, 64])
 def test_every_factorization_is_there_in_some_order(devices: int) -> None:
-    found = {tuple(sorted(sizes)) for sizes in sizes_of(candidate_meshes(cluster(devices)))}
-    assert found == {tuple(sorted(sizes)) for sizes in factorizations(devices, 3)}
+    values = {tuple(sorted(sizes)) for sizes in sizes_of(candidate_meshes(cluster(devices)))}
+    assert values == {tuple(sorted(sizes)) for sizes in factorizations(devices, 3)}
     everything = candidate_meshes(cluster(devices), is_ordered=True)
     assert set(sizes_of(everything)) == factorizations(devices, 3)
     assert all(mesh.device_count == devices for mesh in everything)
@@ -58,14 +58,14 @@ def test_every_factorization_is_there_in_some_order(devices: int) -> None:
 @pytest.mark.parametrize("nodes", [(8,), (4, 4), (2, 2, 2), (8, 8), (5, 3), (6, 6), (4, 4, 4, 4), (7, 5)])
 def test_a_mesh_that_is_left_out_costs_the_same_as_one_that_is_kept(nodes: tuple[int, ...]) -> None:
     where = cluster(*nodes)
-    kept = candidate_meshes(where)
+    result = candidate_meshes(where)
     for mesh in candidate_meshes(where, is_ordered=True):
-        if mesh in kept:
+        if mesh in result:
             continue
         own = times(mesh, tuple(range(len(mesh.axes))), where)
         assert any(
             times(other, order, where) == own
-            for other in kept
+            for other in result
             if len(other.axes) == len(mesh.axes)
             for order in permutations(range(len(mesh.axes)))
             if [other.axes[place].size for place in order] == [axis.size for axis in mesh.axes]

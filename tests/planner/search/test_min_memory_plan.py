@@ -35,11 +35,11 @@ def test_more_parts_than_are_searched_are_taken_where_nothing_else_fits(gpt2: st
     assert isinstance(alone, SearchResult)
     assert alone.search.program.micro_batches > MAX_MICRO_BATCHES
     budget = round(alone.min_needed_bytes)
-    made = find_fallback_plan(search(gpt2, budget))
-    assert made is not None
-    assert made.best_plan is not None
-    assert made.search.program.micro_batches > MAX_MICRO_BATCHES
-    assert made.search.bytes_needed(made.best_plan) <= budget
+    result = find_fallback_plan(search(gpt2, budget))
+    assert result is not None
+    assert result.best_plan is not None
+    assert result.search.program.micro_batches > MAX_MICRO_BATCHES
+    assert result.search.bytes_needed(result.best_plan) <= budget
     in_fewer = Search(gpt2, CLUSTER, PlanOptions(memory_budget=budget, micro_batches=MAX_MICRO_BATCHES))
     refused = find_fallback_plan(in_fewer)
     assert refused is not None

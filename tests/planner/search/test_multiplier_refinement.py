@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shardwright.planner.limits import SearchLimits
-from shardwright.planner.memory import cutting_planes
+from shardwright.planner.memory.constraint import Multipliers
 from shardwright.planner.memory.cutting_planes import improve_bound
 from shardwright.planner.memory.lagrangian import LagrangianSearch, fit_plan
 from shardwright.planner.search.dual_bound import SCOPE_FEASIBLE
@@ -25,13 +26,32 @@ from tests.planner.segments.test_descent import FINE
 TARGET_GAP = SearchLimits().target_gap
 
 
-def at_one_price(seed: int, gap: float = 1.0) -> tuple[Search, CandidatePlan, float]:
+class _RecordingFit(LagrangianSearch):
+    """Records the prices that it evaluates in its search."""
+
+    search: _RecordingSearch
+
+    def evaluate_multipliers(self, terms: Multipliers) -> tuple[CandidatePlan, float]:
+        self.search.prices.append(terms.total)
+        return LagrangianSearch.evaluate_multipliers(self, terms)
+
+
+class _RecordingSearch(Search):
+    lagrangian_search = _RecordingFit
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.prices: list[float] = []
+
+
+def at_one_price(seed: int, gap: float = 1.0) -> tuple[_RecordingSearch, CandidatePlan, float]:
     """A random program, the plan that fits where all peaks have one price, so far over its bound, and what the best one
     takes."""
-    search, fastest = with_less_memory(seed, 2048, SearchLimits(max_exact_states=0))
+    search, fastest = with_less_memory(seed, 2048, SearchLimits(max_exact_states=0), _RecordingSearch)
+    assert isinstance(search, _RecordingSearch)
     best_s = best_that_fits_s(search, fastest)
-    found = fit_plan(search, fastest)
-    return search, replace(found, cost=with_gap(found.cost, gap)), best_s
+    candidate = fit_plan(search, fastest)
+    return search, replace(candidate, cost=with_gap(candidate.cost, gap)), best_s
 
 
 def with_gap(cost: CostSummary, gap: float) -> CostSummary:
@@ -44,59 +64,51 @@ def all_strategies(search: Search) -> Chain:
 
 @pytest.mark.slow
 def test_among_all_strategies_they_find_a_faster_plan_that_fits() -> None:
-    search, found, best_s = at_one_price(112)
-    made = refine_over_all_strategies(search, found, all_strategies(search))
-    assert found.cost.step_s > 1.05 * best_s
-    assert made.cost.step_s <= 1.001 * best_s
-    assert search.bytes_needed(made) <= search.limit_bytes
-    assert made.chain.graph.prices is found.chain.graph.prices, "it can be mixed with plans of the mesh"
+    search, result, best_s = at_one_price(112)
+    candidate = refine_over_all_strategies(search, result, all_strategies(search))
+    assert result.cost.step_s > 1.05 * best_s
+    assert candidate.cost.step_s <= 1.001 * best_s
+    assert search.bytes_needed(candidate) <= search.limit_bytes
+    assert candidate.chain.graph.prices is result.chain.graph.prices, "it can be mixed with plans of the mesh"
 
 
 def test_where_plans_are_descended_to_they_find_faster_ones() -> None:
-    search, found, best_s = at_one_price(29)
-    made = refine_multipliers(search, found)
-    assert found.cost.step_s > 1.5 * best_s
-    assert made.cost.step_s <= 1.01 * best_s
-    assert search.bytes_needed(made) <= search.limit_bytes
-    assert made.cost.lower_bound_s == found.cost.lower_bound_s
+    search, result, best_s = at_one_price(29)
+    candidate = refine_multipliers(search, result)
+    assert result.cost.step_s > 1.5 * best_s
+    assert candidate.cost.step_s <= 1.01 * best_s
+    assert search.bytes_needed(candidate) <= search.limit_bytes
+    assert candidate.cost.lower_bound_s == result.cost.lower_bound_s
 
 
 @pytest.mark.slow
 def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
-    search, found, best_s = at_one_price(11)
+    search, result, best_s = at_one_price(11)
     chain = all_strategies(search)
-    known, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), ())
-    assert known is not None
+    outcome, start = to_bounding_chain(search, chain, result), search.evaluate(chain, solve_tied(chain), ())
+    assert outcome is not None
     bound_s, price = improve_bound(
-        LagrangianSearch(search, start, found.cost.step_s, (), known), known, found.cost.step_s
+        LagrangianSearch(search, start, result.cost.step_s, (), outcome), outcome, result.cost.step_s
     )
     assert 1.001 * start.solution.tied_bound < bound_s <= best_s * (1 + 1e-6)
     assert price.total > 0
-    made = refine_over_all_strategies(search, found, chain)
-    assert bound_s * (1 - 1e-6) <= made.cost.lower_bound_s <= best_s * (1 + 1e-6)
-    assert made.cost.bound_scope.endswith(SCOPE_FEASIBLE)
+    candidate = refine_over_all_strategies(search, result, chain)
+    assert bound_s * (1 - 1e-6) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
+    assert candidate.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
-def test_nothing_is_tried_where_little_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, found, _ = at_one_price(16, gap=TARGET_GAP / 2)
-    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", None)
-    assert refine_multipliers(search, found) is found
-    assert refine_over_all_strategies(search, found, all_strategies(search)) is found
+def test_nothing_is_tried_where_little_is_open() -> None:
+    search, result, _ = at_one_price(16, gap=TARGET_GAP / 2)
+    assert refine_multipliers(search, result) is result
+    assert refine_over_all_strategies(search, result, all_strategies(search)) is result
+    assert not search.prices
 
 
-def test_a_plan_that_leaves_little_open_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_leaves_little_open_ends_it() -> None:
     """What is found is under the bound that is known, and no further price is tried."""
-    search, found, best_s = at_one_price(29)
-    bounded = replace(found, cost=replace(found.cost, lower_bound_s=best_s * (1 - TARGET_GAP / 2)))
-    tried = list[float]()
-    cheapest = LagrangianSearch.evaluate_multipliers
-
-    def counted(fitting: LagrangianSearch, terms: cutting_planes.Multipliers) -> tuple[CandidatePlan, float]:
-        tried.append(terms.total)
-        return cheapest(fitting, terms)
-
-    monkeypatch.setattr(LagrangianSearch, "evaluate_multipliers", counted)
-    free = refine_multipliers(search, found)
-    number = len(tried)
+    search, result, best_s = at_one_price(29)
+    bounded = replace(result, cost=replace(result.cost, lower_bound_s=best_s * (1 - TARGET_GAP / 2)))
+    free = refine_multipliers(search, result)
+    number = len(search.prices)
     assert refine_multipliers(search, bounded).cost.step_s == free.cost.step_s
-    assert len(tried) - number < number
+    assert len(search.prices) - number < number

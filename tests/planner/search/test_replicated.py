@@ -20,6 +20,7 @@ from shardwright.planner import plan
 from shardwright.planner.graph.source import Source
 from shardwright.planner.search.replicated import compute_replicated_step_s
 from shardwright.planner.search.search import Search
+from tests.planner.clocks import FrozenClock, just_late
 from tests.planner.programs import gpt2, lower
 
 _NODE = {"ip": "127.0.0.1", "gpu_ids": [0, 1]}
@@ -128,23 +129,22 @@ def text_of(made: Made) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("just_late")
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_no_plan_is_slower_than_the_program_on_every_device(structure: str, trains: bool) -> None:
-    made = STRUCTURES[structure]()
-    text = text_of(training(made) if trains else made)
+    s_t_r_u_c_t_u_r_e_s = STRUCTURES[structure]()
+    text = text_of(training(s_t_r_u_c_t_u_r_e_s) if trains else s_t_r_u_c_t_u_r_e_s)
     for name, cluster in CLUSTERS.items():
         whole = plan(text, cluster, PlanOptions(force="replicated")).cost.step_s
         for options in (PlanOptions(deadline_s=1e-9), PlanOptions(effort="fast")):
-            assert plan(text, cluster, options).cost.step_s <= whole * (1 + 1e-3), (name, options)
+            planned = plan(text, cluster, options, clock=FrozenClock(options.deadline_s))
+            assert planned.cost.step_s <= whole * (1 + 1e-3), (name, options)
 
 
-@pytest.mark.usefixtures("just_late")
 def test_it_says_what_it_is() -> None:
-    made = plan(text_of(recurrence()), CLUSTERS["8 A100"], PlanOptions(deadline_s=1e-9))
-    assert not made.collectives
-    assert "'replicated'" in made.cost.bound_scope
+    step_plan = plan(text_of(recurrence()), CLUSTERS["8 A100"], PlanOptions(deadline_s=1e-9), clock=just_late())
+    assert not step_plan.collectives
+    assert "'replicated'" in step_plan.cost.bound_scope
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
@@ -156,32 +156,31 @@ def test_its_price_is_a_sum_over_instructions(cluster: Cluster) -> None:
     assert compute_replicated_step_s(tried.chain.graph) == pytest.approx(whole.step_s, rel=1e-9)
 
 
-@pytest.mark.usefixtures("just_late")
 def test_where_it_does_not_fit_the_memory_it_is_not_taken() -> None:
     text, cluster = text_of(training(recurrence())), CLUSTERS["8 A100"]
     profile = hardware_profile(cluster.hardware)
     whole, split = (plan(text, cluster, PlanOptions(force=force)) for force in ("replicated", "fsdp"))
     needed = [bytes_with_margin(each.memory, profile) for each in (split, whole)]
     assert needed[0] < needed[1]
-    made = plan(text, cluster, PlanOptions(deadline_s=1e-9, memory_budget=needed[0]))
-    assert bytes_with_margin(made.memory, profile) <= needed[0]
+    step_plan = plan(text, cluster, PlanOptions(deadline_s=1e-9, memory_budget=needed[0]), clock=just_late())
+    assert bytes_with_margin(step_plan.memory, profile) <= needed[0]
 
 
-@pytest.mark.usefixtures("just_late")
 def test_what_is_pinned_stays_so_where_the_whole_program_would_be_faster() -> None:
     def pinned(w: jax.Array, xs: jax.Array) -> jax.Array:
         return recurrence()[0](sw.annotate(w, {0: True}), xs)
 
     text, cluster = sw.lower(pinned, *recurrence()[1]).as_text(), CLUSTERS["8 A100"]
     for options in (PlanOptions(deadline_s=1e-9), PlanOptions()):
-        lies = [lies for entry in plan(text, cluster, options).instructions for lies in entry.result]
+        planned = plan(text, cluster, options, clock=FrozenClock(options.deadline_s))
+        lies = [lies for entry in planned.instructions for lies in entry.result]
         assert any(each.axes for each in lies)
 
 
 @pytest.mark.slow
 def test_where_all_is_computed_again_the_same_holds() -> None:
     text = text_of(training(pairs()))
-    made, whole = (
+    result, whole = (
         plan(text, CLUSTERS["8 A100"], PlanOptions(remat="full", force=force)) for force in (None, "replicated")
     )
-    assert made.cost.step_s <= whole.cost.step_s * (1 + 1e-3)
+    assert result.cost.step_s <= whole.cost.step_s * (1 + 1e-3)

@@ -18,7 +18,7 @@ from shardwright.planner.search.search import plan
 from shardwright.planner.segments.cheap_values import expensive_nodes
 
 
-def lowered(function: Any, *shapes: tuple[int, ...]) -> str:
+def lower_text(function: Any, *shapes: tuple[int, ...]) -> str:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return str(jax.jit(function).lower(*arguments).as_text("hlo"))
 
@@ -35,7 +35,7 @@ def masked(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def dear(function: Any, *shapes: tuple[int, ...]) -> set[str]:
-    flow = Program(lowered(function, *shapes), PlanOptions()).flow
+    flow = Program(lower_text(function, *shapes), PlanOptions()).flow
     nodes = expensive_nodes(flow, find_kernels(flow), hardware_profile("cpu"))
     return {flow.nodes[index].instruction.opcode for index in nodes}
 
@@ -44,18 +44,18 @@ def with_dropout(x: jax.Array, w: jax.Array) -> jax.Array:
     """Many layers, each of which counts the elements of its mask, beside a large product."""
     large = jnp.sum(w @ w)
     for i in range(24):
-        kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), i), 0.9, x.shape)
-        x = jnp.where(kept, jnp.tanh(x), 0.0)
+        result = jax.random.bernoulli(jax.random.fold_in(jax.random.key(0), i), 0.9, x.shape)
+        x = jnp.where(result, jnp.tanh(x), 0.0)
     return x.sum() + large
 
 
 def test_many_that_take_little_each_are_chosen_together() -> None:
     shapes = (1024, 256), (4096, 4096)
-    flow = Program(lowered(with_dropout, *shapes), PlanOptions()).flow
+    flow = Program(lower_text(with_dropout, *shapes), PlanOptions()).flow
     kernels, profile = find_kernels(flow), hardware_profile("cpu")
     total_s = sum(one_device_s(node, kernels, profile) for node in flow.nodes if not node.is_value)
-    found = [flow.nodes[index] for index in expensive_nodes(flow, kernels, profile)]
-    assert any(one_device_s(node, kernels, profile) < 1e-4 * total_s for node in found)
+    results = [flow.nodes[index] for index in expensive_nodes(flow, kernels, profile)]
+    assert any(one_device_s(node, kernels, profile) < 1e-4 * total_s for node in results)
 
 
 def triangle_of(longest: int, x: jax.Array) -> jax.Array:
@@ -70,8 +70,8 @@ def test_of_a_mask_only_what_is_read_has_a_price() -> None:
 
 
 def triangle_step_s(longest: int) -> float:
-    found = plan(lowered(partial(triangle_of, longest), (64, 512)), Cluster.local(2), PlanOptions())
-    return found.cost.step_s
+    step_plan = plan(lower_text(partial(triangle_of, longest), (64, 512)), Cluster.local(2), PlanOptions())
+    return step_plan.cost.step_s
 
 
 def test_what_takes_long_is_chosen_and_what_does_not_is_remade() -> None:
@@ -81,8 +81,8 @@ def test_what_takes_long_is_chosen_and_what_does_not_is_remade() -> None:
 
 @pytest.mark.parametrize("devices", [2, 8])
 def test_the_bound_knows_what_comparing_indices_takes(devices: int) -> None:
-    found = plan(lowered(roots, (48, 48)), Cluster.local(devices), PlanOptions())
-    assert found.cost.gap < 1e-3
-    searched = [each.step_s for each in found.candidates if each.mesh == found.mesh and each.name == "search"]
-    assert searched == [pytest.approx(found.cost.step_s)]
-    assert all(each.step_s is None or each.step_s > 0.999 * found.cost.step_s for each in found.candidates)
+    step_plan = plan(lower_text(roots, (48, 48)), Cluster.local(devices), PlanOptions())
+    assert step_plan.cost.gap < 1e-3
+    searched = [each.step_s for each in step_plan.candidates if each.mesh == step_plan.mesh and each.name == "search"]
+    assert searched == [pytest.approx(step_plan.cost.step_s)]
+    assert all(each.step_s is None or each.step_s > 0.999 * step_plan.cost.step_s for each in step_plan.candidates)

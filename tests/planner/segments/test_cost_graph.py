@@ -151,8 +151,8 @@ def set_of(graph: CostGraph, name: str):  # type: ignore[no-untyped-def]
 def test_strategies_of_a_product_on_one_axis() -> None:
     """m, n and k; a contracted k leaves a partial sum for the reader to reduce."""
     strategies = set_of(chain_of(CHAIN, ONE_AXIS).graph, "y").strategies
-    found = {(str(s.operands[0]), str(s.operands[1]), str(s.results[0]), s.partial) for s in strategies}
-    assert found == {
+    values = {(str(s.operands[0]), str(s.operands[1]), str(s.results[0]), s.partial) for s in strategies}
+    assert values == {
         ("[-, -]", "[-, -]", "[-, -]", ()),
         ("[data, -]", "[-, -]", "[data, -]", ()),
         ("[-, -]", "[-, data]", "[-, data]", ()),

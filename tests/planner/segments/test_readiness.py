@@ -21,8 +21,8 @@ _ADD = "add { x = f32[] parameter(0) y = f32[] parameter(1) ROOT z = f32[] add(x
 def program(sources: Sequence[Sequence[int]], sums: Sequence[int]) -> Dataflow:
     """Products by number, each of those it reads; what the products `sums` read is added up, and returned."""
     lines = ["given = f32[4,4] parameter(0)", "zero = f32[] constant(0)"]
-    for number, found in enumerate(sources):
-        names = [f"made{each}" for each in found] or ["given"]
+    for number, item in enumerate(sources):
+        names = [f"made{each}" for each in item] or ["given"]
         last = names[0]
         for place, name in enumerate(names[1:]):
             lines.append(f"sum{number}.{place} = f32[4,4] multiply({last}, {name})")
@@ -38,21 +38,21 @@ def program(sources: Sequence[Sequence[int]], sums: Sequence[int]) -> Dataflow:
     return build_dataflow(parse("HloModule small\n" + _ADD + "\nENTRY main {\n" + "\n".join(lines) + "\n}\n"))
 
 
-def numbered(flow: Dataflow) -> Mapping[str, int]:
+def number_nodes(flow: Dataflow) -> Mapping[str, int]:
     return {node.instruction.name: node.index for node in flow.nodes if not node.is_value}
 
 
 def moves_of(flow: Dataflow, sums: Mapping[int, float]) -> list[CombinedCollective]:
-    at = numbered(flow)
+    at = number_nodes(flow)
     return [CombinedCollective((((at[f"gradient{each}"], 0), "main"),), seconds) for each, seconds in sums.items()]
 
 
-def hidden_s(flow: Dataflow, moves: Sequence[CombinedCollective], seconds: Mapping[str, float]) -> float:
+def hidden_s_of(flow: Dataflow, moves: Sequence[CombinedCollective], seconds: Mapping[str, float]) -> float:
     readiness = Readiness(flow, gradients(flow))
     times = [(node, seconds.get(node.instruction.name, 0.0)) for node in flow.nodes if not node.is_value]
-    found = readiness.overlap_s(moves, times)
-    assert found <= sum(taken for node, taken in times if node.index in readiness.hiding_nodes) + 1e-9
-    return found
+    result = readiness.overlap_s(moves, times)
+    assert result <= sum(taken for node, taken in times if node.index in readiness.hiding_nodes) + 1e-9
+    return result
 
 
 def orders(sources: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
@@ -79,7 +79,7 @@ def test_a_step_is_one_that_some_order_attains(seed: int) -> None:
     taken = [chance.choice((0.5, 1.0, 2.0, 4.0)) for _ in sources]
     sums = {number: chance.choice((0.25, 1.0, 3.0)) for number in chance.sample(range(6), 3)}
     flow = program(sources, sorted(sums))
-    hidden = hidden_s(flow, moves_of(flow, sums), {f"made{number}": each for number, each in enumerate(taken)})
+    hidden = hidden_s_of(flow, moves_of(flow, sums), {f"made{number}": each for number, each in enumerate(taken)})
     found_s = sum(taken) + sum(sums.values()) - hidden
     steps = [step_s(order, taken, sums) for order in orders(sources)]
     best_s = min(steps)
@@ -92,16 +92,16 @@ def test_gradients_are_ready_by_what_they_depend_on_not_by_the_text() -> None:
     flow = program(backward, [4, 5, 6, 3])
     seconds = {f"made{number}": 1.0 for number in range(7)}
     moves = moves_of(flow, {3: 1.0, 4: 1.0, 5: 1.0, 6: 1.0})
-    assert hidden_s(flow, moves, seconds) == pytest.approx(3.0)  # all but the last one's
+    assert hidden_s_of(flow, moves, seconds) == pytest.approx(3.0)  # all but the last one's
 
 
 def test_what_is_combined_is_ready_when_its_last_member_is() -> None:
     flow = program([[], [0], [1], [2]], [0, 1, 2])
-    at = numbered(flow)
+    at = number_nodes(flow)
     seconds = {f"made{number}": 1.0 for number in range(4)}
     leaves: list[tuple[Leaf, str]] = [((at[f"gradient{number}"], 0), "main") for number in range(3)]
-    apart = hidden_s(flow, [CombinedCollective((each,), 1.0) for each in leaves], seconds)
-    together = hidden_s(flow, [CombinedCollective(tuple(leaves), 3.0)], seconds)
+    apart = hidden_s_of(flow, [CombinedCollective((each,), 1.0) for each in leaves], seconds)
+    together = hidden_s_of(flow, [CombinedCollective(tuple(leaves), 3.0)], seconds)
     assert (apart, together) == (pytest.approx(3.0), pytest.approx(1.0))
 
 
@@ -109,7 +109,7 @@ def test_the_optimizer_hides_nothing() -> None:
     flow = program([[], [0]], [0, 1])
     moves = moves_of(flow, {0: 1.0, 1: 1.0})
     seconds = {"made0": 1.0, "made1": 0.5}
-    assert hidden_s(flow, moves, {**seconds, "new0": 9.0, "new1": 9.0}) == hidden_s(flow, moves, seconds) == 0.5
+    assert hidden_s_of(flow, moves, {**seconds, "new0": 9.0, "new1": 9.0}) == hidden_s_of(flow, moves, seconds) == 0.5
 
 
 LOOP = (
@@ -161,10 +161,10 @@ def test_a_loop_hides_within_each_pass_or_is_waited_for() -> None:
     (carried,) = [node.index for node in flow.nodes if node.is_value and node.leaf == 2 and node.computation == "body"]
     seconds = {"first": 8.0, "next": 8.0, "after": 2.0}
     inside, behind = ((at["gradient"], 0), "body"), ((carried, 0), "main")
-    assert hidden_s(flow, [CombinedCollective((inside,), 5.0)], seconds) == 5.0
-    assert hidden_s(flow, [CombinedCollective((inside,), 9.0)], seconds) == 8.0  # `next` of each pass
-    assert hidden_s(flow, [CombinedCollective((behind,), 9.0)], seconds) == 2.0  # `after`, once the loop has ended
-    assert hidden_s(flow, [CombinedCollective((inside,), 9.0), CombinedCollective((behind,), 9.0)], seconds) == 10.0
+    assert hidden_s_of(flow, [CombinedCollective((inside,), 5.0)], seconds) == 5.0
+    assert hidden_s_of(flow, [CombinedCollective((inside,), 9.0)], seconds) == 8.0  # `next` of each pass
+    assert hidden_s_of(flow, [CombinedCollective((behind,), 9.0)], seconds) == 2.0  # `after`, once the loop has ended
+    assert hidden_s_of(flow, [CombinedCollective((inside,), 9.0), CombinedCollective((behind,), 9.0)], seconds) == 10.0
 
 
 def test_ten_thousand_nodes_take_a_moment() -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardwright.planner.solver import dual
-from shardwright.planner.solver.message_passing import MessagePassing
 from shardwright.planner.solver.pbqp import Problem
 from shardwright.planner.solver.solve import solve
 from shardwright.planner.solver.warm_start import VariableImage, WarmStart, positions_in, translate
+from tests.planner.clocks import LookCountingClock, just_late
 
 SEEDS = range(20)
 
@@ -29,32 +29,19 @@ def best_of(problem: Problem) -> float:
     return min(problem.value(np.array(each)) for each in product(*(range(len(cost)) for cost in problem.costs)))
 
 
-@pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The bounds after each round of messages."""
-    found: list[float] = []
-    whole = MessagePassing.round
-
-    def counting(passing: MessagePassing) -> float:
-        found.append(whole(passing))
-        return found[-1]
-
-    monkeypatch.setattr(MessagePassing, "round", counting)
-    return found
+def bound_after_a_round(problem: Problem, start: WarmStart[int] | None) -> float:
+    """The clock ends message passing after the first round of messages."""
+    return dual.tighten(problem, clock=just_late(), start=start).lower_bound
 
 
-def test_the_same_problem_goes_on_where_it_ended(rounds: list[float]) -> None:
+def test_the_same_problem_goes_on_where_it_ended() -> None:
     """Nearly: what was moved for states that were dropped is from before they were."""
     cold, warm = 0.0, 0.0  # seconds open after a first round, of all problems
     for seed in SEEDS:
         problem = random_problem(seed)
         best = best_of(problem)
-        rounds.clear()
-        first = dual.tighten(problem, start=WarmStart())
-        cold += best - rounds[0]
-        rounds.clear()
-        dual.tighten(problem, start=first.warm_start)
-        warm += best - rounds[0]
+        cold += best - bound_after_a_round(problem, WarmStart())
+        warm += best - bound_after_a_round(problem, dual.tighten(problem, start=WarmStart()).warm_start)
     assert warm < 0.5 * cold
 
 
@@ -64,40 +51,40 @@ def test_no_start_makes_a_bound_or_a_value_wrong(seed: int) -> None:
     moved = {edge: (rng.normal(0, 1e6, 4), rng.normal(0, 10, 4)) for edge in problem.edges}
     moved[0, 1][0][2] = np.nan
     moved[0, 9] = moved[0, 1]  # of an edge that there is not
-    found = dual.tighten(problem, start=WarmStart(moved=moved, states={0: 3, 2: 1}))
+    bound = dual.tighten(problem, start=WarmStart(moved=moved, states={0: 3, 2: 1}))
     best = best_of(problem)
-    assert found.lower_bound <= best + 1e-9
-    assert found.value == pytest.approx(problem.value(found.states))
-    assert found.value >= best - 1e-9
+    assert bound.lower_bound <= best + 1e-9
+    assert bound.value == pytest.approx(problem.value(bound.states))
+    assert bound.value >= best - 1e-9
 
 
-def test_a_start_in_terms_of_a_problem_reaches_its_core(rounds: list[float]) -> None:
+def test_a_start_in_terms_of_a_problem_reaches_its_core() -> None:
     cold, warm = 0.0, 0.0
     for seed in SEEDS:
         problem = random_problem(seed)
         problem.costs.append(np.zeros(4))  # is folded away
         problem.add_edge(0, 6, np.random.default_rng(seed).random((4, 4)))
-        rounds.clear()
         first = solve(problem, time_limit_s=10, start=WarmStart())
-        cold += first.value - rounds[0]
         assert first.warm_start is not None
         assert set(first.warm_start.states) == set(range(7))
-        rounds.clear()
-        again = solve(problem, time_limit_s=10, start=first.warm_start)
-        warm += again.value - rounds[0]
-        assert again.value == pytest.approx(first.value)
+        assert solve(problem, time_limit_s=10, start=first.warm_start).value == pytest.approx(first.value)
+        after_a_round = [
+            solve(problem, time_limit_s=10, start=start, clock=just_late()).lower_bound
+            for start in (WarmStart(), first.warm_start)
+        ]
+        cold += first.value - after_a_round[0]
+        warm += first.value - after_a_round[1]
     assert warm < 0.5 * cold
 
 
-def test_what_costs_little_enough_is_taken_at_once(rounds: list[float]) -> None:
-    problem = random_problem(1)
+def test_what_costs_little_enough_is_taken_at_once() -> None:
+    problem, clock = random_problem(1), LookCountingClock()
     first = dual.tighten(problem)
-    known = WarmStart(states=dict(enumerate(first.states.tolist())))
-    rounds.clear()
-    found = dual.tighten(problem, start=known, enough=first.value + 1e-9)
-    assert not rounds
-    assert found.value <= first.value + 1e-9
-    assert found.lower_bound <= first.value
+    warm_start = WarmStart(states=dict(enumerate(first.states.tolist())))
+    bound = dual.tighten(problem, start=warm_start, enough=first.value + 1e-9, clock=clock)
+    assert next(clock.looks) == 0, "no round of messages, each of which ends with a look at the clock"
+    assert bound.value <= first.value + 1e-9
+    assert bound.lower_bound <= first.value
 
 
 def test_starts_are_told_by_names_states_and_counts() -> None:
@@ -106,20 +93,20 @@ def test_starts_are_told_by_names_states_and_counts() -> None:
         "a": [VariableImage(7, np.array([1, 0, -1]), 2)],
         "b": [VariableImage(3, np.array([2, 1]), 3), VariableImage(9, np.array([0]))],
     }
-    found = translate(start, places, {"a": 4, "b": 4})
-    assert found.states == {7: 0, 3: 0}
-    assert set(found.moved) == {(3, 7), (7, 9)}
-    of_b, of_a = found.moved[3, 7]
+    translation = translate(start, places, {"a": 4, "b": 4})
+    assert translation.states == {7: 0, 3: 0}
+    assert set(translation.moved) == {(3, 7), (7, 9)}
+    of_b, of_a = translation.moved[3, 7]
     np.testing.assert_allclose(of_b, [2.5, 2.0])
     np.testing.assert_allclose(of_a, [1.0, 0.5, np.nan])
-    np.testing.assert_allclose(found.moved[7, 9][1], [0.75])
+    np.testing.assert_allclose(translation.moved[7, 9][1], [0.75])
 
 
 def test_what_falls_together_is_added() -> None:
     ends = np.array([1.0, 2.0]), np.array([3.0, 4.0])
     places = {name: [VariableImage(number, np.arange(2))] for name, number in {"a": 0, "b": 1, "c": 0}.items()}
-    found = translate(WarmStart(moved={("a", "b"): ends, ("b", "c"): ends}), places)
-    np.testing.assert_allclose(found.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
+    translation = translate(WarmStart(moved={("a", "b"): ends, ("b", "c"): ends}), places)
+    np.testing.assert_allclose(translation.moved[0, 1], [[4.0, 6.0], [4.0, 6.0]])
 
 
 def test_places_among_states() -> None:

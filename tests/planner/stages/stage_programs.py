@@ -132,17 +132,17 @@ def branches() -> Any:
 
 @cache
 def program(name: str) -> Program:
-    made = {
+    item = {
         "dense": dense, "remat": lambda: dense(remat=True), "tied": lambda: dense(2, tied=True),
         "scanned": scanned, "branches": branches, "bare scan": bare_scan,
     }[name]  # fmt: skip
-    return Program(lower(made()), PlanOptions())
+    return Program(lower(item()), PlanOptions())
 
 
 @cache
 def split_and_parts(name: str) -> tuple[StepSplit, Clustering]:
-    found = program(name)
-    split = split_step(found.module)
+    result = program(name)
+    split = split_step(result.module)
     once = {name for name, parts in split.parts.items() if parts == {"once"}}
-    state = set(range(len(found.flow.parameters))).difference(split.batch)
+    state = set(range(len(result.flow.parameters))).difference(split.batch)
     return split, cluster_step(split.module, state, once)

@@ -21,11 +21,11 @@ def parts_of_products(coarse: Clustering, *operands: str) -> Counter[int]:
     for node in coarse.flow.nodes:
         if not node.is_value and node.instruction.opcode in ("transpose", "convert", "reshape"):
             named |= {node.index for use in node.uses if use.source[0] in named}
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for node in coarse.flow.nodes:
         if node.instruction.opcode == "dot" and any(use.source[0] in named for use in node.uses):
-            found[coarse.first[node.index]] += 1
-    return found
+            counts[coarse.first[node.index]] += 1
+    return counts
 
 
 def assert_values_go_one_way(coarse: Clustering) -> None:

@@ -99,7 +99,7 @@ def test_pipelines_follow_jax(case: Any, schedule: str) -> None:
 
 @pytest.mark.parametrize("has_names", [True, False])
 def test_the_stages_are_the_same_in_every_order_of_results(has_names: bool) -> None:
-    found = []
+    result = []
     for results in ("gradient norm, loss", "loss, gradient norm"):
         text = lower(classifier(results=results))
         text = text if has_names else without_names(text)
@@ -107,5 +107,5 @@ def test_the_stages_are_the_same_in_every_order_of_results(has_names: bool) -> N
         chunks = sorted(
             (i.opcode, str(i.shape), choice.chunk_of[i.name]) for i in parse(text).entry if i.opcode == "dot"
         )
-        found.append((chunks, choice.crossing_bytes, choice.memory_bytes))
-    assert found[0] == found[1]
+        result.append((chunks, choice.crossing_bytes, choice.memory_bytes))
+    assert result[0] == result[1]

@@ -48,7 +48,7 @@ def nodes(*devices: int, slow: bool = True) -> Cluster:
     return Cluster.from_json(json.dumps(text))
 
 
-def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
+def choose_plan(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
     return search_pipeline(program(name), cluster, PipelineRequest(**wanted))
 
 
@@ -64,7 +64,7 @@ def chosen(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
     ],
 )  # fmt: skip
 def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
-    made = {
+    outcome = {
         "dense": lambda: dense(2),
         "remat": lambda: dense(2, remat=True),
         "scanned": scanned,
@@ -72,32 +72,32 @@ def test_chosen_pipelines_follow_jax(name: str, schedule: str) -> None:
         "bare scan": bare_scan,
     }[name]()
     options = PlanOptions(stages=2, micro_batches=4, schedule=schedule)
-    text, cluster = lower(made), Cluster.local(4)
+    text, cluster = lower(outcome), Cluster.local(4)
     searched = choose_pipeline(text, cluster, options)
-    found, plan = searched.choice, build_pipeline(text, cluster, options, searched)
+    result, plan = searched.choice, build_pipeline(text, cluster, options, searched)
     assert len(plan.stages) == 2
-    assert_follows_jax(made, plan, steps=2)
+    assert_follows_jax(outcome, plan, steps=2)
     # What was counted before there were programs.
-    assert found.step_s == pytest.approx(plan.step_s, rel=0.25)
-    for counted, stage in zip(found.memory_bytes, plan.stages, strict=True):
+    assert result.step_s == pytest.approx(plan.step_s, rel=0.25)
+    for counted, stage in zip(result.memory_bytes, plan.stages, strict=True):
         assert counted == pytest.approx(stage.memory.peak_bytes, rel=0.35)
 
 
 def test_scanned_layers_are_cut_by_rows() -> None:
-    found = chosen("scanned", Cluster.local(6), stages=3, micro_batches=4, schedule="1f1b")
-    loops = [i for i in found.module.entry if i.opcode == "while"]
-    assert sorted(found.chunk_of[loop.name] for loop in loops) == [0, 0, 1, 1, 2, 2]
-    rows = {(piece.start, piece.stop) for piece in found.arguments if piece.start is not None}
+    result = choose_plan("scanned", Cluster.local(6), stages=3, micro_batches=4, schedule="1f1b")
+    loops = [i for i in result.module.entry if i.opcode == "while"]
+    assert sorted(result.chunk_of[loop.name] for loop in loops) == [0, 0, 1, 1, 2, 2]
+    rows = {(piece.start, piece.stop) for piece in result.arguments if piece.start is not None}
     ends = sorted(stop for _, stop in rows if stop is not None)
     assert len(rows) == 3
     assert ends[-1] == 6
-    assert found.imbalance < 0.5
+    assert result.imbalance < 0.5
 
 
 def test_rows_of_layers_are_not_split_over_an_axis() -> None:
     """A stage has some of them only, however many devices the axis has."""
-    found = chosen("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
-    stacked = [v for v in found.stage_plans[0].parameters if v.shape[:1] == (6,)]
+    result = choose_plan("bare scan", Cluster.local(4), stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
+    stacked = [v for v in result.stage_plans[0].parameters if v.shape[:1] == (6,)]
     assert len(stacked) == 6
     assert all(variable.sharding.dims[0] == () for variable in stacked)
 
@@ -130,23 +130,23 @@ def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
 
 
 def test_the_fastest_candidate_is_taken_and_all_are_told() -> None:
-    found = chosen("dense", Cluster.local(8))
-    priced = [each for each in found.candidates if each.step_s is not None and each.note == ""]
-    assert found.step_s == min(each.step_s for each in priced)
-    assert {each.stages for each in found.candidates} == {2, 4, 8}
-    assert {each.schedule for each in found.candidates} == {"1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe"}
-    assert len({each.micro_batches for each in found.candidates}) > 1
-    assert found.step_s >= max(found.stage_s)
-    assert found.bubble_fraction == pytest.approx(1 - sum(found.stage_s) / len(found.stage_s) / found.step_s)
+    result = choose_plan("dense", Cluster.local(8))
+    priced = [each for each in result.candidates if each.step_s is not None and each.note == ""]
+    assert result.step_s == min(each.step_s for each in priced)
+    assert {each.stages for each in result.candidates} == {2, 4, 8}
+    assert {each.schedule for each in result.candidates} == {"1f1b", "interleaved", "zero-bubble", "2f2b", "gpipe"}
+    assert len({each.micro_batches for each in result.candidates}) > 1
+    assert result.step_s >= max(result.stage_s)
+    assert result.bubble_fraction == pytest.approx(1 - sum(result.stage_s) / len(result.stage_s) / result.step_s)
 
 
 def test_zero_bubble_is_taken_where_it_pays() -> None:
     """Gradients of variables are a good part of the backward pass here."""
-    found = chosen("dense", Cluster.local(2), stages=2, micro_batches=4)
-    seconds = {each.schedule: each.step_s for each in found.candidates if each.note == "" and each.step_s is not None}
+    result = choose_plan("dense", Cluster.local(2), stages=2, micro_batches=4)
+    seconds = {each.schedule: each.step_s for each in result.candidates if each.note == "" and each.step_s is not None}
     assert seconds["zero-bubble"] < seconds["1f1b"] * 0.98
-    assert found.schedule == min(seconds, key=lambda schedule: seconds[schedule])
-    (compared,) = (note for note in found.notes if note.startswith("schedules of this cut"))
+    assert result.schedule == min(seconds, key=lambda schedule: seconds[schedule])
+    (compared,) = (note for note in result.notes if note.startswith("schedules of this cut"))
     assert all(f"{schedule} " in compared for schedule in seconds)
 
 
@@ -168,14 +168,14 @@ def test_groups_lie_inside_nodes() -> None:
     assert groups[4].nodes == ((2,),) * 4
     within, between = groups[4].link(0, 1), groups[4].link(1, 2)
     assert within.bandwidth_bytes_per_s > between.bandwidth_bytes_per_s == 1e9
-    found = chosen("dense", cluster, stages=2, micro_batches=4)
-    assert [group.first_device for group in found.groups] == [0, 4]
+    result = choose_plan("dense", cluster, stages=2, micro_batches=4)
+    assert [group.first_device for group in result.groups] == [0, 4]
 
 
 def test_unequal_nodes_are_stages_of_their_own() -> None:
-    found = chosen("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
-    assert [group.mesh.device_count for group in found.groups] == [4, 2]
-    assert len(set(found.chunk_of.values())) == 2
+    result = choose_plan("dense", nodes(4, 2, slow=False), stages=2, micro_batches=4, mesh=None)
+    assert [group.mesh.device_count for group in result.groups] == [4, 2]
+    assert len(set(result.chunk_of.values())) == 2
 
 
 def mixed() -> Cluster:
@@ -186,43 +186,43 @@ def mixed() -> Cluster:
 
 
 def test_groups_of_nodes_that_differ() -> None:
-    found = {count: device_groups(mixed(), count) for count in (1, 2, 3, 4, 5, 6)}
-    assert found[1] is None
-    assert {count: groups.nodes for count, groups in found.items() if groups is not None} == {
+    entries = {count: device_groups(mixed(), count) for count in (1, 2, 3, 4, 5, 6)}
+    assert entries[1] is None
+    assert {count: groups.nodes for count, groups in entries.items() if groups is not None} == {
         2: ((8, 8), (4,)),
         3: ((8,), (8,), (4,)),
         4: ((8,), (8,), (2,), (2,)),
         5: ((4,), (4,), (4,), (4,), (4,)),
         6: ((4,), (4,), (4,), (4,), (2,), (2,)),
     }
-    assert found[5] is not None
-    assert [kind.hardware for kind in found[5].kinds] == ["a100", "h100"]
-    assert found[5].kind(4) == 1
-    assert [part.hardware for part in found[5].parts] == ["a100"] * 4 + ["h100"]
-    assert found[5].link(0, 1).bandwidth_bytes_per_s > found[5].link(3, 4).bandwidth_bytes_per_s
+    assert entries[5] is not None
+    assert [kind.hardware for kind in entries[5].kinds] == ["a100", "h100"]
+    assert entries[5].kind(4) == 1
+    assert [part.hardware for part in entries[5].parts] == ["a100"] * 4 + ["h100"]
+    assert entries[5].link(0, 1).bandwidth_bytes_per_s > entries[5].link(3, 4).bandwidth_bytes_per_s
 
 
 def test_work_follows_the_speed_of_what_stages_have() -> None:
-    """Twelve equal layers: an H100 has two and a half times the speed of an A100 and gets three times as many."""
+    """Twelve equal layers: an H100 has twice the speed of an A100 and gets twice as many."""
     node = {"ip": "127.0.0.1", "port": 1, "gpu_ids": [0]}
     nodes = {"master": node, "workers": [{**node, "port": 2, "hardware": "h100"}]}
     searched = Program(lower(typed_scan(layers=12, width=2048, batch=8192)), PlanOptions())
-    found = search_pipeline(
+    result = search_pipeline(
         searched, Cluster.from_json(json.dumps(nodes)), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
     )
-    assert {(piece.start, piece.stop) for piece in found.arguments if piece.start is not None} == {(0, 3), (3, 12)}
-    slow_s, fast_s = (plan.cost.compute_s for plan in found.stage_plans)
-    assert slow_s > 2 * fast_s
+    assert {(piece.start, piece.stop) for piece in result.arguments if piece.start is not None} == {(0, 4), (4, 12)}
+    slow_s, fast_s = (plan.cost.compute_s for plan in result.stage_plans)
+    assert slow_s > 1.9 * fast_s
 
 
 def test_nodes_that_do_not_suit_are_left_over() -> None:
-    found = enumerate_groupings(nodes(*[1] * 10), 9, batch=16)
-    assert all(each.devices >= 9 for each in found)
-    assert all(16 % len(each.nodes[0]) == 0 for each in found)
+    result = enumerate_groupings(nodes(*[1] * 10), 9, batch=16)
+    assert all(each.devices >= 9 for each in result)
+    assert all(16 % len(each.nodes[0]) == 0 for each in result)
 
 
 def test_memory_is_a_constraint_of_every_stage() -> None:
-    free = chosen("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
+    free = choose_plan("scanned", Cluster.local(4), stages=2, micro_batches=4, schedule="gpipe")
     limit = int(max(free.memory_bytes) * 0.98)
     tight = search_pipeline(
         replace_budget(limit), Cluster.local(4), PipelineRequest(stages=2, micro_batches=4, schedule="1f1b")
@@ -233,25 +233,25 @@ def test_memory_is_a_constraint_of_every_stage() -> None:
 
 
 def replace_budget(limit: int) -> Any:
-    made = program("scanned").rewrite_variant(None, 1)
-    made.options = replace(made.options, memory_budget=limit)
-    return made
+    result = program("scanned").rewrite_variant(None, 1)
+    result.options = replace(result.options, memory_budget=limit)
+    return result
 
 
 @pytest.mark.slow
 def test_why_a_pipeline_does_not_pay() -> None:
     cluster = Cluster.local(4)
-    found = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1e-9)
-    assert found.notes[0].startswith("no pipeline pays: the best one, of 2 stages")
-    found = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1.0)
-    assert "one program on all devices" in found.notes[0]
-    assert "% of the time stages wait" in found.notes[0]
+    result = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1e-9)
+    assert result.notes[0].startswith("no pipeline pays: the best one, of 2 stages")
+    result = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1.0)
+    assert "one program on all devices" in result.notes[0]
+    assert "% of the time stages wait" in result.notes[0]
 
 
 def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
     many, few = nodes(*[8] * 32), nodes(*[8] * 31)
-    found = single_program_options(many, PlanOptions())
-    assert (found.mesh, found.remat, found.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
+    result = single_program_options(many, PlanOptions())
+    assert (result.mesh, result.remat, result.micro_batches) == ({"data": 32, "model": 8}, "none", 1)
     assert single_program_options(few, PlanOptions()) == PlanOptions()
     assert (
         single_program_options(Cluster.local(512), PlanOptions()) == PlanOptions()
@@ -264,18 +264,18 @@ def test_one_program_on_very_many_devices_is_planned_on_one_mesh() -> None:
 
 
 def test_everything_can_be_forced() -> None:
-    found = chosen(
+    result = choose_plan(
         "dense", Cluster.local(8), stages=2, micro_batches=2, schedule="gpipe", mesh={"a": 2, "b": 2}, imbalance=0.6
     )
-    assert (found.stages, found.micro_batches, found.schedule) == (2, 2, "gpipe")
-    assert {str(group.mesh) for group in found.groups} == {"a=2 × b=2"}
-    assert found.imbalance <= 0.6
+    assert (result.stages, result.micro_batches, result.schedule) == (2, 2, "gpipe")
+    assert {str(group.mesh) for group in result.groups} == {"a=2 × b=2"}
+    assert result.imbalance <= 0.6
 
 
 @pytest.mark.slow
 def test_arrays_that_lie_already_are_kept_where_they_lie() -> None:
-    made = dense(2)
-    text, weight, batch = lower(made), 0, 26
+    result = dense(2)
+    text, weight, batch = lower(result), 0, 26
     options = PlanOptions(stages=2, micro_batches=2, mesh={"data": 2}, schedule="1f1b")
     for axes in ((("data",), ()), ((), ("data",))):
         plan = plan_step(text, Cluster.local(4), replace(options, argument_axes={weight: axes}))
@@ -298,8 +298,8 @@ def test_an_evaluation_is_cut_too() -> None:
         return jnp.mean(x**2), x.sum(-1)
 
     text = jax.jit(loss).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo", debug_info=True)
-    found = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2, micro_batches=2))
-    assert sorted(chunk for name, chunk in found.chunk_of.items() if name.startswith("dot")) == [0, 0, 1, 1]
+    result = search_pipeline(Program(text, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2, micro_batches=2))
+    assert sorted(chunk for name, chunk in result.chunk_of.items() if name.startswith("dot")) == [0, 0, 1, 1]
     without = jax.jit(lambda *given: loss(*given)[1]).lower(weights, np.ones((64, 16), np.float32)).as_text("hlo")
     with pytest.raises(PlanError, match="no pass to cut"):
         search_pipeline(Program(without, PlanOptions()), Cluster.local(2), PipelineRequest(stages=2))
@@ -307,10 +307,10 @@ def test_an_evaluation_is_cut_too() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(OptionError, match="make no 3 groups"):
-        chosen("dense", Cluster.local(8), stages=3)
+        choose_plan("dense", Cluster.local(8), stages=3)
     with pytest.raises(MicroBatchError, match="do not divide"):
-        chosen("dense", Cluster.local(8), stages=2, micro_batches=BATCH + 1)
+        choose_plan("dense", Cluster.local(8), stages=2, micro_batches=BATCH + 1)
     with pytest.raises(OptionError, match="a stage 4"):
-        chosen("dense", Cluster.local(8), stages=2, mesh={"a": 8})
+        choose_plan("dense", Cluster.local(8), stages=2, mesh={"a": 8})
     with pytest.raises(PlanError, match="as balanced as imbalance=0 asks"):
-        chosen("dense", Cluster.local(8), stages=2, micro_batches=2, schedule="1f1b", imbalance=0.0)
+        choose_plan("dense", Cluster.local(8), stages=2, micro_batches=2, schedule="1f1b", imbalance=0.0)

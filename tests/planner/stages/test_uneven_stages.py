@@ -30,9 +30,9 @@ def said(seconds: Sequence[float], places: Sequence[StageSlot], *, chunks: int =
     values = tuple(StageValue(bytes=8.0, producer=n, readers=(n + 1,)) for n in range(count - 1))
     values += tuple(StageValue(bytes=8.0, producer=n + 1, readers=(n,), direction="backward") for n in range(count - 1))
     graph = StageGraph(nodes=nodes, values=values)
-    found = cut(graph, places, chunks=chunks, micro_batches=8)
+    stage_cut = cut(graph, places, chunks=chunks, micro_batches=8)
     problem = CutProblem(graph=graph, stage_slots=tuple(places), chunks=chunks, micro_batches=8)
-    return why_uneven(problem, found)
+    return why_uneven(problem, stage_cut)
 
 
 def test_nothing_is_said_of_even_stages() -> None:

@@ -38,8 +38,8 @@ def test_all_at_once_are_those_one_by_one(program: str, sizes: tuple[int, ...]) 
     instructions = {signature(i): i for computation in module.computations for i in computation}
     for instruction in instructions.values():
         for linear in {(), ways_through(instruction)}:
-            found = at_once.of_instruction(instruction, linear)
+            strategies = at_once.of_instruction(instruction, linear)
             wanted = one_by_one.of_instruction(instruction, linear)
-            assert said(found, prices) == said(wanted, prices), instruction.name
-            np.testing.assert_allclose(found.time_s, wanted.time_s, rtol=1e-12, err_msg=instruction.name)
-            assert found.reason == wanted.reason
+            assert said(strategies, prices) == said(wanted, prices), instruction.name
+            np.testing.assert_allclose(strategies.time_s, wanted.time_s, rtol=1e-12, err_msg=instruction.name)
+            assert strategies.reason == wanted.reason

@@ -55,9 +55,11 @@ def test_replicated_is_free_and_every_split_is_not() -> None:
     preference = graph.preference
     assert preference is not None
     for node in graph.flow.nodes:
-        found = graph.set_of((node.index, -1))
-        added = preference.penalty_s(found)
-        whole = np.array([all(s.is_replicated for s in (*each.operands, *each.results)) for each in found.strategies])
+        strategies = graph.set_of((node.index, -1))
+        added = preference.penalty_s(strategies)
+        whole = np.array(
+            [all(s.is_replicated for s in (*each.operands, *each.results)) for each in strategies.strategies]
+        )
         assert (added[whole] == 0).all()
         assert (added[~whole] > 0).all()
 

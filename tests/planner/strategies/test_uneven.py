@@ -21,7 +21,7 @@ from shardwright.hlo import ArrayShape, Instruction, parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.costs.prices import Prices
-from shardwright.planner.search import experts
+from shardwright.planner.search.search import Search
 from shardwright.planner.strategies.expansion import Strategy, shardings_of
 from shardwright.planner.strategies.padding import divides, divides_or_pays, divides_or_pays_along_one
 from shardwright.planner.strategies.strategy_set import StrategyBuilder
@@ -79,11 +79,11 @@ def uneven(instruction: Instruction, strategy: Strategy, mesh: Mesh) -> list[boo
 
 def test_an_uneven_split_costs_what_its_largest_shard_does() -> None:
     product = parse(DOT).entry.root
-    found = builder(EIGHT, pads=True).of_instruction(product)
-    split = [i for i, each in enumerate(found.strategies) if any(uneven(product, each, EIGHT))]
+    strategies = builder(EIGHT, pads=True).of_instruction(product)
+    split = [i for i, each in enumerate(strategies.strategies) if any(uneven(product, each, EIGHT))]
     (padded,) = split
-    assert found.strategies[padded].results[0].shard_shape((512, 50257), EIGHT) == (512, 6283)
-    assert found.time_s[0] / 8 < found.time_s[padded] < found.time_s[0] / 7.5
+    assert strategies.strategies[padded].results[0].shard_shape((512, 50257), EIGHT) == (512, 6283)
+    assert strategies.time_s[0] / 8 < strategies.time_s[padded] < strategies.time_s[0] / 7.5
     even = builder(EIGHT, pads=False).of_instruction(product)
     assert not any(any(uneven(product, each, EIGHT)) for each in even.strategies)
 
@@ -91,10 +91,10 @@ def test_an_uneven_split_costs_what_its_largest_shard_does() -> None:
 def test_sums_that_stay_partial_have_even_shards() -> None:
     """Shardy aborts at others."""
     shape = ArrayShape("f32", (30, 50257))
-    found = list(shardings_of(shape, TWO, partial=True, may_split=divides_or_pays_along_one))
-    assert any(not each.is_even(shape.dimensions, TWO) for each in found)
-    assert all(each.is_even(shape.dimensions, TWO) for each in found if each.unreduced)
-    assert len(found) > len(list(shardings_of(shape, TWO, partial=True, may_split=divides)))
+    items = list(shardings_of(shape, TWO, partial=True, may_split=divides_or_pays_along_one))
+    assert any(not each.is_even(shape.dimensions, TWO) for each in items)
+    assert all(each.is_even(shape.dimensions, TWO) for each in items if each.unreduced)
+    assert len(items) > len(list(shardings_of(shape, TWO, partial=True, may_split=divides)))
 
 
 # ---- plans -----------------------------------------------------------------------
@@ -106,19 +106,30 @@ PROGRAMS = {
 }
 
 
-def prefer_uneven(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+class _UnevenBuilder(StrategyBuilder):
     """Prices by chance, lower where something is split unevenly: nearly every instruction then is."""
-    real = StrategyBuilder._combine_seconds
 
-    def combined_s(self: StrategyBuilder, instruction: Instruction, strategy: Strategy) -> float:
+    seed: int
+
+    def _combine_seconds(self, instruction: Instruction, strategy: Strategy) -> float:
         shapes = (instruction.shape, *(operand.shape for operand in instruction.operands))
-        chance = random.Random(str((seed, instruction.opcode, shapes, strategy.operands, strategy.results))).random()
+        said = str((self.seed, instruction.opcode, shapes, strategy.operands, strategy.results))
         surcharge = 0.0 if any(uneven(instruction, strategy, self.prices.mesh)) else 0.3
-        return 0.01 * real(self, instruction, strategy) + 3e-2 * (surcharge + chance)
+        return 0.01 * super()._combine_seconds(instruction, strategy) + 3e-2 * (
+            surcharge + random.Random(said).random()
+        )
 
-    monkeypatch.setattr(StrategyBuilder, "_combine_seconds", combined_s)
-    monkeypatch.setattr(experts, "build_expert_plan", lambda *_: None)  # by their real prices those are better
-    monkeypatch.setattr(experts, "EXPERTS", {})
+
+class _UnevenSearch(Search):
+    """A search by such prices; experts' plans, which are better by the real ones, are left out."""
+
+    seed: int
+    is_unforced = False
+
+    def strategy_builder(self, prices: Prices) -> StrategyBuilder:
+        builder = _UnevenBuilder(prices, pads=True, rules=self.program.rules)
+        builder.seed = self.seed
+        return builder
 
 
 def split_unevenly(planned: Plan) -> int:
@@ -145,13 +156,12 @@ def assert_right(program: Program, planned: Plan) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "seed"), [("mlp", "8", 0), ("gpt2", "4x2", 0), ("scan", "3x2", 3), ("scan", "3x2", 5)]
 )
-def test_uneven_plans_give_single_device_numbers(
-    name: str, mesh: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uneven_plans_give_single_device_numbers(name: str, mesh: str, seed: int) -> None:
     program = PROGRAMS[name]()
-    prefer_uneven(monkeypatch, seed)
     sizes = dict(zip("xy", map(int, mesh.split("x")), strict=False))
-    planned = plan(lower(program), Cluster.local(Mesh.of(sizes).device_count), PlanOptions(mesh=sizes))
+    search = _UnevenSearch(lower(program), Cluster.local(Mesh.of(sizes).device_count), PlanOptions(mesh=sizes))
+    search.seed = seed
+    planned = search.run()
     assert split_unevenly(planned) > 20
     assert_right(program, planned)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +18,15 @@ from shardwright.planner.constraints.forced import ForcedStrategy
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK, RelaxedPrices
 from shardwright.planner.limits import SearchLimits
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.solutions import CandidatePlan
+from shardwright.planner.search.solutions import CandidatePlan, MeshSolution
 from shardwright.planner.segments.cost_graph import CostGraph
 from shardwright.planner.segments.descent import descend, lift_plan
-from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.segments.segment_chain import Chain, ChainSolution
 from shardwright.planner.segments.variables import Variable
-from shardwright.planner.strategies.expansion import AxisChoice
+from shardwright.planner.strategies.expansion import AxisChoice, Strategy
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
-from shardwright.planner.warm_start.search_records import SearchHistory, SearchRecord
+from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
 from shardwright.plans.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
@@ -43,14 +44,14 @@ def step_of(batch: int = 16) -> str:
     return lower(gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=batch))
 
 
-def descended(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
+def descend_to_plan(search: Search, coarse_mesh: Mesh = COARSE, fine: Mesh = FINE) -> Any:
     """The chain of a plan on three axes, and its states."""
     coarse = search.build_chain(coarse_mesh, ForcedStrategy(), frozenset())
     at, axes = lift_plan(coarse, coarse.solve(20.0).states, fine)
     return descend(coarse, at, search.refine_graph(coarse, fine), axes, time_limit_s=20.0)
 
 
-def named(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
+def names_of(choice: AxisChoice) -> tuple[str | None, frozenset[int] | None]:
     """What an axis does, in any size."""
     return (choice.factor.name if choice.factor else None), choice.linear
 
@@ -62,7 +63,7 @@ def fine_graph(search: Search, mesh: Mesh = FINE) -> tuple[CostGraph, Sequence[V
 
 @pytest.fixture(scope="module")
 def kept() -> tuple[EarlierPlan, Chain, dict[Variable, int]]:
-    chain, solved = descended(Search(step_of(), EIGHT, PlanOptions()))
+    chain, solved = descend_to_plan(Search(step_of(), EIGHT, PlanOptions()))
     return EarlierPlan.of(chain.graph, solved.states), chain, solved.states
 
 
@@ -70,13 +71,15 @@ def kept() -> tuple[EarlierPlan, Chain, dict[Variable, int]]:
 def test_a_plan_is_the_same_once_it_was_kept(kept: tuple[EarlierPlan, Chain, dict[Variable, int]], batch: int) -> None:
     earlier, chain, states = kept
     read = EarlierPlan.decode(earlier.encode())
-    found = read.translate_to(*fine_graph(Search(step_of(batch), EIGHT, PlanOptions())))
-    assert found is not None
-    assert found.keys() == states.keys()
+    strategies = read.translate_to(*fine_graph(Search(step_of(batch), EIGHT, PlanOptions())))
+    assert strategies is not None
+    assert strategies.keys() == states.keys()
     for variable, state in states.items():
         strategy = chain.graph.set_of(variable).strategies[state]
-        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
-        assert [named(each) for each in found[variable].choices] == [named(each) for each in strategy.choices]
+        assert (strategies[variable].operands, strategies[variable].results) == (strategy.operands, strategy.results)
+        assert [names_of(each) for each in strategies[variable].choices] == [
+            names_of(each) for each in strategy.choices
+        ]
 
 
 def test_the_order_of_axes_is_kept() -> None:
@@ -85,13 +88,13 @@ def test_the_order_of_axes_is_kept() -> None:
     tried = search.solve_mesh(mesh)
     states = tried.solution.states
     read = EarlierPlan.decode(EarlierPlan.of(tried.chain.graph, states).encode())
-    found = read.translate_to(tried.chain.graph, list(states))
-    assert found is not None
+    strategies = read.translate_to(tried.chain.graph, list(states))
+    assert strategies is not None
     chosen = tried.chain.strategies(states)
     is_out_of_order = [any(has_rotated_axes(lies, mesh) for lies in strategy.results) for strategy in chosen.values()]
     assert any(is_out_of_order)
     for variable, strategy in chosen.items():
-        assert (found[variable].operands, found[variable].results) == (strategy.operands, strategy.results)
+        assert (strategies[variable].operands, strategies[variable].results) == (strategy.operands, strategy.results)
 
 
 def test_what_other_sizes_do_not_allow_is_no_start(kept: tuple[EarlierPlan, Chain, dict[Variable, int]]) -> None:
@@ -106,17 +109,17 @@ def test_axes_of_another_size_do_nothing_for_what_they_cannot_split(
     earlier, chain, states = kept
     mesh = Mesh.of({**FINE.sizes, "sequence": 5})
     assert earlier.axes_of_other_size(mesh) == {"sequence"}
-    found = earlier.translate_to(
+    strategies = earlier.translate_to(
         *fine_graph(Search(step_of(), replace(Cluster.local(20), hardware=PLAIN_A100), PlanOptions()), mesh)
     )
-    assert found is not None
+    assert strategies is not None
     does_as_before = {True: 0, False: 0}
     for variable, state in states.items():
-        before, now = chain.graph.set_of(variable).strategies[state].choices, found[variable].choices
-        assert [named(each) for each in now[:2]] == [named(each) for each in before[:2]]
+        before, now = chain.graph.set_of(variable).strategies[state].choices, strategies[variable].choices
+        assert [names_of(each) for each in now[:2]] == [names_of(each) for each in before[:2]]
         if before and before[2] != AxisChoice():
-            does_as_before[named(now[2]) == named(before[2])] += 1
-            assert named(now[2]) in (named(before[2]), named(AxisChoice()))
+            does_as_before[names_of(now[2]) == names_of(before[2])] += 1
+            assert names_of(now[2]) in (names_of(before[2]), names_of(AxisChoice()))
     assert all(does_as_before.values())
 
 
@@ -138,15 +141,32 @@ def test_what_is_no_plan_is_not_read(kept: tuple[EarlierPlan, Chain, dict[Variab
 def left() -> MemoryStore:
     """What the search for a step left behind."""
     store = MemoryStore()
-    made = plan(step_of(), EIGHT, history=SearchHistory(store))
-    assert len(made.mesh.axes) == 3
+    step_plan = plan(step_of(), EIGHT, history=SearchHistory(store))
+    assert len(step_plan.mesh.axes) == 3
     return store
 
 
-def test_twice_the_batch_begins_at_the_plan(left: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+class _SearchesNoMesh(Search):
+    """No mesh is searched outright.
+
+    evaluated: the strategies of the plans that it evaluates.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **names_of)
+        self.evaluated: list[dict[Variable, Strategy]] = []
+
+    def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
+        raise AssertionError(f"{mesh} was searched")
+
+    def evaluate(self, chain: Chain, solved: ChainSolution, notes: Sequence[str]) -> CandidatePlan:
+        self.evaluated.append(chain.strategies(solved.states))
+        return super().evaluate(chain, solved, notes)
+
+
+def test_twice_the_batch_begins_at_the_plan(left: MemoryStore) -> None:
     nothing = plan(step_of(32), EIGHT)
-    monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
-    again = plan(step_of(32), EIGHT, history=SearchHistory(left))
+    again = _SearchesNoMesh(step_of(32), EIGHT, PlanOptions(), history=SearchHistory(left)).run()
     assert "what that decides was the start" in " ".join(again.notes)
     assert again.mesh == nothing.mesh
     assert again.cost.step_s <= nothing.cost.step_s * (1 + SearchLimits().simplicity_tolerance)
@@ -154,32 +174,48 @@ def test_twice_the_batch_begins_at_the_plan(left: MemoryStore, monkeypatch: pyte
     assert again.cost.lower_bound_s == pytest.approx(nothing.cost.lower_bound_s, rel=0.01)
 
 
-@pytest.mark.parametrize("was_open", [False, True])
-def test_a_bound_that_was_too_low_is_not_worked_out_again(
-    left: MemoryStore, monkeypatch: pytest.MonkeyPatch, was_open: bool
-) -> None:
-    """Where the earlier plan's first bound left too much open, all moves are followed at once."""
-    best_for, begin, ranks = SearchHistory.find_best, Search.start_bounding, []
+class _ChangedHistory(SearchHistory):
+    """A history whose records, and the plan of each, are changed before they are followed."""
 
-    def found(history: SearchHistory, question: Any) -> SearchRecord | None:
-        record = best_for(history, question)
-        return None if record is None else replace(record, missed_target_gap=was_open)
+    def __init__(
+        self, store: MemoryStore, change: Callable[[SearchRecord], SearchRecord], plan: EarlierPlan | None = None
+    ) -> None:
+        super().__init__(store)
+        self._change, self._plan = change, plan
 
-    def counted(search: Search, mesh: Mesh, rank: int = EXACT_RANK) -> None:
-        begin(search, mesh, rank)
-        chain = search.background_bound.chain_on(mesh, search.flow)
+    def find_best(self, question: SearchQuery) -> SearchRecord | None:
+        record = super().find_best(question)
+        return None if record is None else self._change(record)
+
+    def load_plan(self, record: SearchRecord, outline: bytes) -> EarlierPlan | None:
+        return self._plan or super().load_plan(record, outline)
+
+
+class _RecordsBounds(Search):
+    """ranks: up to which moves are followed exactly in bounds that are begun ahead, even ones and uneven ones."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **names_of)
+        self.ranks: list[tuple[int, int]] = []
+
+    def start_bounding(self, mesh: Mesh, rank: int = EXACT_RANK) -> None:
+        super().start_bounding(mesh, rank)
+        chain = self.background_bound.chain_on(mesh, self.flow)
         assert chain is not None
         prices = chain.graph.prices
         assert isinstance(prices, RelaxedPrices)
-        ranks.append((prices.even_rank, prices.uneven_rank))
+        self.ranks.append((prices.even_rank, prices.uneven_rank))
 
-    monkeypatch.setattr(SearchHistory, "find_best", found)
-    monkeypatch.setattr(Search, "start_bounding", counted)
-    made = plan(step_of(32), EIGHT, history=SearchHistory(left))
-    most = Search(step_of(32), EIGHT, PlanOptions()).max_rank
+
+@pytest.mark.parametrize("was_open", [False, True])
+def test_a_bound_that_was_too_low_is_not_worked_out_again(left: MemoryStore, was_open: bool) -> None:
+    """Where the earlier plan's first bound left too much open, all moves are followed at once."""
+    history = _ChangedHistory(left, lambda record: replace(record, missed_target_gap=was_open))
+    search = _RecordsBounds(step_of(32), EIGHT, PlanOptions(), history=history)
+    result, most = search.run(), search.max_rank
     assert most > EXACT_RANK
-    assert ranks == [(most, most) if was_open else (EXACT_RANK, 0)]
-    assert ("counted by what a device must receive" in made.cost.bound_scope) != was_open
+    assert search.ranks == [(most, most) if was_open else (EXACT_RANK, 0)]
+    assert ("counted by what a device must receive" in result.cost.bound_scope) != was_open
 
 
 class _ClosesNoGap(Search):
@@ -202,40 +238,42 @@ def test_what_left_too_much_open_is_remembered(left: MemoryStore) -> None:
 def of_sixteen() -> EarlierPlan:
     """A plan on twice the devices."""
     fine = Mesh.of({"data": 4, "model": 2, "sequence": 2})
-    chain, solved = descended(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
+    chain, solved = descend_to_plan(Search(step_of(), SIXTEEN, PlanOptions()), Mesh.of({"data": 4, "model": 4}), fine)
     return EarlierPlan.of(chain.graph, solved.states)
 
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_after_a_lost_node_the_search_begins_at_the_plan(
-    of_sixteen: EarlierPlan, left: MemoryStore, monkeypatch: pytest.MonkeyPatch, is_large: bool
+    of_sixteen: EarlierPlan, left: MemoryStore, is_large: bool
 ) -> None:
     """Of a large program only the axes that are as long as before are set free, once each."""
-    nothing, best_for, freed = plan(step_of(), EIGHT), SearchHistory.find_best, []
 
-    def found(history: SearchHistory, question: Any) -> SearchRecord | None:
-        record = best_for(history, question)
-        assert record is not None
-        asked = replace(record.query, cluster="another")
-        return replace(
-            record, query=asked, cost=replace(record.cost, work_s=record.cost.work_s / 2), missed_target_gap=True
-        )
+    def of_another_cluster(record: SearchRecord) -> SearchRecord:
+        query, cost = replace(record.query, cluster="another"), replace(record.cost, work_s=record.cost.work_s / 2)
+        return replace(record, query=query, cost=cost, missed_target_gap=True)
 
-    def watched(chain: Chain, at: Any, fine: CostGraph, axes: Sequence[str], **limits: Any) -> Any:
-        freed.append((tuple(axes), limits["most_rounds"]))
-        return descend(chain, at, fine, axes, **limits)
-
-    monkeypatch.setattr(SearchHistory, "find_best", found)
-    monkeypatch.setattr(SearchHistory, "load_plan", lambda *_: of_sixteen)
-    monkeypatch.setattr("shardwright.planner.warm_start.replanning.descend", watched)
-    monkeypatch.setattr(Search, "is_large", is_large)
-    monkeypatch.setattr(Search, "solve_mesh", None)  # no mesh is searched outright
-    again = plan(step_of(), EIGHT, history=SearchHistory(left))
+    nothing = plan(step_of(), EIGHT)
+    limits = SearchLimits(large_program_nodes=0) if is_large else SearchLimits()
+    history = _ChangedHistory(left, of_another_cluster, of_sixteen)
+    search = _SearchesNoMesh(step_of(), EIGHT, PlanOptions(), history=history, limits=limits)
+    again = search.run()
     assert "what that decides was the start" in " ".join(again.notes)
-    assert freed == [(("model", "sequence", "data"), 2 if is_large else None)]
+    assert search.evaluated[0] == descend_from(of_sixteen, again.mesh, most_rounds=2 if is_large else None)
     assert again.mesh == nothing.mesh
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
     assert "counted by what a device must receive" in again.cost.bound_scope  # that was open on another mesh
+
+
+def descend_from(earlier: EarlierPlan, mesh: Mesh, most_rounds: int | None) -> dict[Variable, Strategy]:
+    """The strategies of the step's plan that is descended to from an earlier one, its longer axis last."""
+    search = Search(step_of(), EIGHT, PlanOptions())
+    chain = search.build_bounding_chain(mesh)
+    fine = search.refine_graph(chain, mesh)
+    at = earlier.translate_to(fine, [v for each in chain.instances for v in each.variables[: each.own_count]])
+    assert at is not None
+    axes = ("model", "sequence", "data")
+    near, solved = descend(chain, at, fine, axes, time_limit_s=math.inf, most_rounds=most_rounds)
+    return near.strategies(solved.states)
 
 
 def test_the_mesh_most_like_the_earlier_one_is_taken() -> None:

@@ -20,7 +20,7 @@ from shardwright.planner.cache.keys import build_outline
 from shardwright.planner.cache.store import MemoryStore
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.search.search import Search
-from shardwright.planner.search.solutions import SearchResult
+from shardwright.planner.search.solutions import MeshSolution, SearchResult
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, replan
 from shardwright.planner.warm_start.search_records import MAX_RECORDS, SearchHistory, SearchQuery
 from shardwright.plans.plan import Plan
@@ -51,18 +51,35 @@ def text_of(pins: dict[int, Pin] | None = None, *, at: int = 0, batch: int = 64,
         return str(jax.jit(step, donate_argnums=0).lower(params, jnp.ones((batch, width))).as_text("hlo"))
 
 
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[Mesh]:
-    """The meshes that were searched outright."""
-    found: list[Mesh] = []
-    on_mesh = Search.solve_mesh
+class _RecordingSearch(Search):
+    """Records what it searches, and what its variants do.
 
-    def counting(search: Search, mesh: Mesh, close: float = 0.0) -> Any:
-        found.append(mesh)
-        return on_mesh(search, mesh, close)
+    meshes: those that were searched outright.
+    variants: their micro-batches.
+    """
 
-    monkeypatch.setattr(Search, "solve_mesh", counting)
-    return found
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.meshes: list[Mesh] = []
+        self.variants: list[int] = []
+
+    def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
+        self.meshes.append(mesh)
+        return super().solve_mesh(mesh, close)
+
+    def search_variant(
+        self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
+    ) -> SearchResult:
+        self.variants.append(micro_batches)
+        return super().search_variant(again, micro_batches, without)
+
+
+def run_recorded(
+    text: str, cluster: Cluster, options: PlanOptions | None = None, history: SearchHistory | None = None
+) -> tuple[Plan, _RecordingSearch]:
+    """The plan of a text, and the search for it."""
+    search = _RecordingSearch(text, cluster, options or PlanOptions(), history=history)
+    return search.run(), search
 
 
 def follows(made: Plan) -> bool:
@@ -85,27 +102,24 @@ SITUATIONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str, searched: list[Mesh]) -> None:
+def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -> None:
     text, cluster = SITUATIONS[situation]
     history = SearchHistory(MemoryStore())
     plan(text_of(), CLUSTER, history=history)
-    searched.clear()
-    nothing = plan(text, cluster)
-    whole = len(searched)
-    searched.clear()
-    again = plan(text, cluster, history=history)
+    nothing, whole = run_recorded(text, cluster)
+    again, restricted = run_recorded(text, cluster, history=history)
     assert follows(again)
-    known = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
-    assert len(known) == (cluster == CLUSTER)  # nothing is known of other devices
-    assert all(0 < int(some) <= int(each) for some, each in known)
-    assert len(searched) < whole
+    matches = re.findall(r"began with what was known of (\d+) of (\d+) segments", " ".join(again.notes))
+    assert len(matches) == (cluster == CLUSTER)  # nothing is known of other devices
+    assert all(0 < int(some) <= int(each) for some, each in matches)
+    assert len(restricted.meshes) < len(whole.meshes)
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
     if again.mesh == nothing.mesh:
         assert decided(again) == decided(nothing)
 
 
 @pytest.mark.slow
-def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_computed_again_is_followed_where_only_more_is_asked() -> None:
     first, other = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (32, 28))
     unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
     budget = 3 * unlimited.memory.peak_bytes // 4
@@ -114,10 +128,9 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked(monkeypatch
     before = plan(first, FEWER, options, history=history)
     assert before.recomputed
     whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
-    variants = counted_variants(monkeypatch)
-    again = plan(first, FEWER, replace(options, force={whole.name: {0: None}}), history=history)
+    again, search = run_recorded(first, FEWER, replace(options, force={whole.name: {0: None}}), history)
     assert follows(again)
-    assert len(variants) == 1
+    assert len(search.variants) == 1
     assert again.recomputed == before.recomputed
     assert again.cost.step_s <= before.cost.step_s * (1 + COST_TOLERANCE)
     smaller = Search(other, FEWER, options, None, history)
@@ -147,55 +160,33 @@ STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=3
 
 
 @pytest.mark.slow
-def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(
-    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variants = counted_variants(monkeypatch)
+def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again = plan(STEP_OF_56, FEWER, options, history=SearchHistory(store))
-    few = len(variants)
+    again, restricted = run_recorded(STEP_OF_56, FEWER, options, SearchHistory(store))
     assert follows(again)
-    variants.clear()
-    nothing = plan(STEP_OF_56, FEWER, options)
-    assert 0 < few <= len(variants) // 3
+    nothing, whole = run_recorded(STEP_OF_56, FEWER, options)
+    assert 0 < len(restricted.variants) <= len(whole.variants) // 3
     assert again.memory.peak_bytes <= (options.memory_budget or 0)
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
 
 
-def test_where_memory_binds_no_longer_nothing_is_computed_again(
-    bound: tuple[PlanOptions, MemoryStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    variants = counted_variants(monkeypatch)
+def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again = plan(STEP_OF_12, FEWER, options, history=SearchHistory(store))
+    again, search = run_recorded(STEP_OF_12, FEWER, options, SearchHistory(store))
     assert follows(again)
-    assert not variants
+    assert not search.variants
     assert not again.recomputed
 
 
-def counted_variants(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The micro-batches of every variant of the program that is searched from now on."""
-    found: list[int] = []
-    variant = Search.search_variant
-
-    def counting(search: Search, again: Recomputation | None, micro_batches: int, *without: Any) -> SearchResult:
-        found.append(micro_batches)
-        return variant(search, again, micro_batches, *without)
-
-    monkeypatch.setattr(Search, "search_variant", counting)
-    return found
-
-
-def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes(searched: list[Mesh]) -> None:
+def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> None:
     """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
     history = SearchHistory(MemoryStore())
     before = plan(text_of(), CLUSTER, history=history)
-    searched.clear()
     text = text_of({1: None})
-    again = plan(text, CLUSTER, history=history)
+    again, search = run_recorded(text, CLUSTER, history=history)
     assert follows(again)
     assert again.cost.step_s > before.cost.step_s * 1.1
-    assert set(searched) == {Mesh.of({"data": 4, "model": 2})}
+    assert set(search.meshes) == {Mesh.of({"data": 4, "model": 2})}
     assert decided(again) == decided(plan(text, CLUSTER))
 
 
@@ -239,9 +230,9 @@ def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
     cheap = replace(record.cost, compute_s=record.cost.compute_s / 2, communication_s=0.0)
     history.save(replace(record, cost=cheap))
     other = text_of(batch=128)
-    made = plan(other, CLUSTER, history=history)
-    assert not follows(made)
-    assert decided(made) == decided(plan(other, CLUSTER))
+    step_plan = plan(other, CLUSTER, history=history)
+    assert not follows(step_plan)
+    assert decided(step_plan) == decided(plan(other, CLUSTER))
 
 
 def test_trails_with_other_pins_are_not_followed() -> None:
@@ -287,12 +278,12 @@ def test_the_last_trails_are_kept_one_for_each_question() -> None:
     for number in range(MAX_RECORDS):
         history.save(replace(record, query=replace(question, sizes=str(number))))
         history.save(replace(record, query=replace(question, sizes=str(number))))
-    kept = {
+    values = {
         found.query.sizes
         for number in range(MAX_RECORDS)
         if (found := history.find_best(replace(question, sizes=str(number)))) is not None
     }
-    assert kept == set(map(str, range(MAX_RECORDS)))
+    assert values == set(map(str, range(MAX_RECORDS)))
     last = history.find_best(question)
     assert last is not None
     assert last.query.sizes != question.sizes

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError
+from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan
-from shardwright.planner.cache import plan_cache
+from shardwright.planner.cache.plan_cache import plan_with_cache
 from shardwright.planner.cache.store import MemoryStore
 from shardwright.planner.constraints.forced import ForcedStrategy
-from shardwright.planner.graph import source
+from shardwright.planner.graph.source import Source
 from shardwright.planner.search.search import Search
-from shardwright.planner.segments.segment_chain import Chain
+from shardwright.planner.segments.segment_chain import Chain, Key
 from shardwright.planner.solver.warm_start import WarmStart
 from shardwright.planner.warm_start.saved_messages import SavedMessages, opcode_digest
-from shardwright.planner.warm_start.search_records import SearchHistory
+from shardwright.planner.warm_start.search_records import SearchHistory, SearchRecord
+from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
 from tests.planner.programs import gpt2, lower
 
@@ -36,9 +40,9 @@ def chain_of(text: str) -> Chain:
 
 def solved() -> tuple[Chain, SavedMessages]:
     chain = chain_of(TEXT)
-    found = chain.solve(20.0)
+    solution = chain.solve(20.0)
     assert chain.warm_start is not None
-    return chain, SavedMessages.of(chain, chain.warm_start, found.tied_bound)
+    return chain, SavedMessages.of(chain, chain.warm_start, solution.tied_bound)
 
 
 def test_messages_come_back_from_bytes() -> None:
@@ -83,45 +87,64 @@ def test_another_batch_begins_nearly_where_it_will_end() -> None:
     assert warm.solve(20.0).value == pytest.approx(cold.solve(20.0).value, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_damaged_messages_cost_time_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    plan(TEXT, CLUSTER, OPTIONS, history=SearchHistory(store))
-    whole, asked = store.get, list[bytes]()
+class _DamagingStore(MemoryStore):
+    """A store that cuts off the ends of messages.
 
-    def damaged(key: bytes) -> bytes | None:
-        value = whole(key)
+    damaged: how many.
+    """
+
+    damaged = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        value = super().get(key)
         if value is None or not key.startswith(b"messages"):
             return value
-        asked.append(key)
+        self.damaged += 1
         return value[:-20]
 
-    monkeypatch.setattr(store, "get", damaged)
+
+@pytest.mark.slow
+def test_damaged_messages_cost_time_and_no_plan() -> None:
+    store = _DamagingStore()
+    plan(TEXT, CLUSTER, OPTIONS, history=SearchHistory(store))
     again = plan(LARGER, CLUSTER, OPTIONS, history=SearchHistory(store))
-    assert asked
+    assert store.damaged
     assert again.instructions == plan(LARGER, CLUSTER, OPTIONS).instructions
 
 
-def test_a_text_is_read_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    whole = source.parse
+class _SourceReadOnce(Source):
+    """A text that is no HLO any more once it was read."""
 
-    def counting(text: str) -> object:
-        read.append(text)
-        return whole(text)
-
-    monkeypatch.setattr(source, "parse", counting)
-    plan_cache.plan_with_cache(TEXT, CLUSTER, PlanOptions(mesh=OPTIONS.mesh, stages=1), store=MemoryStore())
-    assert read == [TEXT]
+    @property
+    def module(self) -> Module:
+        module = super().module
+        self.text = "read already"
+        return module
 
 
-def test_pins_that_contradict_each_other_are_said_as_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    history = SearchHistory(MemoryStore())
-    plan(TEXT, CLUSTER, OPTIONS, history=history)
+def test_a_text_is_read_once_a_call() -> None:
+    source, options = _SourceReadOnce(TEXT), PlanOptions(mesh=OPTIONS.mesh, stages=1)
+    step_plan = plan_with_cache(source, CLUSTER, options, store=MemoryStore())
+    assert isinstance(step_plan, Plan)
+    assert step_plan.instructions == plan(TEXT, CLUSTER, options).instructions
 
-    def contradicted(messages: SavedMessages, chain: Chain) -> None:
+
+class _ContradictedMessages(SavedMessages):
+    """Messages about decisions of which the current program's pins leave none."""
+
+    def to_warm_start(self, chain: Chain) -> WarmStart[Key]:
         raise ValueError("no assignment is finite")
 
-    monkeypatch.setattr(SavedMessages, "to_warm_start", contradicted)
+
+class _ContradictedHistory(SearchHistory):
+    def load_messages(self, record: SearchRecord, mesh: Mesh, outline: bytes) -> SavedMessages | None:
+        messages = super().load_messages(record, mesh, outline)
+        assert messages is not None
+        return _ContradictedMessages(**{field.name: getattr(messages, field.name) for field in fields(messages)})
+
+
+def test_pins_that_contradict_each_other_are_said_as_from_nothing() -> None:
+    history = _ContradictedHistory(MemoryStore())
+    plan(TEXT, CLUSTER, OPTIONS, history=history)
     with pytest.raises(PlanError, match="contradict"):
         plan(LARGER, CLUSTER, OPTIONS, history=history)

@@ -1,0 +1,6 @@
+"""PyTorch front end: a step of a module, its backward pass and its optimizer become one program."""
+
+from shardwright.client.frontends.torch.remote import RemoteTensor
+from shardwright.client.frontends.torch.step import TorchStep, parallelize
+
+__all__ = ["RemoteTensor", "TorchStep", "parallelize"]

@@ -1,0 +1,147 @@
+"""Calls of a torch step as a front end: a traced graph becomes a program of the session."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardwright.client.array_specs import ArraySpec, array_spec, array_type
+from shardwright.client.frontends.jax.function import aliases_of, trace_settings
+from shardwright.client.frontends.program import Program
+from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy
+from shardwright.client.frontends.torch.evaluation import Evaluation
+from shardwright.client.frontends.torch.tracing import Graph, TensorType
+
+#: Constants of the graph with fewer elements stay in the text.
+MIN_ARGUMENT_ELEMENTS = 64
+
+#: How JAX calls the arguments of `lower_graph`'s function.
+_PARAMETER = re.compile(r'op_name="leaves\[(\d+)\]"')
+
+KEY_SPEC = array_spec((2,), np.dtype("uint32"))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a step.
+
+    key: equal for calls that run the same program. leaves: state, random key, numbers, batch. trace: makes the graph.
+    """
+
+    key: Hashable
+    leaves: list[Any]
+    names: tuple[str, ...]
+    types: tuple[TensorType | None, ...]
+    state_count: int
+    trace: Callable[[], Graph]
+
+    @property
+    def signature(self) -> Hashable:
+        """What tells programs apart: the key, and JAX's settings."""
+        return self.key, trace_settings()
+
+
+@dataclass(slots=True)
+class Traced:
+    """What a program's results mean. changed: state numbers, the first results; then, if it draws, the random key; then
+    the tensors among the user's results.
+    """
+
+    changed: tuple[int, ...]
+    draws: bool
+
+
+@dataclass(slots=True)
+class TorchFunction:
+    """The front end of one torch step; see `FrontEnd`. traced: by key."""
+
+    name: str
+    traced: dict[Hashable, Traced] = field(default_factory=dict)
+    _calls: dict[Hashable, Call] = field(default_factory=dict)
+
+    def describe(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, takes_types: bool = False
+    ) -> tuple[Hashable, list[Any], Any]:
+        del kwargs, takes_types
+        (call,) = args
+        key = call.signature
+        if key not in self.traced:
+            self._calls[key] = call
+        return key, call.leaves, call
+
+    def check_arguments(self, arguments: Any) -> None:
+        """Nothing is changed in place."""
+
+    def write_back(self, arguments: Any, program: Program, results: Sequence[Any]) -> None:
+        """The step takes its state back by itself."""
+
+    def lower(self, signature: Any, *, platform: str) -> Program:
+        call = self._calls.pop(signature)
+        graph = call.trace()
+        traced = Traced(tuple(sorted(graph.changed)), graph.draws > 0)
+        program = lower_graph(graph, call, traced, name=self.name, platform=platform)
+        self.traced[signature] = traced
+        return program
+
+
+def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform: str) -> Program:
+    """HLO of a traced step, with its arguments and results by name."""
+    constants = graph.constants
+    hoisted = [key for key, value in constants.items() if value.numel() >= MIN_ARGUMENT_ELEMENTS]
+    inline = {key: to_numpy(value) for key, value in constants.items() if key not in hoisted}
+    specs = tuple(KEY_SPEC if kind is None else _spec(kind) for kind in call.types)
+    random_at = call.state_count
+
+    def run(*leaves: Any) -> tuple[Any, ...]:
+        leaves, held = leaves[: len(specs)], leaves[len(specs) :]
+        key = jax.random.wrap_key_data(leaves[random_at], impl="threefry2x32")
+        next_key, step_key = jax.random.split(key) if traced.draws else (None, None)
+        inputs = [leaf for number, leaf in enumerate(leaves) if number != random_at]
+        evaluation = Evaluation(graph.nodes, inline | dict(zip(hoisted, held, strict=True)), step_key)
+        outputs = evaluation.run(inputs)
+        results = [outputs[number] for number in traced.changed]
+        if next_key is not None:
+            results.append(jax.random.key_data(next_key))
+        results += outputs[call.state_count :]
+        return tuple(results)
+
+    run.__name__ = name if name.isidentifier() else "step"
+    donated = (*traced.changed, *([random_at] if traced.draws else []))
+    values = [to_numpy(constants[key]) for key in hoisted]
+    arguments = [array_type(each, spec) for each, spec in zip(call.names, specs, strict=True)]
+    arguments += [
+        array_type(f"constants.{key}", array_spec(value.shape, value.dtype))
+        for key, value in zip(hoisted, values, strict=True)
+    ]
+    with jax.enable_x64(True):
+        avals = [spec.aval for spec in specs] + [array_spec(v.shape, v.dtype).aval for v in values]
+        jitted = jax.jit(run, donate_argnums=donated, keep_unused=True).trace(*avals)
+        text = jitted.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
+        text = _PARAMETER.sub(lambda found: f'op_name="{arguments[int(found[1])].name}"', text)
+        results = tuple(array_spec(tuple(o.shape), np.dtype(o.dtype)) for o in jitted.out_info)
+    output_names = [*(call.names[number] for number in donated), *graph.made]
+    count = len(results) - len(output_names)
+    output_names += ["result"] if count == 1 else [f"result[{n}]" for n in range(count)]
+    outputs = [array_type(each, spec) for each, spec in zip(output_names, results, strict=True)]
+    return Program(
+        name=name,
+        hlo_text=text,
+        arguments=tuple(arguments),
+        outputs=tuple(outputs),
+        aliases=aliases_of(text, arguments, outputs),
+        donated=frozenset(donated),
+        specs=specs,
+        results=results,
+        result_tree=jax.tree.structure(list(results)),
+        result_numbers=tuple(range(len(results))),
+        constants=dict(enumerate(values, len(specs))),
+    )
+
+
+def _spec(kind: TensorType) -> ArraySpec:
+    return array_spec(kind.shape, numpy_type(kind.dtype))

@@ -1,0 +1,278 @@
+"""Pooling, resizing and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from shardwright.client.frontends.torch.lowerings.registry import Call, lowers, widen
+
+
+def _list(values: Any, rank: int, default: Sequence[int]) -> list[int]:
+    if values is None or (isinstance(values, list | tuple) and not values):
+        return list(default)
+    values = [values] if isinstance(values, int) else list(values)
+    return [int(value) for value in (values * rank if len(values) == 1 else values)]
+
+
+class _Windows:
+    """Windows over the last `rank` dimensions."""
+
+    def __init__(
+        self, shape: Sequence[int], rank: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ) -> None:
+        outer = len(shape) - rank
+        sizes = _list(kernel, rank, ())
+        strides = _list(stride, rank, sizes)
+        pads = _list(padding, rank, [0] * rank)
+        dilations = _list(dilation, rank, [1] * rank)
+        self.window = (1,) * outer + tuple(sizes)
+        self.strides = (1,) * outer + tuple(strides)
+        self.dilation = (1,) * outer + tuple(dilations)
+        self.padding = [(0, 0)] * outer
+        for size, k, s, p, d in zip(shape[outer:], sizes, strides, pads, dilations, strict=True):
+            reach = d * (k - 1) + 1
+            count = _round_up(size + 2 * p - reach, s) if ceil_mode else (size + 2 * p - reach) // s
+            if ceil_mode and count * s >= size + p:
+                count -= 1  # a window that would begin in the padding
+            self.padding.append((p, max(count * s + reach - size - p, 0)))
+
+    def reduce(self, x: Any, start: Any, function: Any) -> Any:
+        return lax.reduce_window(
+            x, start, function, self.window, self.strides, self.padding, window_dilation=self.dilation
+        )
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def _lowest(dtype: Any) -> Any:
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).min
+
+
+def _register_max_pool(name: str, rank: int) -> None:
+    @lowers(f"{name}_with_indices")
+    def forward(
+        call: Call, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> Any:
+        del call
+        windows = _Windows(x.shape, rank, kernel, stride, padding, dilation, ceil_mode)
+        return _max_pool(x, rank, windows)
+
+    @lowers(f"{name}_with_indices_backward")
+    def backward(
+        call: Call, grad: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+        indices: Any,
+    ) -> Any:  # fmt: skip
+        windows = _Windows(x.shape, rank, kernel, stride, padding, dilation, ceil_mode)
+        if all(d == 1 for d in windows.dilation):
+            return jax.vjp(lambda x: windows.reduce(x, _lowest(x.dtype), lax.max), x)[1](grad)[0]
+        outer = x.shape[: x.ndim - rank]
+        flat, at = grad.reshape(*outer, -1), indices.reshape(*outer, -1)
+        zeros = jnp.zeros((*outer, math.prod(x.shape[x.ndim - rank :])), grad.dtype)
+        places = tuple(
+            at if n == len(outer) else lax.broadcasted_iota(at.dtype, at.shape, n) for n in range(len(outer) + 1)
+        )
+        return zeros.at[places].add(flat).reshape(call.shape)
+
+
+def _max_pool(x: Any, rank: int, windows: _Windows) -> tuple[Any, Any]:
+    """(largest of each window, its position in the flat space of the input; of equal ones the first)."""
+    values = windows.reduce(x, _lowest(x.dtype), lax.max)
+    space = x.shape[x.ndim - rank :]
+    positions = lax.broadcasted_iota(jnp.int64, (math.prod(space),), 0).reshape(space)
+    positions = jnp.broadcast_to(positions, x.shape)
+
+    def larger(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+        is_first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1])) | jnp.isnan(a[0])
+        return jnp.where(is_first, a[0], b[0]), jnp.where(is_first, a[1], b[1])
+
+    start = jnp.asarray(_lowest(x.dtype), x.dtype), jnp.asarray(np.iinfo(np.int64).max, jnp.int64)
+    _, indices = windows.reduce((x, positions), start, larger)
+    return values, indices
+
+
+_register_max_pool("max_pool2d", 2)
+_register_max_pool("max_pool3d", 3)
+
+
+def _average(
+    x: Any, rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool, divisor: Any
+) -> Any:
+    windows = _Windows(x.shape, rank, kernel, stride, padding, 1, ceil_mode)
+    total = windows.reduce(widen(x), 0.0, lax.add)
+    if divisor is not None:
+        return total / divisor
+    return total / _counts(x.shape[x.ndim - rank :], rank, kernel, stride, padding, ceil_mode, include_pad)
+
+
+def _counts(
+    space: Sequence[int], rank: int, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include_pad: bool
+) -> np.ndarray:
+    """Elements that PyTorch divides each window by: with the padding, but not beyond it."""
+    sizes = _list(kernel, rank, ())
+    strides, pads = _list(stride, rank, sizes), _list(padding, rank, [0] * rank)
+    windows = _Windows(space, rank, kernel, stride, padding, 1, ceil_mode)
+    total = np.ones((), np.float32)
+    for size, k, s, p, (low, high) in zip(space, sizes, strides, pads, windows.padding, strict=True):
+        starts = np.arange((size + low + high - k) // s + 1) * s - p
+        ends = np.minimum(starts + k, size + p)
+        counted = ends - starts if include_pad else np.minimum(ends, size) - np.maximum(starts, 0)
+        total = np.multiply.outer(total, counted.astype(np.float32))
+    return total
+
+
+def _register_average_pool(name: str, rank: int) -> None:
+    @lowers(name)
+    def forward(
+        call: Call, x: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: Any = None,
+    ) -> Any:  # fmt: skip
+        del call
+        return _average(x, rank, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+    @lowers(f"{name}_backward")
+    def backward(call: Call, grad: Any, x: Any, *options: Any) -> Any:
+        del call
+        pool = lambda x: _average(x, rank, *options).astype(grad.dtype)  # noqa: E731
+        return jax.vjp(pool, x)[1](grad)[0]
+
+
+_register_average_pool("avg_pool2d", 2)
+_register_average_pool("avg_pool3d", 3)
+
+
+def _adaptive_average(x: Any, sizes: Sequence[int]) -> Any:
+    """Means over ⌊i n / m⌋ … ⌈(i + 1) n / m⌉, one dimension after the other."""
+    first = x.ndim - len(sizes)
+    for axis, size in enumerate(sizes, first):
+        count = x.shape[axis]
+        if size == count:
+            continue
+        if count % size == 0:
+            parts = x.reshape(*x.shape[:axis], size, count // size, *x.shape[axis + 1 :])
+            x = jnp.mean(parts, axis=axis + 1)
+            continue
+        weights = np.zeros((size, count), np.float32)
+        for row in range(size):
+            start, end = row * count // size, _round_up((row + 1) * count, size)
+            weights[row, start:end] = 1 / (end - start)
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), ((axis,), (1,))), -1, axis)
+    return x
+
+
+def _register_adaptive(name: str) -> None:
+    @lowers(name)
+    def forward(call: Call, x: Any, output_size: Any) -> Any:
+        del output_size
+        return _adaptive_average(widen(x), call.shape[-_rank(call) :])
+
+    @lowers(f"{name}_backward")
+    def backward(call: Call, grad: Any, x: Any) -> Any:
+        pool = lambda x: _adaptive_average(x, grad.shape[-_rank(call) :])  # noqa: E731
+        return jax.vjp(pool, widen(x))[1](widen(grad))[0]
+
+
+def _rank(call: Call) -> int:
+    return 3 if "3d" in str(call.node.target) else 2
+
+
+_register_adaptive("_adaptive_avg_pool2d")
+_register_adaptive("_adaptive_avg_pool3d")
+
+
+# ---- resizing ---------------------------------------------------------------------------------
+
+
+def _register_gradient(name: str, forward: Callable[..., Any]) -> None:
+    """`name(grad, output size, input size, *options)`: the transpose of a resizing, which is linear."""
+
+    @lowers(name)
+    def backward(call: Call, grad: Any, output_size: Any, input_size: Any, *options: Any) -> Any:
+        del output_size, input_size
+        resize = lambda x: forward(x, tuple(grad.shape), *options)  # noqa: E731
+        return jax.linear_transpose(resize, jnp.zeros(call.shape, grad.dtype))(grad)[0]
+
+
+def _nearest(x: Any, shape: tuple[int, ...], *scales: Any, offset: float = 0.0) -> Any:
+    for axis in range(2, x.ndim):
+        scale = scales[axis - 2] if axis - 2 < len(scales) else None
+        ratio = 1 / scale if scale else x.shape[axis] / shape[axis]
+        index = np.minimum(
+            np.floor((np.arange(shape[axis]) + np.float32(offset)) * np.float32(ratio)), x.shape[axis] - 1
+        ).astype(np.int64)
+        x = jnp.take(x, index, axis=axis)
+    return x
+
+
+def _nearest_exact(x: Any, shape: tuple[int, ...], *scales: Any) -> Any:
+    return _nearest(x, shape, *scales, offset=0.5)
+
+
+def _linear(x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any) -> Any:
+    for axis in range(2, x.ndim):
+        scale = scales[axis - 2] if axis - 2 < len(scales) else None
+        x = _linear_along(x, axis, shape[axis], align_corners, scale)
+    return x
+
+
+def _linear_along(x: Any, axis: int, size: int, align_corners: bool, scale: Any) -> Any:
+    count = x.shape[axis]
+    target = np.arange(size, dtype=np.float32)
+    if align_corners:
+        source = target * ((count - 1) / (size - 1) if size > 1 else 0)
+    else:
+        source = np.maximum((target + 0.5) * np.float32(1 / scale if scale else count / size) - 0.5, 0)
+    low = np.minimum(np.floor(source).astype(np.int64), count - 1)
+    high = np.minimum(low + 1, count - 1)
+    shape = [1] * x.ndim
+    shape[axis] = size
+    weight = jnp.asarray(source - low, x.dtype).reshape(shape)
+    return jnp.take(x, low, axis=axis) * (1 - weight) + jnp.take(x, high, axis=axis) * weight
+
+
+for _dims in ("1d", "2d", "3d"):
+    _register_gradient(f"upsample_nearest{_dims}_backward", _nearest)
+    _register_gradient(f"_upsample_nearest_exact{_dims}_backward", _nearest_exact)
+_register_gradient("upsample_linear1d_backward", _linear)
+_register_gradient("upsample_bilinear2d_backward", _linear)
+_register_gradient("upsample_trilinear3d_backward", _linear)
+
+
+def _register_resize(name: str, forward: Callable[..., Any]) -> None:
+    @lowers(name)
+    def lowered(call: Call, x: Any, output_size: Any, *options: Any, **named: Any) -> Any:
+        del output_size
+        return forward(x, call.shape, *options, *named.values())
+
+
+for _dims in ("1d", "2d", "3d"):
+    _register_resize(f"upsample_nearest{_dims}", _nearest)
+    _register_resize(f"_upsample_nearest_exact{_dims}", _nearest_exact)
+_register_resize("upsample_linear1d", _linear)
+_register_resize("upsample_bilinear2d", _linear)
+_register_resize("upsample_trilinear3d", _linear)
+
+
+def _register_pad_gradient(name: str, mode: str) -> None:
+    """`name(grad, x, padding)`: the transpose of a padding with elements of the array itself."""
+
+    @lowers(name)
+    def backward(call: Call, grad: Any, x: Any, padding: Sequence[int]) -> Any:
+        widths = [(0, 0)] * x.ndim
+        for number in range(len(padding) // 2):
+            widths[x.ndim - 1 - number] = (padding[2 * number], padding[2 * number + 1])
+        pad = lambda x: jnp.pad(x, widths, mode=mode)  # noqa: E731
+        return jax.linear_transpose(pad, jnp.zeros(call.shape, grad.dtype))(grad)[0]
+
+
+for _dims in ("1d", "2d", "3d"):
+    _register_pad_gradient(f"replication_pad{_dims}_backward", "edge")
+    _register_pad_gradient(f"reflection_pad{_dims}_backward", "reflect")

@@ -1,0 +1,215 @@
+"""What an optimizer will keep of each parameter, found by a step of it over fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from shardwright.client.frontends.torch.evaluation import is_view, written_arguments
+from shardwright.client.frontends.torch.state import (
+    OptimizerState,
+    host_values,
+    optimizer_parameters,
+    require_numbers_in_tensors,
+    swapped_optimizer,
+)
+from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
+from shardwright.errors import OptionError, UnsupportedProgramError
+
+#: Optimizers whose usual form decides by the count of steps; `capturable` is the form without.
+_CAPTURABLE = ("RAdam", "ASGD", "Rprop", "NAdam")
+
+
+@contextlib.contextmanager
+def without_decisions(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Optimizers in the form that decides nothing by values, on CPU tensors as well."""
+    with contextlib.ExitStack() as settings:
+        for optimizer in optimizers:
+            if type(optimizer).__name__ not in _CAPTURABLE or not type(optimizer).__module__.startswith("torch."):
+                continue
+            module = __import__(type(optimizer).__module__, fromlist=[""])
+            name = "_get_capturable_supported_devices"
+            if hasattr(module, name):
+                settings.enter_context(mock.patch.object(module, name, return_value=["cpu"]))
+            for group in optimizer.param_groups:
+                if "capturable" in group:
+                    settings.callback(group.__setitem__, "capturable", group["capturable"])
+                    group["capturable"] = True
+        yield
+
+
+def rates_of(optimizers: Sequence[Any]) -> list[float]:
+    """The learning rate of every group of every optimizer."""
+    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def constants_of(optimizers: Sequence[Any]) -> tuple[Any, ...]:
+    """All other settings of the groups: a program holds them by value."""
+    return tuple(
+        (key, value if isinstance(value, float | int | bool | tuple | str | None) else repr(value))
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for key, value in group.items()
+        if key not in ("params", "lr", "initial_lr", "max_lr", "min_lr")
+    )
+
+
+def require_optimizer(optimizer: Any) -> None:
+    """Raises OptionError on what is no optimizer, and on one whose step cannot be one program."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(
+            f"optimizer is a {type(optimizer).__name__}", where="optimizer", remedy="pass a torch.optim.Optimizer"
+        )
+    if type(optimizer).__name__ == "LBFGS":
+        raise OptionError(
+            "LBFGS evaluates the loss as often as its values ask for, which is no fixed program",
+            where="optimizer",
+            remedy="use another optimizer",
+        )
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise OptionError(
+            "a parameter group has no 'lr'", where="optimizer.param_groups", remedy="set it, to 1.0 if unused"
+        )
+
+
+def find_state(
+    optimizer: Any,
+    state: OptimizerState,
+    model: Any,
+    tensors: Mapping[str, Any],
+    parameter_types: Mapping[str, TensorType],
+) -> dict[str, Any]:
+    """Fills names and types of `state`; returns the values to start from, by name: numpy arrays.
+
+    Tensors that the optimizer holds already keep their values.
+    """
+    names = optimizer_parameters(optimizer, tensors)
+    held: dict[str, Any] = {}
+    for parameter, entries in optimizer.state.items():
+        require_numbers_in_tensors(entries, names[id(parameter)], optimizer)
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                name = state.name_of(names[id(parameter)], key)
+                state.entries[name] = (names[id(parameter)], key)
+                state.types[name] = TensorType(tuple(value.shape), value.dtype)
+                held[name] = value
+    values = dict(host_values(held))
+    fresh = [
+        name
+        for group in optimizer.param_groups
+        for name in (names[id(p)] for p in group["params"] if p.requires_grad and not optimizer.state.get(p))
+    ]
+    if fresh:
+        values.update(_initial_values(optimizer, state, model, tensors, parameter_types, fresh))
+    return values
+
+
+def _initial_values(
+    optimizer: Any,
+    state: OptimizerState,
+    model: Any,
+    tensors: Mapping[str, Any],
+    types: Mapping[str, TensorType],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Of parameters that have no state yet: those that its first step makes, before it updates them."""
+    found: list[tuple[str, str]] = []
+    rates = rates_of([optimizer])
+
+    def first_step(values: list[Any]) -> list[Any]:
+        parameters = [torch.nn.Parameter(value) for value in values[: len(names)]]
+        replacements = {id(tensor): tensor for tensor in tensors.values()}
+        for name, parameter, gradient in zip(names, parameters, values[len(names) : 2 * len(names)], strict=True):
+            parameter.grad = gradient
+            replacements[id(tensors[name])] = parameter
+        with (
+            without_decisions([optimizer]),
+            swapped_optimizer(optimizer, replacements, {}, values[2 * len(names) :]),
+            _only(optimizer, {id(parameter) for parameter in parameters}),
+        ):
+            optimizer.step()
+            outputs = []
+            for name, parameter in zip(names, parameters, strict=True):
+                entries = optimizer.state.get(parameter, {})
+                require_numbers_in_tensors(entries, name, optimizer)
+                for key, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        found.append((name, key))
+                        outputs.append(value)
+        return outputs
+
+    parameter_types = [types[name] for name in names]
+    graph = trace(
+        first_step, [*parameter_types, *parameter_types, *rates], state_count=0, model=model, optimizers=[],
+        name=f"{type(optimizer).__name__}.step",
+    )  # fmt: skip
+    values = {}
+    for (parameter, key), output in zip(found, graph.outputs, strict=True):
+        name = state.name_of(parameter, key)
+        fake = output.meta["val"]
+        state.entries[name] = (parameter, key)
+        state.types[name] = TensorType(tuple(fake.shape), fake.dtype)
+        values[name] = _start(graph, output, optimizer, key, name)
+    return values
+
+
+@contextlib.contextmanager
+def _only(optimizer: Any, wanted: set[int]) -> Iterator[None]:
+    """The optimizer over some of its parameters."""
+    saved = [group["params"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) in wanted]
+    try:
+        yield
+    finally:
+        for group, parameters in zip(optimizer.param_groups, saved, strict=True):
+            group["params"] = parameters
+
+
+def _start(graph: Graph, output: Any, optimizer: Any, key: str, name: str) -> Any:
+    """The value with which the optimizer made a tensor of its state, before any update."""
+    import numpy as np
+
+    from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy
+
+    made = _made_by(output)
+    fake = made.meta["val"]
+    shape, dtype = tuple(fake.shape), numpy_type(fake.dtype)
+    operator = str(made.target)
+    if "zeros" in operator or "empty" in operator:
+        return np.zeros(shape, dtype)
+    if "ones" in operator:
+        return np.ones(shape, dtype)
+    if made.op == "get_attr" or "lift_fresh" in operator:
+        source = made if made.op == "get_attr" else made.args[0]
+        return np.array(to_numpy(graph.constants[source.target]))
+    if operator.startswith(("aten.full", "aten.scalar_tensor", "aten.new_full")):
+        value = made.args[0] if "scalar_tensor" in operator else made.args[-1]
+        return np.full(shape, _number(value), dtype)
+    if type(optimizer).__name__ == "SGD" and not any(group.get("dampening") for group in optimizer.param_groups):
+        return np.zeros(shape, dtype)  # momentum · 0 + gradient is the first gradient
+    raise UnsupportedProgramError(
+        f"{type(optimizer).__name__} starts {key!r} from the first gradient or another value of the step",
+        where=name,
+        remedy="use dampening=0, or an optimizer that starts from a constant",
+    )
+
+
+def _made_by(node: Any) -> Any:
+    """The node that makes the tensor which `node` shows after updates in place."""
+    while isinstance(node.target, torch._ops.OpOverload):
+        if is_view(node.target) or written_arguments(node.target, node.args) == [0]:
+            node = node.args[0]
+        else:
+            break
+    return node
+
+
+def _number(value: Any) -> float:
+    """A number, or that of a symbol of the call (a rate) now."""
+    symbol = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+    return float(symbol.node.hint) if isinstance(symbol, torch.SymFloat) else float(symbol)

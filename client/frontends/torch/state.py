@@ -1,0 +1,219 @@
+"""State of a module and its optimizers on the servers, by name.
+
+Parameters and buffers are `model.PATH`, an optimizer's tensors `optimizer.KEY.PATH` (`optimizer[1].…` of several), the
+key of random draws `random`. Tied weights are one array, under the first of their paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
+from shardwright.client.frontends.torch.tracing import TensorType
+from shardwright.client.initializer import PendingInit
+from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
+
+RANDOM = "random"
+
+_states: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def require_plain(model: Any) -> None:
+    """Raises OptionError on what is no module, and on one that another library wraps or has split."""
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(f"model is a {type(model).__name__}", where="model", remedy="pass a torch.nn.Module")
+    wrapper = type(model).__name__
+    inner = {
+        "OptimizedModule": "torch.compile's module: pass the module inside, model._orig_mod",
+        "DistributedDataParallel": "DistributedDataParallel: pass the module inside, model.module",
+        "DataParallel": "DataParallel: pass the module inside, model.module",
+        "FullyShardedDataParallel": "FullyShardedDataParallel: pass the module inside, before it is wrapped",
+        "DeepSpeedEngine": "DeepSpeed's engine: pass the module inside, model.module",
+        "ScriptModule": "torch.jit's module: pass the module inside, before it is scripted",
+        "RecursiveScriptModule": "torch.jit's module: pass the module inside, before it is scripted",
+        "GraphModule": "",
+    }.get(wrapper, "")
+    if any(type(p).__name__ == "DTensor" or hasattr(p, "device_mesh") for p in model.parameters()):
+        inner = "split over a device mesh (fully_shard, DTensor): pass the module inside, before it is split"
+    if inner:
+        what, _, remedy = inner.partition(": ")
+        raise OptionError(f"model is {what}", where="model", remedy=remedy)
+
+
+class StateGroup:
+    """Named arrays of one owner, a module or an optimizer: types, and values or handles.
+
+    `values`: name → handle. An entry made from values here is uploaded when a step first needs it.
+    """
+
+    def __init__(self) -> None:
+        self.types: dict[str, TensorType] = {}
+        self.values: dict[str, RemoteArray] = {}
+
+    def clear(self) -> None:
+        """Forgets all arrays."""
+        self.types.clear()
+        self.values.clear()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.types)
+
+
+class ModelState(StateGroup):
+    """Parameters, buffers and the random key of a module in a session.
+
+    gradients: those that a step leaves for the next one, `gradient.PATH`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = weakref.ref(model)
+        self.refresh(model)
+        self.seed = torch.initial_seed()
+        self.gradients = StateGroup()
+
+    def refresh(self, model: Any) -> None:
+        """Takes names and types from the module."""
+        self.tensors = named_tensors(model)
+        self.types = {name: TensorType(tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors.items()}
+
+
+class OptimizerState(StateGroup):
+    """Tensors of an optimizer in a session. entries: name → (parameter's name, key). start: values to upload."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.entries: dict[str, tuple[str, str]] = {}
+        self.start: dict[str, np.ndarray] = {}
+
+    def name_of(self, parameter: str, key: str) -> str:
+        return f"{self.prefix}.{key}.{parameter.removeprefix('model.')}"
+
+
+def gradient_name(parameter: str) -> str:
+    """Name of the gradient of `model.PATH`."""
+    return f"gradient.{parameter.removeprefix('model.')}"
+
+
+def named_tensors(model: Any) -> dict[str, Any]:
+    """`model.PATH` → parameter or buffer, each once."""
+    named = {f"model.{path}": tensor for path, tensor in model.named_parameters()}
+    return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
+
+
+def shared_state(owner: Any, session: Any, make: Any) -> Any:
+    """The state of a module or an optimizer in a session, made by `make()` if there is none: steps share it."""
+    of_owner = _states.setdefault(owner, weakref.WeakKeyDictionary())
+    if session not in of_owner:
+        of_owner[session] = make()
+    return of_owner[session]
+
+
+def upload(session: Any, group: StateGroup, arrays: Mapping[str, np.ndarray]) -> None:
+    """Handles of new arrays: they are sent when a step first needs them, in its layouts."""
+    if not arrays:
+        return
+    names = list(arrays)
+    with jax.enable_x64(True):
+        handles = PendingInit(session, _same, (tuple(arrays[name] for name in names),)).handles()
+    group.values.update(zip(names, handles, strict=True))
+
+
+def _same(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(jax.numpy.array(value, copy=True) for value in values)
+
+
+def fetch(handles: Mapping[str, RemoteArray]) -> dict[str, Any]:
+    """Tensors of this machine, by name; all are asked for at once."""
+    for handle in handles.values():
+        handle.copy_to_host_async()
+    return {name: to_tensor(np.asarray(handle)) for name, handle in handles.items()}
+
+
+# ---- swapping tensors in a module and an optimizer ------------------------------------------------
+
+
+@contextlib.contextmanager
+def swapped(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
+    """The module with other tensors in place of its own. replacements: `id()` of a parameter or buffer → tensor."""
+    saved = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+    try:
+        for module, parameters, buffers in saved:
+            for kept, named in ((module._parameters, parameters), (module._buffers, buffers)):
+                for name, tensor in named.items():
+                    if tensor is not None:
+                        kept[name] = replacements[id(tensor)]
+        yield
+    finally:
+        for module, parameters, buffers in saved:
+            for kept, named in ((module._parameters, parameters), (module._buffers, buffers)):
+                kept.clear()
+                kept.update(named)
+
+
+@contextlib.contextmanager
+def swapped_optimizer(
+    optimizer: Any, replacements: Mapping[int, Any], state: Any, rates: Sequence[Any]
+) -> Iterator[None]:
+    """The optimizer over other parameters. state: parameter (the replacement) → its tensors. rates: of each group."""
+    saved = [dict(group) for group in optimizer.param_groups]
+    saved_state = optimizer.state
+    optimizer.state = defaultdict(dict, state)
+    try:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["params"] = [replacements[id(p)] for p in group["params"]]
+            group["lr"] = rate
+            group["foreach" if "foreach" in group else "lr"] = False if "foreach" in group else rate
+            if "fused" in group:
+                group["fused"] = None
+        yield
+    finally:
+        optimizer.state = saved_state
+        for group, old in zip(optimizer.param_groups, saved, strict=True):
+            group.update(old)
+
+
+def optimizer_parameters(optimizer: Any, tensors: Mapping[str, Any]) -> dict[int, str]:
+    """`id()` of a parameter → its name. Raises OptionError on one that is not the model's."""
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise OptionError(
+                    f"the optimizer holds a parameter of shape {list(parameter.shape)} that the model does not have",
+                    where=f"optimizer.param_groups[{number}]",
+                    remedy="make the optimizer of model.parameters(), of the model that is passed",
+                )
+    return names
+
+
+def require_numbers_in_tensors(entries: Mapping[str, Any], name: str, optimizer: Any) -> None:
+    """Raises UnsupportedProgramError where a step changes numbers that are no tensors."""
+    changed = [key for key, value in entries.items() if type(value) in (int, float)]
+    if changed:
+        raise UnsupportedProgramError(
+            f"{type(optimizer).__name__} keeps {changed[0]!r} of {name} as a Python number, which no server counts",
+            remedy="keep it as a tensor: state['step'] = torch.zeros(()), and state['step'] += 1",
+        )
+
+
+def host_values(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays of this machine of some tensors. Raises ArrayError where one has no values."""
+    without = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if without:
+        raise ArrayError(
+            f"{', '.join(without[:5])}{' and others' if len(without) > 5 else ''} are on torch.device('meta')",
+            remedy="pass init=, a function of the model that fills its tensors: it runs on the servers",
+        )
+    return {name: to_numpy(tensor) for name, tensor in tensors.items()}

@@ -1,0 +1,727 @@
+"""`shardwright.torch.parallelize`: a training step of a module on the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import jax
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+from shardwright.client.array_specs import array_spec
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy, torch_type
+from shardwright.client.frontends.torch.function import Call, TorchFunction
+from shardwright.client.frontends.torch.initialization import initialize
+from shardwright.client.frontends.torch.optimizers import (
+    constants_of,
+    find_state,
+    rates_of,
+    require_optimizer,
+    without_decisions,
+)
+from shardwright.client.frontends.torch.remote import RemoteTensor
+from shardwright.client.frontends.torch.state import (
+    RANDOM,
+    ModelState,
+    OptimizerState,
+    StateGroup,
+    fetch,
+    gradient_name,
+    host_values,
+    require_plain,
+    shared_state,
+    swapped,
+    swapped_optimizer,
+    upload,
+)
+from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
+from shardwright.client.step import Step
+from shardwright.errors import ArgumentError, OptionError
+from shardwright.options.plan_options import PlanOptions
+
+if TYPE_CHECKING:
+    import os
+
+    from shardwright.client.checkpoints import Save
+    from shardwright.client.frontends.program import Program
+    from shardwright.client.session import Session
+    from shardwright.client.step_trace import StepTrace
+    from shardwright.progress import PlanProgress
+    from shardwright.user_plans import PipelinePlan, Plan
+
+_SECOND_PARAMETER = ("optimizer", "optimizers", "optim", "opt")
+
+
+class TorchStep:
+    """A step of a module on the servers; made by `parallelize`.
+
+    The first call traces, plans, compiles and loads a program; later calls of the same shapes run it. Parameters,
+    buffers, the optimizer's state and the random key live on the servers; the module here keeps its old values until
+    `sync`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: Any,
+        optimizers: Sequence[Any],
+        function: Callable[..., Any],
+        *,
+        is_whole: bool,
+        is_sequence: bool,
+        options: PlanOptions,
+        init: Callable[[Any], Any] | None,
+        progress: Callable[[PlanProgress], None] | None,
+    ) -> None:
+        self._session = session._state
+        self._model = model
+        self._optimizers = list(optimizers)
+        self._function = function
+        self._is_whole = is_whole
+        self._is_sequence = is_sequence
+        self._init = init
+        self._modules = list(model.modules())
+        name = getattr(function, "__name__", "step")
+        self.name = name if name.isidentifier() else "step"
+        self._front_end = TorchFunction(self.name)
+        self._step = Step(self._session, self._front_end, options, progress)
+        self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
+        self._evaluation = Step(self._session, self._evaluation_end, options, progress)
+        self._trees: dict[Any, Any] = {}
+        self._state: ModelState = shared_state(model, self._session, lambda: ModelState(model))
+        self._optimizer_states: list[OptimizerState] = [
+            shared_state(
+                each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer")
+            )
+            for n, each in enumerate(self._optimizers)
+        ]
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    def __call__(self, *batch: Any, **named: Any) -> Any:
+        """One step; returns what the function returns, with a RemoteTensor in place of each tensor.
+
+        Does not wait for the result. batch: tensors, arrays and numbers, nested as you like. A float is an argument of
+        the program; any other number, string or flag is part of it, and another value makes another program.
+
+        Raises ArgumentError: an argument that no program takes. UnsupportedProgramError: see `parallelize`.
+        """
+        return self._run(self._step, batch, named, is_training=bool(self._optimizers))[1]
+
+    def evaluate(self, *batch: Any, **named: Any) -> Any:
+        """The loss function on the state as it is: modules in `eval()`, no gradients, nothing updated.
+
+        Raises OptionError where the step was made of a whole training step, which has no loss function by itself.
+        """
+        if self._is_whole:
+            raise OptionError(
+                "the whole step was passed, and there is no loss function to evaluate",
+                where="evaluate",
+                remedy="parallelize(session, model, None, evaluate): it shares the model's state",
+            )
+        with _evaluating(self._modules):
+            return self._run(self._evaluation, batch, named, is_training=False)[1]
+
+    def measure(self, *batch: Any, **named: Any) -> tuple[Any, StepTrace]:
+        """A measured call, waited for; see `Step.measure`."""
+        return self._run(self._step, batch, named, is_training=bool(self._optimizers), how=Step.measure)
+
+    def trace(self, path: str | os.PathLike[str], /, *batch: Any, **named: Any) -> Any:
+        """A measured call, written for ui.perfetto.dev; see `Step.trace`."""
+        run = lambda step, call: step.trace(path, call)  # noqa: E731
+        return self._run(self._step, batch, named, is_training=bool(self._optimizers), how=run)[1]
+
+    def compile(self, *batch: Any, **named: Any) -> Plan | PipelinePlan:
+        """Plans, compiles and loads the program of a call without running it."""
+        call, _ = self._call(batch, named, bool(self._optimizers))
+        return self._step.compile(call)
+
+    def lower(self, *batch: Any, **named: Any) -> Program:
+        """The HLO text of a call, with names of arguments and results; nothing is sent. Tensors may be on `meta`."""
+        call, _ = self._call(batch, named, bool(self._optimizers), takes_types=True)
+        return self._step.lower(call)
+
+    @property
+    def plan(self) -> Plan | PipelinePlan:
+        """The plan of the first program. Raises PlanError before the first call."""
+        return self._step.plan
+
+    @property
+    def report(self) -> str:
+        """The plan's expectation beside XLA's result; see `Step.report`."""
+        return self._step.report
+
+    def dump(self, directory: str | os.PathLike[str]) -> Any:
+        """Writes the servers' form of the first program; see `Step.dump`."""
+        return self._step.dump(directory)
+
+    def __repr__(self) -> str:
+        return f"Torch{self._step!r}"
+
+    def _run(
+        self, step: Step, batch: Any, named: Any, *, is_training: bool, how: Callable[..., Any] | None = None
+    ) -> tuple[Any, Any]:
+        """(measurement or None, result)."""
+        call, groups = self._call(batch, named, is_training)
+        outcome = how(step, call) if how is not None else step(call)
+        outputs, measured = outcome if isinstance(outcome, tuple) else (outcome, None)
+        end = self._front_end if step is self._step else self._evaluation_end
+        traced = end.traced[call.signature]
+        places = [(group, name) for group in groups for name in group.names] + [(self._state, RANDOM)]
+        numbers = [*traced.changed, *([call.state_count] if traced.draws else [])]
+        for number, handle in zip(numbers, outputs, strict=False):
+            group, name = places[number]
+            group.values[name] = handle
+        tree, leaves, kept = self._trees[call.key]
+        arrays = iter(outputs[len(numbers) :])
+        if is_training:
+            self._keep_gradients(kept, arrays)
+        filled = [RemoteTensor(next(arrays)) if leaf is _TENSOR else leaf for leaf in leaves]
+        result = _pytree.tree_unflatten(filled, tree)
+        return (result, measured) if how is Step.measure else (measured, result)
+
+    def _keep_gradients(self, kept: Mapping[str, TensorType], arrays: Iterator[RemoteArray]) -> None:
+        """The gradients that the step leaves: those that it updated, and new ones."""
+        group = self._state.gradients
+        for name in [name for name in group.names if name not in kept]:
+            del group.types[name]
+            group.values.pop(name)
+        for name, kind in kept.items():
+            if name not in group.types:
+                group.types[name] = kind
+                group.values[name] = next(arrays)
+
+    def _call(self, batch: Any, named: Any, is_training: bool, *, takes_types: bool = False) -> tuple[Call, list[Any]]:
+        """One call, and the owners of its state in order."""
+        self._require_state(takes_types=takes_types)
+        groups: list[StateGroup] = [self._state]
+        if is_training:
+            groups += self._optimizer_states
+            groups += [self._state.gradients] if self._is_whole else []
+        arguments = _Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
+        rates = rates_of(self._optimizers) if is_training else []
+        rate_names = _rate_names(self._optimizers, self._is_sequence) if is_training else []
+        numbers = [*rates, *arguments.numbers]
+        names = [name for group in groups for name in group.names]
+        types: list[TensorType | None] = [kind for group in groups for kind in group.types.values()]
+        state_count = len(names)
+        names += [RANDOM, *rate_names, *arguments.number_names, *arguments.tensor_names]
+        types += [None, *[TensorType((), torch.float64)] * len(numbers), *arguments.types]
+        leaves: list[Any] = [group.values.get(name) for group in groups for name in group.names]
+        leaves += [self._state.values.get(RANDOM), *(np.float64(number) for number in numbers), *arguments.values]
+        parameters = self._parameters()
+        key = (
+            is_training,
+            tuple(module.training for module in self._modules),
+            tuple(parameter.requires_grad for parameter in parameters),
+            constants_of(self._optimizers) if is_training else (),
+            torch.get_default_dtype(),
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+            tuple(names) if self._is_whole else tuple(names[state_count:]),
+            tuple(types),
+            arguments.key,
+        )
+        make = partial(self._trace, key, groups, arguments, numbers, len(rates), is_training)
+        return Call(key, leaves, tuple(names), tuple(types), state_count, make), groups
+
+    def _parameters(self) -> list[Any]:
+        return list(self._state.tensors.values())
+
+    # ---- tracing -----------------------------------------------------------------------------
+
+    def _trace(
+        self, key: Any, groups: Sequence[StateGroup], arguments: _Batch, numbers: Sequence[float], rate_count: int,
+        is_training: bool,
+    ) -> Graph:  # fmt: skip
+        kinds = [kind for group in groups for kind in group.types.values()]
+        count = len(kinds)
+
+        def step(values: list[Any]) -> list[Any]:
+            state, rest = values[:count], values[count:]
+            rates, rest = rest[:rate_count], rest[rate_count:]
+            args, kwargs = arguments.fill(rest)
+            bound = _Bound(self._model, self._state, self._optimizers, self._optimizer_states, state, rates)
+            if not is_training:
+                bound.optimizers = []
+            with bound.swapped(), torch.set_grad_enabled(is_training), _events(self._model, self._optimizers) as events:
+                result = self._body(args, kwargs, is_training)
+                gradients = bound.gradients() if self._is_whole and _leaves_gradients(events) else {}
+                after = bound.read(gradients)
+            leaves, tree = _pytree.tree_flatten(result)
+            kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
+            self._trees[key] = tree, [_TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds
+            made = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
+            return [*after, *made, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
+
+        before = set(self._state.gradients.names)
+        graph = trace(
+            step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
+            optimizers=self._optimizers, name=self.name,
+        )  # fmt: skip
+        return replace(graph, made=tuple(name for name in self._trees[key][2] if name not in before))
+
+    def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any], is_training: bool) -> Any:
+        if self._is_whole:
+            optimizers = self._optimizers if self._is_sequence else self._optimizers[0]
+            with without_decisions(self._optimizers):
+                return self._function(self._model, optimizers, *args, **kwargs)
+        if not is_training:
+            return self._function(self._model, *args, **kwargs)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        result = self._function(self._model, *args, **kwargs)
+        _loss_of(result, self.name).backward()
+        with without_decisions(self._optimizers):
+            for optimizer in self._optimizers:
+                optimizer.step()
+        return result
+
+    # ---- state -------------------------------------------------------------------------------
+
+    def _require_state(self, *, takes_types: bool = False) -> None:
+        """Names and types of the state; handles as well, unless types will do."""
+        self._session.require_open()
+        state = self._state
+        for optimizer, of_optimizer in zip(self._optimizers, self._optimizer_states, strict=True):
+            if not of_optimizer.entries:
+                of_optimizer.start = find_state(optimizer, of_optimizer, self._model, state.tensors, state.types)
+        if takes_types:
+            return
+        if RANDOM not in state.values:
+            upload(self._session, state, {RANDOM: _key_of(state.seed)})
+        if any(name not in state.values for name in state.names):
+            if any(tensor.is_meta for tensor in state.tensors.values()):
+                initialize(self._session, self._model, state, self._init)
+            else:
+                upload(self._session, state, host_values(state.tensors))
+        for of_optimizer in self._optimizer_states:
+            if of_optimizer.start:
+                upload(self._session, of_optimizer, of_optimizer.start)
+                of_optimizer.start = {}
+
+    def sync(self) -> None:
+        """Writes the servers' values into the module and the optimizers here: parameters, buffers, optimizer state."""
+        self._require_state()
+        values = fetch({name: self._state.values[name] for name in self._state.names})
+        with torch.no_grad():
+            for name, tensor in self._state.tensors.items():
+                _assign(tensor, values[name])
+            for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
+                for parameter, entries in self._optimizer_tensors(state).items():
+                    optimizer.state[self._state.tensors[parameter]].update(entries)
+
+    def _optimizer_tensors(self, state: OptimizerState) -> dict[str, dict[str, Any]]:
+        """Parameter's name → key → tensor, fetched."""
+        values = fetch({name: state.values[name] for name in state.names})
+        tensors: dict[str, dict[str, Any]] = {}
+        for name, (parameter, key) in state.entries.items():
+            tensors.setdefault(parameter, {})[key] = values[name]
+        return tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, fetched, as PyTorch writes it.
+
+        `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `random`:
+        the key of random draws.
+        """
+        self.sync()
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        random = fetch({RANDOM: self._state.values[RANDOM]})[RANDOM]
+        state = {"model": _copied(self._model.state_dict()), "random": random}
+        if optimizers:
+            state["optimizer"] = _copied(optimizers if self._is_sequence else optimizers[0])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Replaces the state by that of `state_dict`, or by `{"model": …, "optimizer": …}` of plain PyTorch.
+
+        What is not in it stays. The module and the optimizers here take the values as well.
+        """
+        known = ("model", "optimizer", "random")
+        if not state or any(key not in known for key in state):
+            raise ArgumentError(
+                f"the state has the keys {sorted(map(str, state))[:5]}",
+                where="state",
+                remedy='pass {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, or a part of it',
+            )
+        self.sync()
+        if "model" in state:
+            self._model.load_state_dict(state["model"], strict=strict)
+        if "optimizer" in state:
+            given = state["optimizer"] if self._is_sequence else [state["optimizer"]]
+            for optimizer, each, of_optimizer in zip(self._optimizers, given, self._optimizer_states, strict=True):
+                optimizer.load_state_dict(each)
+                of_optimizer.values.clear()
+                of_optimizer.start = host_values(_entries(optimizer, of_optimizer, self._state.tensors))
+        upload(self._session, self._state, host_values(self._state.tensors))
+        if "random" in state:
+            upload(self._session, self._state, {RANDOM: to_numpy(state["random"])})
+
+    def save(
+        self, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
+    ) -> Save:
+        """Writes the state to a checkpoint on the servers' file system; see `Session.save`."""
+        self._require_state()
+        return self._session.save(self._handles(), directory, step=step, max_to_keep=max_to_keep)
+
+    def restore(self, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
+        """Takes the state from a checkpoint of `save`; see `Session.restore`."""
+        self._require_state()
+        restored = self._session.restore(directory, step=step, like=self._handles())
+        for group, part in zip(self._groups(), restored, strict=True):
+            group.values.update({name: part[_checkpoint_name(name)] for name in group.values})
+
+    def _groups(self) -> list[StateGroup]:
+        return [self._state, *self._optimizer_states]
+
+    def _handles(self) -> list[dict[str, RemoteArray]]:
+        return [{_checkpoint_name(n): handle for n, handle in g.values.items()} for g in self._groups()]
+
+
+def parallelize(
+    session: Session,
+    model: Any,
+    optimizer: Any,
+    function: Callable[..., Any],
+    *,
+    options: PlanOptions,
+    is_whole: bool | None = None,
+    init: Callable[[Any], Any] | None = None,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> TorchStep:
+    """See `shardwright.torch.parallelize`."""
+    require_plain(model)
+    is_sequence = isinstance(optimizer, list | tuple)
+    optimizers = list(optimizer) if is_sequence else [] if optimizer is None else [optimizer]
+    for each in optimizers:
+        require_optimizer(each)
+    if not callable(function):
+        raise OptionError(
+            f"the loss function is a {type(function).__name__}",
+            where="loss_fn",
+            remedy="pass a function of the model and the batch: lambda model, x, y: F.cross_entropy(model(x), y)",
+        )
+    whole = _takes_optimizer(function) if is_whole is None else is_whole
+    if whole and not optimizers:
+        raise OptionError(
+            "a whole step needs an optimizer", where="optimizer", remedy="pass the optimizer that it takes"
+        )
+    return TorchStep(
+        session, model, optimizers, function, is_whole=whole, is_sequence=is_sequence, options=options, init=init,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _takes_optimizer(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+    return len(parameters) > 1 and parameters[1] in _SECOND_PARAMETER
+
+
+# ---- the pieces of a call ------------------------------------------------------------------------
+
+
+class _Tensor:
+    """Stands for a tensor in a structure of values."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+_TENSOR = _Tensor()
+_NUMBER = type("_Number", (), {"__repr__": lambda self: "number"})()
+
+
+class _Batch:
+    """The arguments of a call: tensors and floats are the program's, anything else is a constant of it."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any, *, skip: int, takes_types: bool) -> None:
+        self.types: list[TensorType] = []
+        self.values: list[Any] = []
+        self.tensor_names: list[str] = []
+        self.numbers: list[float] = []
+        self.number_names: list[str] = []
+        paths, self._tree = _pytree.tree_flatten_with_path((_plain(args), _plain(kwargs)))
+        names = _argument_names(function, len(args), skip)
+        self._leaves: list[Any] = []
+        for path, leaf in paths:
+            self._leaves.append(self._add(leaf, _name_of(path, names), takes_types))
+        self.key = (tuple(map(_hashable, self._leaves)), repr(self._tree))
+
+    def _add(self, leaf: Any, name: str, takes_types: bool) -> Any:
+        if isinstance(leaf, float):
+            self.numbers.append(leaf)
+            self.number_names.append(name)
+            return _NUMBER
+        if isinstance(leaf, RemoteTensor):
+            leaf = leaf.array
+        value: Any
+        if isinstance(leaf, RemoteArray):
+            value, kind = leaf, TensorType(tuple(leaf.shape), torch_type(leaf.spec.dtype))
+        elif isinstance(leaf, torch.Tensor):
+            kind = TensorType(tuple(leaf.shape), leaf.dtype)
+            value = array_spec(kind.shape, numpy_type(leaf.dtype)).aval if takes_types else _values(leaf, name)
+        elif isinstance(leaf, np.ndarray | np.generic | jax.Array):
+            value = np.asarray(leaf)
+            kind = TensorType(value.shape, torch_type(value.dtype))
+        elif isinstance(leaf, bool | int | str | bytes | None) or callable(leaf) or isinstance(leaf, torch.dtype):
+            return leaf
+        else:
+            raise ArgumentError(
+                f"a {type(leaf).__name__} is no argument of a step", where=name, remedy="pass tensors and numbers"
+            )
+        self.types.append(kind)
+        self.values.append(value)
+        self.tensor_names.append(name)
+        return _TENSOR
+
+    def fill(self, values: Sequence[Any]) -> tuple[Any, Any]:
+        """(args, kwargs) with these numbers, then tensors, in place of the call's."""
+        numbers, tensors = iter(values[: len(self.numbers)]), iter(values[len(self.numbers) :])
+        leaves = [
+            next(tensors) if leaf is _TENSOR else next(numbers) if leaf is _NUMBER else leaf for leaf in self._leaves
+        ]
+        return _pytree.tree_unflatten(leaves, self._tree)  # type: ignore[no-any-return]
+
+
+def _values(tensor: Any, name: str) -> np.ndarray:
+    try:
+        return to_numpy(tensor)
+    except ArgumentError as error:
+        raise ArgumentError(error.message, where=name, remedy=error.remedy) from None
+
+
+def _plain(tree: Any) -> Any:
+    """Mappings of other libraries (a tokenizer's batch) as dicts."""
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_plain(value) for value in tree)
+    return tree
+
+
+def _hashable(leaf: Any) -> Any:
+    if leaf is _TENSOR or leaf is _NUMBER:
+        return id(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return repr(leaf)
+    return (type(leaf), leaf)
+
+
+def _argument_names(function: Any, count: int, skip: int) -> list[str]:
+    """Names of the batch's positions, by the function's signature."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[skip:]
+    except (TypeError, ValueError):
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{n}]" for n in range(count - len(names))]
+            break
+    return names + [f"batch[{n}]" for n in range(len(names), count)]
+
+
+def _name_of(path: Sequence[Any], names: Sequence[str]) -> str:
+    kind, first, *rest = path
+    name = names[first.idx] if kind.idx == 0 else str(first.key)
+    return f"{name}{_pytree.keystr(tuple(rest))}"
+
+
+def _rate_names(optimizers: Sequence[Any], is_sequence: bool) -> list[str]:
+    names = []
+    for number, optimizer in enumerate(optimizers):
+        prefix = f"optimizer[{number}]" if is_sequence else "optimizer"
+        count = len(optimizer.param_groups)
+        names += [f"{prefix}.lr"] if count == 1 else [f"{prefix}.lr[{n}]" for n in range(count)]
+    return names
+
+
+class _Bound:
+    """The module and the optimizers over the tensors of a trace."""
+
+    def __init__(
+        self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
+        values: Sequence[Any], rates: Sequence[Any],
+    ) -> None:  # fmt: skip
+        self._model, self._state, self._groups = model, state, groups
+        self.optimizers = list(optimizers)
+        self._rates = rates
+        self._replacements: dict[int, Any] = {}
+        remaining = iter(values)
+        for tensor in state.tensors.values():
+            value = next(remaining)
+            if isinstance(tensor, torch.nn.Parameter):
+                value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+            self._replacements[id(tensor)] = value
+        names = [name for group in groups for name in group.names]
+        self._of_optimizers = dict(zip(names, remaining, strict=False))
+        gradients = list(values[len(state.tensors) + len(names) :])
+        self.gradients_before = dict(zip(state.gradients.names, gradients, strict=False))
+        for name, tensor in state.tensors.items():
+            if gradient_name(name) in self.gradients_before:
+                self._replacements[id(tensor)].grad = self.gradients_before[gradient_name(name)]
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        rates = iter(self._rates)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(swapped(self._model, self._replacements))
+            for optimizer, group in zip(self.optimizers, self._groups, strict=False):
+                entries: dict[Any, dict[str, Any]] = {}
+                for parameter, kept in optimizer.state.items():
+                    others = {k: v for k, v in kept.items() if not isinstance(v, torch.Tensor)}
+                    entries[self._replacements[id(parameter)]] = others
+                for name, (parameter, key) in group.entries.items():
+                    owner = self._replacements[id(self._state.tensors[parameter])]
+                    entries.setdefault(owner, {})[key] = self._of_optimizers[name]
+                count = len(optimizer.param_groups)
+                stack.enter_context(
+                    swapped_optimizer(optimizer, self._replacements, entries, [next(rates) for _ in range(count)])
+                )
+            yield
+
+    def gradients(self) -> dict[str, Any]:
+        """Gradients that the parameters hold now, by name."""
+        held = {gradient_name(n): self._replacements[id(t)].grad for n, t in self._state.tensors.items()}
+        return {name: gradient.detach() for name, gradient in held.items() if gradient is not None}
+
+    def read(self, gradients: Mapping[str, Any]) -> list[Any]:
+        """The state now, in the order of the inputs; of a gradient that is gone the one before."""
+        paths = {f"model.{path}": read for path, read in _owners(self._model)}
+        values = [paths[name]() for name in self._state.names]
+        for optimizer, group in zip(self.optimizers, self._groups, strict=False):
+            for parameter, key in group.entries.values():
+                owner = self._replacements[id(self._state.tensors[parameter])]
+                values.append(optimizer.state[owner][key])
+        values += [gradients.get(name, before) for name, before in self.gradients_before.items()]
+        return [value.detach() for value in values]
+
+
+@contextlib.contextmanager
+def _events(model: Any, optimizers: Sequence[Any]) -> Iterator[list[str]]:
+    """What a traced step does, in order: "zero", "backward", "step"."""
+    events: list[str] = []
+
+    def noting(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            events.append(event)
+            return function(*args, **kwargs)
+
+        return noted
+
+    with contextlib.ExitStack() as stack:
+        backward = noting("backward", torch.autograd.backward)
+        stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
+        for owner in (model, *optimizers):
+            stack.enter_context(mock.patch.object(owner, "zero_grad", noting("zero", owner.zero_grad)))
+        for optimizer in optimizers:
+            hook = optimizer.register_step_pre_hook(lambda *_: events.append("step"))
+            stack.callback(hook.remove)
+        yield events
+
+
+def _leaves_gradients(events: Sequence[str]) -> bool:
+    """Whether a later call sees the gradients of this one: not where it clears them first, and has used them itself."""
+    if "backward" not in events:
+        return True
+    first = events.index("backward")
+    last = len(events) - 1 - events[::-1].index("backward")
+    return not ("zero" in events[:first] and "step" in events[last:])
+
+
+def _owners(model: Any) -> Iterator[tuple[str, Any]]:
+    """(path, function that reads the parameter or buffer) of a module's tensors."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for kept in (module._parameters, module._buffers):
+            for name in kept:
+                yield f"{prefix}.{name}" if prefix else name, partial(kept.get, name)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | torch.SymFloat | torch.SymInt)
+
+
+def _as_output(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    return torch.scalar_tensor(leaf, dtype=torch.float64 if isinstance(leaf, torch.SymFloat) else torch.int64)
+
+
+def _loss_of(result: Any, name: str) -> Any:
+    """The loss of what a loss function returned: itself, the first of a tuple, or its `loss`."""
+    loss = result
+    if isinstance(result, Mapping):
+        loss = result.get("loss")
+    elif isinstance(result, list | tuple) and result:
+        loss = result[0]
+    elif not isinstance(result, torch.Tensor):
+        loss = getattr(result, "loss", None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        shape = f"of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise ArgumentError(
+            f"the loss is {shape}",
+            where=name,
+            remedy="return a scalar tensor, a tuple that begins with one, or something with a `loss`",
+        )
+    return loss
+
+
+@contextlib.contextmanager
+def _evaluating(modules: Sequence[Any]) -> Iterator[None]:
+    flags = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
+
+
+def _key_of(seed: int) -> np.ndarray:
+    """The words of JAX's threefry key of a seed."""
+    return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
+
+
+def _assign(tensor: Any, value: Any) -> None:
+    if tensor.is_meta:
+        if isinstance(tensor, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, value)
+    else:
+        tensor.copy_(value)
+
+
+def _copied(tree: Any) -> Any:
+    return _pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def _entries(optimizer: Any, state: OptimizerState, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of the optimizer by the state's names."""
+    found = {}
+    for name, (parameter, key) in state.entries.items():
+        entries = optimizer.state.get(tensors[parameter], {})
+        if key not in entries:
+            raise ArgumentError(f"the optimizer's state has no {key!r} of {parameter}", where="state['optimizer']")
+        found[name] = entries[key]
+    return found
+
+
+def _checkpoint_name(name: str) -> str:
+    """Checkpoints part names at dots."""
+    return name.replace(".", "/")

@@ -1,0 +1,274 @@
+"""A step of a module becomes one ATen graph: forward, backward and optimizer, traced by PyTorch over fake tensors.
+
+No memory is taken for the tensors. The learning rates and other numbers of the call are symbols, and so are numbers
+that the step reads out of tensors (an optimizer's count of steps): the graph computes with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardwright.client.frontends.torch.evaluation import (
+    base_name,
+    is_side_effect,
+    is_view,
+    lowering_of,
+    written_arguments,
+)
+from shardwright.client.frontends.torch.labels import Label, Labels
+from shardwright.errors import UnsupportedProgramError
+
+_VALUE_REMEDY = (
+    "keep it in tensors: torch.where for a choice, a mask for a selection; or compute it before the step and pass it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype of a tensor that the step takes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A traced step.
+
+    nodes: the torch.fx graph. constants: tensors that it refers to by name. outputs: output nodes, or values that are
+    no tensors. changed: numbers of the leading outputs (each belongs to the input of its number) that the step
+    updates. draws: number of random draws. made: names of the outputs after the state that are state from now on.
+    """
+
+    nodes: Any
+    constants: dict[str, Any]
+    outputs: tuple[Any, ...]
+    changed: frozenset[int]
+    draws: int
+    made: tuple[str, ...] = ()
+
+
+def trace(
+    function: Callable[[list[Any]], list[Any]],
+    inputs: Sequence[TensorType | float],
+    *,
+    state_count: int,
+    model: Any,
+    optimizers: Sequence[Any],
+    name: str,
+) -> Graph:
+    """The graph of `function`, from a flat list of inputs to a flat list of outputs.
+
+    inputs: fake tensors of a type each; a float becomes a symbol with this value for decisions. The first `state_count`
+    inputs and outputs are state, before and after.
+
+    Raises UnsupportedProgramError: the step depends on values, or on operators that have no lowering.
+    """
+    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
+    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    labels = Labels()
+
+    def labelled(*values: Any) -> list[Any]:
+        with labels.of(model, optimizers):
+            return function(list(values))
+
+    with fake:
+        values = [
+            torch.empty(each.shape, dtype=each.dtype, device="cpu") if isinstance(each, TensorType) else each
+            for each in inputs
+        ]
+    values = [
+        _symbol(shapes, value, number) if isinstance(value, float) else value for number, value in enumerate(values)
+    ]
+    with _tracing(labels), _explained(name):
+        graph = make_fx(
+            labelled, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
+        )(*values)
+    graph.graph.eliminate_dead_code(_is_impure)
+    _require_lowerings(graph.graph, name)
+    outputs = tuple(next(iter(reversed(graph.graph.nodes))).args[0])
+    constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
+    return Graph(graph.graph, constants, outputs, _changed(graph.graph, outputs, state_count), labels.most_draws)
+
+
+def _symbol(shapes: Any, value: float, number: int) -> Any:
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(f"number{number}")
+    symbol = shapes.create_symbol(
+        value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
+    )
+    return shapes.create_symfloatnode(symbol, hint=value, source=source)
+
+
+def _decompositions() -> dict[Any, Any]:
+    """PyTorch's own, of operators that have no lowering."""
+    return {
+        op: function
+        for op, function in decomposition_table.items()
+        if isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and lowering_of(op) is None
+    }
+
+
+@contextlib.contextmanager
+def _tracing(labels: Labels) -> Iterator[None]:
+    """Settings under which kernels of one device do not show in the graph.
+
+    Attention is products and a softmax; recurrent layers are their cells. Autocast of any device is that of the CPU,
+    where the fake tensors are. The state of the random generator, which activation checkpointing puts back, is the
+    number of draws so far.
+    """
+
+    def get_state(*_: Any) -> Any:
+        return _DrawCount(labels.draws)
+
+    def set_state(state: Any) -> None:
+        if isinstance(state, _DrawCount):
+            labels.rewind(state.count)
+
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(sdpa_kernel(SDPBackend.MATH))
+        settings.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        for module in (torch, torch.random):
+            settings.enter_context(mock.patch.object(module, "get_rng_state", get_state))
+            settings.enter_context(mock.patch.object(module, "set_rng_state", set_state))
+        settings.enter_context(_autocast_on_cpu())
+        yield
+
+
+class _DrawCount:
+    """Stands for a state of the random generator."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+@contextlib.contextmanager
+def _autocast_on_cpu() -> Iterator[None]:
+    init = torch.amp.autocast_mode.autocast.__init__
+
+    def on_cpu(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if dtype is None:
+            dtype = torch.float16 if device_type == "cuda" else torch.bfloat16
+        init(self, "cpu", dtype, *args, **kwargs)
+
+    with mock.patch.object(torch.amp.autocast_mode.autocast, "__init__", on_cpu):
+        yield
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Errors of tracing that come from values, in our words; those of the user's code come through."""
+    try:
+        yield
+    except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
+        raise UnsupportedProgramError(
+            f"{name} decides by a value that only the servers know", where=_user_line(error), remedy=_VALUE_REMEDY
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise UnsupportedProgramError(
+            f"{name} makes a tensor whose size depends on values ({error.func})",
+            where=_user_line(error),
+            remedy=_VALUE_REMEDY,
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise UnsupportedProgramError(
+            f"{name} uses {error.func}, whose shapes PyTorch does not know without running it",
+            where=_user_line(error),
+            remedy="register a fake kernel for it, or use another operator",
+        ) from error
+
+
+def _user_line(error: BaseException) -> str:
+    from shardwright.client.frontends.torch.labels import _OTHERS
+
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_OTHERS) and not frame.filename.startswith("<"):
+            return f"{frame.filename}:{frame.lineno} ({frame.name})"
+    return ""
+
+
+def _require_lowerings(graph: Any, name: str) -> None:
+    """Raises UnsupportedProgramError with all operators that have no lowering, and where they stand."""
+    missing: dict[str, dict[str, None]] = {}
+    for node in graph.nodes:
+        target = node.target
+        if node.op != "call_function" or is_side_effect(target) or not isinstance(target, torch._ops.OpOverload):
+            continue
+        if base_name(target) == "_local_scalar_dense" or lowering_of(target) is not None:
+            continue
+        place = node.meta.get("label", Label()).place
+        missing.setdefault(str(target), {})[place] = None
+    if not missing:
+        return
+    lines = "".join(
+        f"\n  {op}: {', '.join(place for place in places if place) or 'outside of the model'}"
+        for op, places in sorted(missing.items())
+    )
+    raise UnsupportedProgramError(
+        f"{name} uses operators that have no lowering:{lines}",
+        remedy="write these parts with other operators, or report the operators",
+    )
+
+
+def _is_impure(node: Any) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return bool(written_arguments(node.target, node.args))
+
+
+def _changed(graph: Any, outputs: Sequence[Any], state_count: int) -> frozenset[int]:
+    """Numbers of the state that the graph updates: in place, or by another tensor in its stead."""
+    places = [node for node in graph.nodes if node.op == "placeholder"][:state_count]
+    written = {
+        _root(each)
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        for number in written_arguments(node.target, node.args)
+        for each in (node.args[number] if isinstance(node.args[number], list | tuple) else [node.args[number]])
+    }
+    return frozenset(
+        n
+        for n, (place, output) in enumerate(zip(places, outputs[:state_count], strict=True))
+        if place in written or _root(output) is not place
+    )
+
+
+def _root(node: Any) -> Any:
+    """The node whose storage a node shows."""
+    while node.op == "call_function":
+        target = node.target
+        if isinstance(target, torch._ops.OpOverload) and (
+            is_view(target) or written_arguments(target, node.args) == [0]
+        ):
+            node = node.args[0]
+        elif getattr(target, "__name__", "") == "getitem" and is_view_list(node.args[0].target):
+            node = node.args[0].args[0]
+        else:
+            break
+    return node
+
+
+def is_view_list(target: Any) -> bool:
+    """Whether a node's target gives a list of views."""
+    return isinstance(target, torch._ops.OpOverload) and is_view(target)

@@ -1,0 +1,152 @@
+"""A Python function as ranks of this machine: `run(train, np=4)` returns what each rank returned."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import shardwright
+from shardwright.errors import LaunchError, OptionError
+from shardwright.launch import values
+from shardwright.launch.hosts import Host, place_ranks
+from shardwright.launch.job import rank_job
+from shardwright.launch.launcher import DEFAULT_GRACE_S, RunOptions, failure_of, run_job
+from shardwright.launch.output import Sink
+from shardwright.launch.service import LOOPBACK, CoordinationService
+
+#: Files of one call, in a folder of its own.
+CALL_FILE = "call.json"
+RESULT_FILE = "result.{rank}.json"
+
+#: The folder that holds this package.
+_PACKAGES = str(Path(shardwright.__file__).parent.parent)
+
+_REMEDY = "give a function that a module defines at its top level"
+
+
+def run(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    np: int = 1,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = DEFAULT_GRACE_S,
+) -> list[Any]:
+    """Run `function(*args, **kwargs)` in `np` processes of this machine; its results, in the order of ranks.
+
+    function: one that each process can import, by its module and name; in a script's `__main__`, below a guard
+    `if __name__ == "__main__":` for the call itself. Arguments and results: numbers, texts, bytes, None, numpy arrays,
+    and lists, tuples and dicts of them. env: variables of all ranks. What they print is printed here, with their rank.
+
+    Raises OptionError for what cannot be sent, LaunchError with the first failing rank's traceback. No process is left.
+    """
+    if type(np) is not int or np < 1:
+        raise OptionError(f"np={np!r}", where="np", remedy="a whole number from 1")
+    call = {
+        "function": find_function(function),
+        "args": list(args),
+        "kwargs": dict(kwargs or {}),
+        "path": list(sys.path),
+    }
+    text = values.encode(call, "run")
+    name = getattr(function, "__qualname__", "function")
+    with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
+        Path(folder, CALL_FILE).write_text(text)
+        _run_ranks(folder, name, np, env or {}, grace_s)
+        return [_result(folder, name, rank) for rank in range(np)]
+
+
+def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str], grace_s: float) -> None:
+    placements = place_ranks((Host(name="localhost", slots=size),), size)
+    program = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from shardwright.launch import function_child as child"
+    command = (sys.executable, "-c", f"{program}; sys.exit(child.main({folder!r}))")
+    with CoordinationService(LOOPBACK, size) as service:
+        job = rank_job(placements, command, coordinator=service.address, environment=environment)
+        outcome = run_job(
+            job,
+            RunOptions(
+                sinks={"stdout": _text_sink("stdout"), "stderr": _text_sink("stderr")},
+                grace_s=grace_s,
+                take_signals=False,
+            ),
+        )
+    failure = failure_of(job, outcome)
+    if failure is None:
+        return
+    rank = getattr(outcome.failure, "number", None)
+    record = Path(folder, RESULT_FILE.format(rank=rank))
+    if record.exists():
+        trace = values.decode(record.read_text())["traceback"]
+        raise LaunchError(f"rank {rank} raised\n{trace.rstrip()}", where=name)
+    raise LaunchError(failure.message, where=name, remedy=failure.remedy or "its last lines are above")
+
+
+def _result(folder: str, name: str, rank: int) -> Any:
+    record = Path(folder, RESULT_FILE.format(rank=rank))
+    if not record.exists():
+        raise LaunchError(f"rank {rank} ended without returning", where=name, remedy="leave out os._exit")
+    return values.decode(record.read_text())["value"]
+
+
+def _text_sink(stream: str) -> Sink:
+    """Prints on `sys.stdout` or `sys.stderr`, wherever a notebook or a test has turned it."""
+
+    def write(data: bytes) -> None:
+        target = getattr(sys, stream)
+        target.write(data.decode(errors="replace"))
+        target.flush()
+
+    return write
+
+
+def find_function(function: Callable[..., Any]) -> dict[str, str]:
+    """Where another process finds a function: `{"module", "file", "name"}`; file: a script's, run under another name.
+
+    Raises OptionError for lambdas, functions within functions, methods of instances, and what a notebook defines.
+    """
+    module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not callable(function) or not module_name or not name:
+        raise OptionError(f"{function!r} is no function with a name", where="run", remedy=_REMEDY)
+    if "<" in name:
+        kind = "a lambda" if "<lambda>" in name else "a function within a function"
+        raise OptionError(f"{name} is {kind}: another process cannot import it", where="run", remedy=_REMEDY)
+    module = sys.modules.get(module_name)
+    if _attribute(module, name) != function:  # bound methods are equal, not the same
+        raise OptionError(f"{module_name}:{name} is not this function", where="run", remedy=_REMEDY)
+    if module_name != "__main__":
+        return {"module": module_name, "file": "", "name": name}
+    spec = getattr(module, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return {"module": spec.name, "file": "", "name": name}
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise OptionError(
+            f"{name} is defined in a notebook or shell: another process cannot import it",
+            where="run",
+            remedy="write it into a file, and import it from there",
+        )
+    return {"module": "", "file": os.path.abspath(file), "name": name}
+
+
+def load_function(place: Mapping[str, str]) -> Callable[..., Any]:
+    """The function of `find_function`'s answer, in another process. A script runs under the name `__rank__`."""
+    if place["module"]:
+        return _attribute(importlib.import_module(place["module"]), place["name"])  # type: ignore[no-any-return]
+    import runpy
+    import types
+
+    module = types.ModuleType("__rank__")
+    module.__dict__.update(runpy.run_path(place["file"], run_name="__rank__"))
+    return _attribute(module, place["name"])  # type: ignore[no-any-return]
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner

@@ -1,0 +1,200 @@
+"""What runs where: a job is processes on hosts, of one command or of several."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shardwright.clusters.cluster import Cluster
+from shardwright.errors import OptionError
+from shardwright.launch.hosts import Host, Placement
+
+#: Name of a variable whose value is not shown.
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|(^|_)KEY|KEY$|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
+)
+_SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_MASK = "***"
+
+#: Variables that describe the launcher's machine or login: other hosts have their own.
+_OF_THE_MACHINE = re.compile(
+    r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|HOSTNAME|HOST|TERM|DISPLAY|MAIL|TMPDIR|TEMP|TMP|EDITOR|SHLVL|_|LS_COLORS"
+    r"|(SSH|XDG|DBUS|LC|LESS|BASH_FUNC|GPG|WAYLAND|SUDO|SYSTEMD|INVOCATION|JOURNAL)_.*|LANG|LANGUAGE|PS\d"
+)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One process of a job.
+
+    number: its place in the job, a rank's number. kind: `rank`, `task` or `doctor`. label: what stands before its
+    lines. environment: what it gets on top of what the job's processes share.
+    """
+
+    number: int
+    kind: str
+    label: str
+    host: Host
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """What messages call it: `rank 3`."""
+        return f"{self.kind} {self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Processes that start together and end together.
+
+    directory: where they run. environment: variables of all of them, on every host.
+    fail_fast: the first that fails ends the others; else each runs to its end.
+    """
+
+    processes: tuple[ProcessSpec, ...]
+    directory: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    fail_fast: bool = True
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts that take part, in order, each once."""
+        return tuple({process.host.name: process.host for process in self.processes}.values())
+
+    def variables(self, process: ProcessSpec, *, local: bool) -> dict[str, str]:
+        """What a process's environment gets: on other hosts the launcher's variables, too."""
+        inherited = {} if local else exported_variables(os.environ)
+        unbuffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
+        return {**inherited, **unbuffered, **self.environment, **process.environment}
+
+
+def rank_job(
+    placements: Sequence[Placement],
+    command: Sequence[str],
+    *,
+    coordinator: str,
+    environment: Mapping[str, str],
+    generation: int = 0,
+) -> Job:
+    """One process a rank, all of one command. coordinator: `host:port` of the coordination service."""
+    return Job(
+        processes=tuple(
+            ProcessSpec(
+                number=place.rank,
+                kind="rank",
+                label=str(place.rank),
+                host=place.host,
+                command=tuple(command),
+                environment=rank_variables(place, len(placements), coordinator, generation),
+            )
+            for place in placements
+        ),
+        directory=_working_directory(),
+        environment=environment,
+    )
+
+
+def rank_variables(place: Placement, size: int, coordinator: str, generation: int) -> dict[str, str]:
+    """What a rank knows of itself and of the others."""
+    values = {
+        "COORDINATOR": coordinator,
+        "SIZE": size,
+        "RANK": place.rank,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.cross_rank,
+        "CROSS_SIZE": place.cross_size,
+        "GENERATION": generation,
+    }
+    variables = {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
+    # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
+    return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
+
+
+def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
+    """`shardwright doctor` on every host, each to its end."""
+    command = (sys.executable, "-m", "shardwright", "doctor")
+    return Job(
+        processes=tuple(
+            ProcessSpec(number=index, kind="doctor", label=host.name, host=host, command=command)
+            for index, host in enumerate(hosts)
+        ),
+        directory=_working_directory(),
+        environment=environment,
+        fail_fast=False,
+    )
+
+
+def server_job(path: Path, environment: Mapping[str, str]) -> Job:
+    """The server of every node of a cluster file, on that node. The file is read there, at the same path.
+
+    Raises ClusterConfigError.
+    """
+    cluster = Cluster.load(path, for_planning=True)
+    hosts = {node.ip: Host(name=node.ip) for node in cluster.nodes}
+    return Job(
+        processes=tuple(
+            ProcessSpec(
+                number=node.index,
+                kind="task",
+                label=f"{node.index} {node.address}",
+                host=hosts[node.ip],
+                command=(sys.executable, "-m", "shardwright.server", os.path.abspath(path), str(node.index)),
+            )
+            for node in cluster.nodes
+        ),
+        directory=_working_directory(),
+        environment=environment,
+    )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        remedy = "change to a folder that is there"
+        raise OptionError("the working directory is gone", where="shardwright run", remedy=remedy) from None
+
+
+def resolve_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The command by absolute path, so that every host runs the same program.
+
+    `python` and `python3` are the interpreter of the launcher; a `.py` file is run by it. Raises OptionError for a
+    program that is not there.
+    """
+    program, *arguments = words
+    if program in ("python", "python3"):
+        return (sys.executable, *arguments)
+    if program.endswith(".py") and Path(program).is_file() and not os.access(program, os.X_OK):
+        return (sys.executable, *words)
+    found = shutil.which(program)
+    if found is None:
+        raise OptionError(
+            f"there is no program {program!r}",
+            where="shardwright run",
+            remedy="write the command after the options: shardwright run -np 4 python train.py",
+        )
+    return (os.path.abspath(found), *arguments)
+
+
+def exported_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The launcher's variables that other hosts get: all but those that describe its own machine."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if _VARIABLE_NAME.fullmatch(name) and not _OF_THE_MACHINE.fullmatch(name)
+    }
+
+
+def mask_secret(name: str, value: str) -> str:
+    """The value as it may be shown: `***` for names such as WANDB_API_KEY, and for passwords in URLs."""
+    if _SECRET_NAME.search(name):
+        return _MASK
+    return _SECRET_IN_URL.sub(_MASK, value)

@@ -1,0 +1,199 @@
+"""The thin shell around `supervision.py`: starts a job's hosts, feeds what happens to the state machine, acts on it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from shardwright.errors import LaunchError
+from shardwright.launch.hosts import Host, is_this_machine
+from shardwright.launch.job import Job
+from shardwright.launch.node import Node, node_command
+from shardwright.launch.output import JobOutput, Sink
+from shardwright.launch.ssh import SshOptions
+from shardwright.launch.supervision import (
+    PASSED_ON,
+    Event,
+    Finish,
+    NodeLost,
+    NodeReady,
+    ProcessEnded,
+    SendSignal,
+    SignalReceived,
+    StartProcesses,
+    Supervisor,
+    Tick,
+)
+from shardwright.processes import describe_exit
+
+DEFAULT_START_TIMEOUT_S = 30.0
+DEFAULT_GRACE_S = 10.0
+
+#: Seconds that hosts have, together, to end what processes left behind.
+_CLOSE_TIMEOUT_S = 4.0
+#: A signal that the system handed to another thread is seen this late at most.
+_LONGEST_WAIT_S = 0.5
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a job runs.
+
+    sinks: where `stdout` and `stderr` go. ssh: for other hosts. start_timeout_s: for all hosts to answer. grace_s: from
+    a signal that was handed on to SIGKILL. output_dir, timestamps: as `JobOutput` takes them. take_signals: hand the
+    launcher's signals on, from the main thread. note: takes a line of what is going on.
+    """
+
+    sinks: Mapping[str, Sink]
+    ssh: SshOptions = field(default_factory=SshOptions)
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    grace_s: float = DEFAULT_GRACE_S
+    output_dir: Path | None = None
+    timestamps: bool = False
+    take_signals: bool = True
+    note: Callable[[str], None] = lambda text: None
+
+
+def run_job(job: Job, options: RunOptions) -> Finish:
+    """Run a job to its end: afterwards nothing of it runs. Raises LaunchError where there is no ssh, OptionError."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    output = JobOutput(
+        job.processes,
+        options.sinks,
+        directory=options.output_dir,
+        timestamps=options.timestamps,
+        on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
+    )
+    nodes: dict[str, Node] = {}
+    with contextlib.closing(output), _handed_on(events if options.take_signals else None):
+        supervisor = Supervisor(
+            {process.number: process.host.name for process in job.processes},
+            start_timeout_s=options.start_timeout_s,
+            grace_s=options.grace_s,
+            fail_fast=job.fail_fast,
+            now_s=time.monotonic(),
+        )
+        try:
+            for host in job.hosts:
+                command = node_command(host, ssh_of(host, options.ssh), options.start_timeout_s)
+                nodes[host.name] = Node(host, command, output, events.put)
+            return _supervise(job, supervisor, nodes, events, options)
+        finally:
+            _close(nodes)
+
+
+def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
+    """What went wrong, in words; None after success, and where the user's signal ended the job."""
+    others = {0: "", 1: "; the other one was ended"}.get(
+        outcome.ended_others, f"; the other {outcome.ended_others} were ended"
+    )
+    match outcome.failure:
+        case ProcessEnded(number, code, reason):
+            process = next(process for process in job.processes if process.number == number)
+            if reason:
+                message = f"{process.description} cannot be started: {reason}"
+                remedy = "program and folder have to be on every host, at the same paths"
+            else:
+                message = (
+                    f"{process.description} ended with {describe_exit(code)} after {outcome.after_s:.1f} s{others}"
+                )
+                remedy = ""
+            return LaunchError(message, where=process.host.name, remedy=remedy)
+        case NodeLost(host, reason):
+            return LaunchError(f"{reason}{others}", where=host, remedy=_remedy(reason, host))
+    return None
+
+
+def _remedy(reason: str, host: str) -> str:
+    if "Host key verification failed" in reason:
+        return f"log in once by hand, and compare the key: ssh {host}"
+    if "Permission denied" in reason:
+        return "give a key that the host accepts (--ssh-identity), or load it with ssh-add: no password is asked for"
+    if "exit code 127" in reason:
+        return f"install the same environment there: {sys.executable} has to be on every host"
+    return f"try: ssh -o BatchMode=yes {host} true"
+
+
+def ssh_of(host: Host, ssh: SshOptions) -> SshOptions | None:
+    """How a host is reached: None for this machine."""
+    return None if is_this_machine(host.name) else ssh
+
+
+def _supervise(
+    job: Job, supervisor: Supervisor, nodes: Mapping[str, Node], events: queue.SimpleQueue[Event], options: RunOptions
+) -> Finish:
+    local = {host.name: ssh_of(host, options.ssh) is None for host in job.hosts}
+    while True:
+        event = _next_event(events, supervisor.deadline_s)
+        if text := _describe(event):
+            options.note(text)
+        for action in supervisor.handle(event, time.monotonic()):
+            match action:
+                case StartProcesses(numbers):
+                    for name, node in nodes.items():
+                        node.start(job, numbers, local=local[name])
+                case SendSignal(number, numbers):
+                    options.note(f"{signal.Signals(number).name} to {len(numbers)} processes")
+                    for node in nodes.values():
+                        node.send_signal(number, numbers)
+                case Finish():
+                    return action
+
+
+def _next_event(events: queue.SimpleQueue[Event], deadline_s: float | None) -> Event:
+    wait_s = _LONGEST_WAIT_S if deadline_s is None else min(_LONGEST_WAIT_S, max(0.0, deadline_s - time.monotonic()))
+    try:
+        return events.get(timeout=wait_s)
+    except queue.Empty:
+        return Tick()
+
+
+def _describe(event: Event) -> str:
+    match event:
+        case NodeReady(host):
+            return f"{host} is ready"
+        case ProcessEnded(number, code):
+            return f"process {number} ended with {code}"
+        case SignalReceived(number):
+            return f"got {signal.Signals(number).name}"
+        case _:
+            return ""
+
+
+def _close(nodes: Mapping[str, Node]) -> None:
+    until_s = time.monotonic() + _CLOSE_TIMEOUT_S
+    for node in nodes.values():
+        node.begin_close()
+    for node in nodes.values():
+        node.finish_close(until_s)
+
+
+@contextlib.contextmanager
+def _handed_on(events: queue.SimpleQueue[Event] | None) -> Iterator[None]:
+    """While it is open, the launcher's signals are events; one that was ignored before stays ignored."""
+    if events is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def put(number: int, frame: FrameType | None) -> None:
+        events.put(SignalReceived(number))
+
+    before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *PASSED_ON)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, put)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,74 @@
+"""The coordination service of `jax.distributed`, in the launcher: losing rank 0 is like losing any other rank."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from shardwright.clusters.cluster import join_address
+from shardwright.errors import LaunchError
+from shardwright.launch.hosts import Host
+from shardwright.launch.ssh import SshOptions, address_reached_from
+from shardwright.xla import private
+
+LOOPBACK = "127.0.0.1"
+
+
+class CoordinationService:
+    """The service for the ranks of one generation.
+
+    host: an address of this machine that the ranks' hosts reach; loopback for ranks of this machine. size: how many
+    ranks there are. port: 0 for a free one. address: `host:port` that they connect to. Raises LaunchError.
+    """
+
+    def __init__(self, host: str, size: int, port: int = 0) -> None:
+        try:
+            with reserve_port(host, port) as port:
+                self.address = join_address(host, port)
+                self._service: Any = private.start_coordination_service(self.address, size)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(
+                f"the coordination service cannot listen ({getattr(error, 'strerror', None) or error})",
+                where=host,
+                remedy="name an address of this machine that the hosts reach: --coordinator-address",
+            ) from None
+
+    def close(self) -> None:
+        """Ends the service; ranks that are still connected lose it."""
+        if self._service is not None:
+            self._service.shutdown()
+            self._service = None
+
+    def __enter__(self) -> CoordinationService:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def coordinator_host(remote_hosts: Sequence[Host], ssh: SshOptions) -> str:
+    """The address that the service listens on: loopback, or the one that the first other host reaches.
+
+    Raises LaunchError.
+    """
+    return address_reached_from(remote_hosts[0], ssh) if remote_hosts else LOOPBACK
+
+
+@contextlib.contextmanager
+def reserve_port(host: str, port: int = 0) -> Iterator[int]:
+    """A port that nobody else can take while the block runs, and that gRPC can listen on in it; of 0 a free one.
+
+    Both sockets share the port (SO_REUSEPORT, which gRPC sets, too); this one never listens. jaxlib may end its process
+    where a port is taken between its choice and its use. Raises OSError for an address of another machine, and for a
+    port that is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(address)
+        yield int(holder.getsockname()[1])

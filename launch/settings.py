@@ -1,0 +1,251 @@
+"""What the user asked for: options of the command line over those of a YAML file, each checked once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import OptionError
+from shardwright.json_reader import format_value
+from shardwright.launch.hosts import Host, parse_hosts, read_hosts_file
+from shardwright.launch.launcher import DEFAULT_GRACE_S, DEFAULT_START_TIMEOUT_S
+from shardwright.launch.ssh import SshOptions
+from shardwright.spelling import did_you_mean
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SSH_OPTION = re.compile(r"[A-Za-z]+[= ].+")
+_LARGEST_SIZE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What `shardwright run` was asked.
+
+    size: None for all slots. hosts: empty for this machine alone. coordinator_address: host and port, 0 for any; None
+    for the address that the other hosts reach.
+    """
+
+    size: int | None = None
+    hosts: tuple[Host, ...] = ()
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ssh: SshOptions = field(default_factory=SshOptions)
+    output_dir: Path | None = None
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    grace_s: float = DEFAULT_GRACE_S
+    coordinator_address: tuple[str, int] | None = None
+    timestamps: bool = False
+    verbose: bool = False
+
+
+def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSettings:
+    """The settings of an option table's names, `given` by the command line, over those of a YAML file.
+
+    Raises OptionError that names the flag, or the file, its line and the key.
+    """
+    values = _read_config(config) if config else {}
+    given_values = {name: _OPTIONS[name].read(value, _OPTIONS[name].flag) for name, value in given.items()}
+    if {"hosts", "hosts_file"} <= given_values.keys():
+        raise OptionError("-H and --hosts-file name the hosts twice", where="--hosts-file", remedy="give one of them")
+    if {"hosts", "hosts_file"} & given_values.keys():
+        values = {name: value for name, value in values.items() if name not in ("hosts", "hosts_file")}
+    environment = {**values.get("env", {}), **given_values.get("env", {})}
+    values = {**values, **given_values, "env": environment}
+    ssh = SshOptions(
+        port=values.pop("ssh_port", None),
+        identity=values.pop("ssh_identity", None),
+        options=values.pop("ssh_option", ()),
+    )
+    hosts = values.pop("hosts", ()) or values.pop("hosts_file", ())
+    return RunSettings(
+        hosts=hosts, ssh=ssh, **{_OPTIONS[name].attribute or name: value for name, value in values.items()}
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """The options of a YAML file by their names. Raises OptionError."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise OptionError(f"cannot be read ({error.strerror})", where=str(path), remedy="check --config") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "not UTF-8 text"
+        raise OptionError(f"not valid YAML: {problem}", where=place, remedy="mend the file there") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise OptionError("expected `option: value` lines", where=str(path), remedy="write for example `np: 4`")
+    lines: dict[str, int] = {}
+    for key, _ in root.value:
+        line = key.start_mark.line + 1
+        if str(key.value) in lines:
+            where = f"{path}:{line}: {key.value}"
+            raise OptionError("the option is given twice", where=where, remedy="give it once")
+        lines[str(key.value)] = line
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        where = f"{path}:{lines.get(str(key), 1)}: {key}"
+        if name not in _OPTIONS:
+            known = [option.replace("_", "-") for option in _OPTIONS]
+            remedy = did_you_mean(str(key), known) or f"the options are {', '.join(known)}"
+            raise OptionError("no option is called so", where=where, remedy=remedy)
+        if name in values:
+            raise OptionError("the option is given twice", where=where, remedy="give it once")
+        values[name] = _OPTIONS[name].read(value, where)
+    if {"hosts", "hosts_file"} <= values.keys():
+        raise OptionError("hosts and hosts-file name the hosts twice", where=str(path), remedy="give one of them")
+    return values
+
+
+# ---- readers: a text of the command line, or a value of YAML ----------------------------
+def _wrong(value: Any, where: str, expected: str) -> OptionError:
+    return OptionError(f"{format_value(value)} is not {expected}", where=where, remedy=f"give {expected}")
+
+
+def _whole_number(least: int, most: int) -> Callable[[Any, str], int]:
+    def read(value: Any, where: str) -> int:
+        text = str(value) if type(value) in (int, str) else ""
+        if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
+            raise _wrong(value, where, f"a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _seconds(value: Any, where: str) -> float:
+    text = str(value) if type(value) in (int, float, str) else ""
+    if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
+        raise _wrong(value, where, "a number of seconds from 0")
+    return float(text)
+
+
+def _switch(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(value, where, "true or false")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(value, where, "a text")
+    return value
+
+
+def _address(value: Any, where: str) -> tuple[str, int]:
+    """`host`, `host:port` or `[host]:port`; the port is 0 where none is named."""
+    match = re.fullmatch(
+        r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?|([0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*)",
+        _text(value, where),
+    )
+    if match is None or int(match[3] or 0) > 65535:
+        raise _wrong(value, where, "an address, or an address and a port: 10.0.0.1:6000")
+    return match[1] or match[2] or match[4], int(match[3] or 0)
+
+
+def _path(value: Any, where: str) -> Path:
+    return Path(_text(value, where)).expanduser()
+
+
+def _hosts(value: Any, where: str) -> tuple[Host, ...]:
+    if isinstance(value, dict):
+        value = [f"{name}:{slots}" for name, slots in value.items()]
+    if isinstance(value, list) and value:
+        value = ",".join(map(str, value))
+    return parse_hosts(_text(value, where), where)
+
+
+def _hosts_file(value: Any, where: str) -> tuple[Host, ...]:
+    return read_hosts_file(_path(value, where), where)
+
+
+def _ssh_options(value: Any, where: str) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, dict):
+        items = [f"{name}={word}" for name, word in items.items()]
+    if not isinstance(items, list):
+        raise _wrong(value, where, "Name=value as in ssh_config")
+    for item in items:
+        if not isinstance(item, str) or not _SSH_OPTION.fullmatch(item):
+            raise _wrong(item, where, "Name=value as in ssh_config")
+    return tuple(items)
+
+
+def _environment(value: Any, where: str) -> dict[str, str]:
+    """`NAME=VALUE`, or `NAME` for the launcher's own value; in YAML also `NAME: value`."""
+    if isinstance(value, dict):
+        pairs = [(str(name), _scalar(item, f"{where}.{name}")) for name, item in value.items()]
+    elif isinstance(value, list):
+        pairs = [_variable(_text(item, where), where) for item in value]
+    else:
+        raise _wrong(value, where, "NAME: value lines")
+    for name, _ in pairs:
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise OptionError(f"{name!r} is no name of a variable", where=where, remedy="write NAME=VALUE")
+    return dict(pairs)
+
+
+def _variable(item: str, where: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise OptionError(f"the variable {name!r} is not set here", where=where, remedy=f"write {name}=VALUE")
+    return name, os.environ[name]
+
+
+def _scalar(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _wrong(value, where, "a text or a number (quote true and false)")
+    return str(value)
+
+
+def _command(value: Any, where: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise OptionError(f"unreadable command: {error}", where=where, remedy="close the quotes") from None
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise _wrong(value, where, "a command, or a list of its words")
+    return tuple(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    """An option: its flag, its reader, and its attribute of RunSettings where that has another name."""
+
+    flag: str
+    read: Callable[[Any, str], Any]
+    attribute: str = ""
+
+
+_OPTIONS: dict[str, _Option] = {
+    "np": _Option(flag="-np", read=_whole_number(1, _LARGEST_SIZE), attribute="size"),
+    "hosts": _Option(flag="-H", read=_hosts),
+    "hosts_file": _Option(flag="--hosts-file", read=_hosts_file),
+    "command": _Option(flag="COMMAND", read=_command),
+    "env": _Option(flag="--env", read=_environment, attribute="environment"),
+    "output_dir": _Option(flag="--output-dir", read=_path),
+    "start_timeout": _Option(flag="--start-timeout", read=_seconds, attribute="start_timeout_s"),
+    "grace": _Option(flag="--grace", read=_seconds, attribute="grace_s"),
+    "coordinator_address": _Option(flag="--coordinator-address", read=_address),
+    "ssh_port": _Option(flag="--ssh-port", read=_whole_number(1, 65535)),
+    "ssh_identity": _Option(flag="--ssh-identity", read=_path),
+    "ssh_option": _Option(flag="--ssh-option", read=_ssh_options),
+    "timestamps": _Option(flag="--timestamps", read=_switch),
+    "verbose": _Option(flag="--verbose", read=_switch),
+}
+
+#: Names of all options, as `read_settings` takes them.
+OPTION_NAMES: Collection[str] = _OPTIONS.keys()

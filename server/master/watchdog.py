@@ -1,0 +1,194 @@
+"""What everybody waits for: time limits of steps, cancelled steps, and hangs that are named.
+
+Executors carry out commands in order: everybody waits for the oldest one without an answer, the *head*. Its age counts
+from the end of the command before it.
+
+| the head                                                     | then                                              |
+|--------------------------------------------------------------|---------------------------------------------------|
+| is older than `stall_s`, and thrice its longest run so far   | log, Status and all waiting clients name it       |
+| is older than its time limit                                 | it fails (StepTimeoutError), executors start anew |
+| was cancelled, or its session closed, and the grace is over  | the same with StepCancelledError                  |
+
+A computation of XLA cannot be interrupted: its executor is killed, and with it all executors of the generation.
+Ages are read from an `AwakeClock`. Functions on `MasterState`, as in `saves.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwright.errors import DeadlineError, ShardwrightError, StepCancelledError, StepTimeoutError
+from shardwright.server.master import events as ev
+
+if TYPE_CHECKING:
+    from shardwright.server.limits import Limits
+    from shardwright.server.master.sessions import Executable
+    from shardwright.server.master.state import Commands, MasterState, Pending
+
+#: Longest time between two events that counts as such: in a longer one the master itself stood still.
+LONGEST_PAUSE_S = 2.0
+#: A step's time limit, as multiples of its plan's prediction and of its longest run so far.
+PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
+#: No step runs longer without its user's consent.
+LONGEST_LIMIT_S = 24 * 3600.0
+#: A step older than so many of its longest runs is a suspect; a cancelled one may run for so many.
+STALL_FACTOR, GRACE_FACTOR = 3.0, 2.0
+#: Age from which Status names the head.
+SHOWN_S = 2.0
+#: Nodes that a text names, at most.
+_MAX_NAMED = 4
+
+
+@dataclass(slots=True)
+class AwakeClock:
+    """Seconds during which the master ran: a stopped master must not take its peers for dead when it goes on."""
+
+    now_s: float = 0.0
+    _seen_s: float | None = None
+
+    def advance(self, now_s: float) -> None:
+        if self._seen_s is not None:
+            self.now_s += min(now_s - self._seen_s, LONGEST_PAUSE_S)
+        self._seen_s = now_s
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """ended_s: when the last head got its answer. reported: sequence number of the head that was named."""
+
+    clock: AwakeClock
+    ended_s: float = 0.0
+    reported: int = 0
+
+
+def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
+    """Seconds that a step may take: the user's limit, else a generous one, never below `limits.step_s`."""
+    if step.files is not None:
+        return limits.save_s
+    if step.timeout_s > 0:
+        return step.timeout_s
+    if executable is None or executable.program is None:
+        return limits.step_s
+    predicted_s = PREDICTED_FACTOR * executable.program.predicted_s
+    return min(max(limits.step_s, predicted_s, MEASURED_FACTOR * executable.longest_run_s), LONGEST_LIMIT_S)
+
+
+def usual_s(executable: Executable | None) -> float:
+    """What its steps took at most so far; never less than predicted."""
+    if executable is None or executable.program is None:
+        return 0.0
+    return max(executable.program.predicted_s, executable.longest_run_s)
+
+
+def head(state: MasterState) -> Pending | None:
+    """The command that everybody waits for; checkpoints are written beside the others."""
+    background = (ev.WriteOnWorkers, ev.FinishOnWorkers)
+    return next((item for item in state.pending.values() if not isinstance(item.command, background)), None)
+
+
+def age_s(state: MasterState, item: Pending) -> float:
+    """Of the head."""
+    watchdog = state.watchdog
+    return watchdog.clock.now_s - max(item.sent_s, watchdog.ended_s)
+
+
+def record_end(state: MasterState, item: Pending) -> float:
+    """Take in that all nodes have answered; returns the seconds it took, without those of commands before it."""
+    took_s = age_s(state, item)
+    successor = head(state)
+    if successor is None or successor.command.sequence > item.command.sequence:
+        state.watchdog.ended_s = state.watchdog.clock.now_s
+    return took_s
+
+
+def stalled(state: MasterState) -> Pending | None:
+    """The head, if it takes longer than it should."""
+    item = head(state)
+    if item is None or age_s(state, item) <= max(state.limits.stall_s, STALL_FACTOR * item.usual_s):
+        return None
+    return item
+
+
+def waiting_for(state: MasterState) -> str:
+    """What everybody waits for, in words; empty below `SHOWN_S`."""
+    item = head(state)
+    return "" if item is None or age_s(state, item) < SHOWN_S else describe(state, item)
+
+
+def describe(state: MasterState, item: Pending) -> str:
+    """E.g. `step 5 of session 1a2b3c4d, 12 s so far: node 1 (host:2223), process 4242, device 3`."""
+    return f"{_name(item.command)}, {age_s(state, item):.0f} s so far: {_where(state, item)}"
+
+
+def tick(state: MasterState) -> Commands:
+    item = head(state)
+    if item is None:
+        return []
+    verdict = _verdict(state, item)
+    if verdict is not None:
+        item.verdict = verdict
+        return state._with_formation(state.formation.replace_executors(verdict.message, state._now_s))
+    if stalled(state) is None or state.watchdog.reported == item.command.sequence:
+        return []
+    state.watchdog.reported = item.command.sequence
+    text = f"everybody waits for {describe(state, item)}"
+    waiting = [session for session in state.sessions.values() if session.running or session.queue]
+    streams = [session.stream for session in waiting if session.stream is not None]
+    return [ev.Log(text=text, is_warning=True), *(ev.Notice(stream=stream, text=text) for stream in streams)]
+
+
+def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
+    """The error that the head is to end with now, or None."""
+    age = age_s(state, item)
+    what, where = _name(item.command), _where(state, item)
+    is_step = isinstance(item.command, ev.RunOnWorkers)
+    if age > item.limit_s:
+        error_type = StepTimeoutError if is_step else DeadlineError
+        return error_type(
+            f"{what} did not end within {item.limit_s:g} s: {where}",
+            remedy="pass parallelize(…, step_timeout=SECONDS) if it needs longer; the executors were replaced, so run "
+            "init again, or restore a checkpoint",
+        )
+    if item.cancelled_s is None:
+        return None
+    grace_s = max(state.limits.cancel_grace_s, GRACE_FACTOR * item.usual_s)
+    if min(age, state.watchdog.clock.now_s - item.cancelled_s) <= grace_s:
+        return None
+    return cancelled(f"{what} was cancelled, and did not end within {grace_s:g} s: {where}")
+
+
+def cancelled(message: str) -> StepCancelledError:
+    return StepCancelledError(
+        message, remedy="arrays that it took over are gone: run init again, or restore a checkpoint"
+    )
+
+
+def cancelled_in_time(number: int) -> StepCancelledError:
+    return StepCancelledError(
+        f"step {number} was cancelled before it ran", remedy="its arguments are as they were, if no handle was donated"
+    )
+
+
+def _name(command: ev.ToWorkers) -> str:
+    session = f"of session {command.session_id[:8]}" if not isinstance(command, ev.RunOnWorkers) else ""
+    match command:
+        case ev.RunOnWorkers(step=step):
+            kind = "step" if step.files is None else "the save in step" if step.files.is_save else "the restore in step"
+            return f"{kind} {step.number} of session {step.session_id[:8]}"
+        case ev.LoadOnWorkers(program=program):
+            return f"the load of plan {program.plan_id[:12]} {session}"
+        case ev.OpenOnWorkers():
+            return f"the opening {session}"
+        case ev.CloseOnWorkers():
+            return f"the end {session}"
+        case _:
+            return f"housekeeping {session}"
+
+
+def _where(state: MasterState, item: Pending) -> str:
+    """The nodes without an answer: process, and what it says that it is busy with."""
+    nodes = sorted(item.waiting)
+    named = [state.formation.describe_executor(node, item.command.sequence) for node in nodes[:_MAX_NAMED]]
+    more = len(nodes) - len(named)
+    return "; ".join([*named, f"{more} more nodes"] if more else named)

@@ -1,0 +1,184 @@
+"""`shardwright run`: one command on many hosts, as ranks; the servers of a cluster; the doctor on every host."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli.output import add_command, note, print_error
+from shardwright.errors import OptionError
+
+if TYPE_CHECKING:
+    from shardwright.launch.hosts import Placement
+    from shardwright.launch.job import Job
+    from shardwright.launch.settings import RunSettings
+
+_EPILOG = """
+The exit code is that of the first process that failed, 128 + n for signal n.
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
+    parser = add_command(
+        commands,
+        common,
+        "run",
+        summary="start a command as ranks on many hosts",
+        description="Start a command on many hosts, as ranks that find each other. The first that fails ends all.",
+        examples=(
+            "shardwright run -np 4 python train.py --epochs 3",
+            "shardwright run -np 4 -H host1:2,host2:2 --output-dir logs python train.py",
+            "shardwright run -H host1:2,host2:2 --check",
+            "shardwright run --config run.yml",
+            "shardwright run --servers cluster.json",
+        ),
+    )
+    assert parser.epilog is not None
+    parser.epilog += _EPILOG
+    parser.usage = "shardwright run [options] [--] COMMAND …"
+    where = parser.add_argument_group("where")
+    where.add_argument("-np", "--np", metavar="N", help="number of ranks (default: all slots of the hosts)")
+    where.add_argument("-H", "--hosts", metavar="HOSTS", help="host1:2,host2:2, filled in this order (default: here)")
+    where.add_argument("--hosts-file", metavar="FILE", help="the same in a file, `host slots=2` a line")
+    where.add_argument("--config", metavar="FILE", help="options in YAML, by their long names; the command line wins")
+    what = parser.add_argument_group("what")
+    what.add_argument("--servers", metavar="CLUSTER", help="start the servers of a cluster file instead of a command")
+    what.add_argument("--check", action="store_true", help="run `shardwright doctor` on every host instead")
+    what.add_argument("--dry-run", action="store_true", help="print the commands and environments, start nothing")
+    what.add_argument(
+        "-x", "--env", metavar="NAME[=VALUE]", action="append", help="a variable of all ranks; may repeat"
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-dir", metavar="DIR", help="write rank.N.stdout and rank.N.stderr there, too")
+    output.add_argument("--timestamps", action="store_true", help="the time of day ahead of each line")
+    output.add_argument("--verbose", action="store_true", help="say what the launcher does")
+    times = parser.add_argument_group("time")
+    times.add_argument("--start-timeout", metavar="S", help="seconds for all hosts to answer (30)")
+    times.add_argument(
+        "--grace", metavar="S", help="seconds that ranks have to end after a signal to the launcher (10)"
+    )
+    ssh = parser.add_argument_group("other hosts")
+    ssh.add_argument("-p", "--ssh-port", metavar="PORT", help="port of ssh")
+    ssh.add_argument("-i", "--ssh-identity", metavar="FILE", help="private key")
+    ssh.add_argument("--ssh-option", metavar="NAME=VALUE", action="append", help="as in ssh_config; may repeat")
+    ssh.add_argument(
+        "--coordinator-address",
+        metavar="ADDRESS[:PORT]",
+        help="address of this machine that the hosts reach (found by itself)",
+    )
+    parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the command and its arguments")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start what is asked for, and return the exit code of the first process that failed."""
+    from shardwright.launch.settings import read_settings
+
+    given = _given(arguments)
+    if arguments.check and arguments.servers:
+        arguments.parser.error("--check and --servers are two different things")
+    if (arguments.check or arguments.servers) and "command" in given:
+        arguments.parser.error("--check and --servers take no command")
+    if arguments.servers and given.keys() & {"np", "hosts", "hosts_file"}:
+        arguments.parser.error("--servers takes its hosts from the cluster file: drop -np, -H and --hosts-file")
+    settings = read_settings(given, Path(arguments.config) if arguments.config else None)
+    if arguments.servers:
+        return _run_servers(Path(arguments.servers), settings, dry_run=arguments.dry_run)
+    if arguments.check:
+        return _run_check(settings, dry_run=arguments.dry_run)
+    return _run_ranks(settings, dry_run=arguments.dry_run)
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options on the command line, by their names in `settings.py`."""
+    from shardwright.launch.settings import OPTION_NAMES
+
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    values = {name: getattr(arguments, name) for name in OPTION_NAMES if name != "command"}
+    given = {name: value for name, value in values.items() if value is not None and value is not False}
+    return {**given, "command": words} if words else given
+
+
+def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
+    from shardwright.clusters.cluster import join_address
+    from shardwright.launch.job import rank_job, resolve_command
+    from shardwright.launch.launcher import ssh_of
+    from shardwright.launch.service import CoordinationService, coordinator_host
+
+    placements = _place(settings)
+    if not settings.command:
+        example = "shardwright run -np 4 python train.py"
+        raise OptionError("what shall run?", where="COMMAND", remedy=f"write it after the options: {example}")
+    command = resolve_command(settings.command)
+    hosts = {place.host.name: place.host for place in placements}.values()
+    other_hosts = [host for host in hosts if ssh_of(host, settings.ssh) is not None]
+    address, port = settings.coordinator_address or (coordinator_host(other_hosts, settings.ssh), 0)
+
+    def job_of(coordinator: str) -> Job:
+        return rank_job(placements, command, coordinator=coordinator, environment=settings.environment)
+
+    if dry_run:
+        return _show(job_of(join_address(address, port or "PORT")), settings)
+    with CoordinationService(address, len(placements), port) as service:
+        if settings.verbose:
+            note(f"shardwright run: the coordination service listens on {service.address}")
+        return _run(job_of(service.address), settings)
+
+
+def _place(settings: RunSettings) -> tuple[Placement, ...]:
+    from shardwright.launch.hosts import Host, place_ranks
+
+    if settings.size is None and not settings.hosts:
+        raise OptionError(
+            "how many ranks?", where="-np", remedy="give -np 4, or hosts and their slots: -H host1:2,host2:2"
+        )
+    hosts = settings.hosts or (Host(name="localhost", slots=settings.size or 1),)
+    return place_ranks(hosts, settings.size or sum(host.slots for host in hosts))
+
+
+def _run_check(settings: RunSettings, *, dry_run: bool) -> int:
+    from shardwright.launch.hosts import Host
+    from shardwright.launch.job import check_job
+
+    job = check_job(settings.hosts or (Host(name="localhost"),), settings.environment)
+    return _show(job, settings) if dry_run else _run(job, settings)
+
+
+def _run_servers(path: Path, settings: RunSettings, *, dry_run: bool) -> int:
+    from shardwright.launch.job import server_job
+
+    job = server_job(path, settings.environment)
+    return _show(job, settings) if dry_run else _run(job, settings)
+
+
+def _run(job: Job, settings: RunSettings) -> int:
+    from shardwright.launch.launcher import RunOptions, failure_of, run_job
+    from shardwright.launch.output import descriptor_sink
+
+    def say(text: str) -> None:
+        if settings.verbose:
+            note(f"shardwright run: {text}")
+
+    outcome = run_job(
+        job,
+        RunOptions(
+            sinks={"stdout": descriptor_sink(1), "stderr": descriptor_sink(2)},
+            ssh=settings.ssh,
+            start_timeout_s=settings.start_timeout_s,
+            grace_s=settings.grace_s,
+            output_dir=settings.output_dir,
+            timestamps=settings.timestamps,
+            note=say,
+        ),
+    )
+    if failure := failure_of(job, outcome):
+        print_error(failure)
+    return outcome.exit_code
+
+
+def _show(job: Job, settings: RunSettings) -> int:
+    from shardwright.launch.dry_run import describe_job
+
+    print(describe_job(job, settings.ssh, settings.start_timeout_s))
+    return 0

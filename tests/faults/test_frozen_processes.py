@@ -1,0 +1,69 @@
+"""Processes that freeze (SIGSTOP), on a real cluster of two nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+import shardwright as sw
+from tests.client.clusters import start_nodes
+from tests.faults.test_hung_steps import X, double
+from tests.server.raw_client import Server, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
+    """Two nodes of a device, and a client."""
+    servers, session = start_nodes(tmp_path_factory.mktemp("frozen"), [1, 1], "--silence", "5")
+    yield servers, session
+    session._state.close_quietly()
+    for server in servers:
+        for process in server.family():
+            process.resume()
+        server.stop()
+
+
+def test_a_frozen_daemon_does_not_cost_its_executors_arrays(cluster: tuple[list[Server], sw.Session]) -> None:
+    servers, session = cluster
+    step = session.parallelize(double)
+    state = step(X)
+    np.testing.assert_array_equal(state, 2 * X)
+    generation = session.status().nodes[1].generation
+    daemon = psutil.Process(servers[1].process.pid)
+    daemon.suspend()
+    began_s = time.monotonic()
+    wait_until(lambda: session.status().state == "degraded", timeout_s=20)
+    assert time.monotonic() - began_s < 20
+    assert "its daemon has been silent" in session.status().nodes[1].detail
+    until_s = time.monotonic() + 48  # longer than its connection lives without an answer
+    while time.monotonic() < until_s:
+        state = step(state)
+        np.asarray(state)
+        time.sleep(0.5)
+    daemon.resume()
+    wait_until(lambda: session.status().state == "ready", timeout_s=20)
+    np.asarray(step(state))
+    assert session.status().nodes[1].generation == generation
+    servers[1].executors()[0].kill()
+    wait_until(lambda: session.status().nodes[1].generation > generation)
+    wait_until(lambda: session.status().state == "ready")
+
+
+def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:
+    servers, session = cluster
+    step = session.parallelize(double)
+    state = step(X)
+    np.testing.assert_array_equal(state, 2 * X)
+    servers[1].executors()[0].suspend()
+    began_s = time.monotonic()
+    wait_until(lambda: session.status().state != "ready", timeout_s=20)
+    with pytest.raises(sw.WorkerLostError, match=r"the executor of node 1 was lost: process \d+ has been silent"):
+        np.asarray(step(state))
+    assert time.monotonic() - began_s < 20
+    np.testing.assert_array_equal(session.parallelize(double)(X), 2 * X)

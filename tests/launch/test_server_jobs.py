@@ -1,0 +1,90 @@
+"""`shardwright run --servers`: one command instead of one terminal a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardwright as sw
+from shardwright.cli import main
+from shardwright.server.security import free_port
+from tests.launch.jobs import launched, run_job
+
+
+def cluster_file(folder: Path) -> tuple[Path, str]:
+    """Two nodes of one CPU device, on loopback; the file and the master's address."""
+    nodes = [{"ip": "127.0.0.1", "port": free_port("127.0.0.1"), "devices": 1} for _ in range(2)]
+    path = folder / "cluster.json"
+    path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
+    return path, f"127.0.0.1:{nodes[0]['port']}"
+
+
+def wait_until_ready(address: str) -> None:
+    until = time.monotonic() + 60
+    host, _, port = address.rpartition(":")
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_the_servers_of_a_cluster_take_steps_until_they_are_stopped(tmp_path: Path) -> None:
+    path, address = cluster_file(tmp_path)
+    with launched("--servers", str(path), "--output-dir", str(tmp_path / "logs")) as job:
+        wait_until_ready(address)
+        with sw.connect(address) as session:
+            step = session.parallelize(lambda x: x * 2.0 + 1.0)
+            np.testing.assert_array_equal(np.asarray(step(np.arange(8, dtype=np.float32))), np.arange(8) * 2.0 + 1.0)
+        job.process.send_signal(signal.SIGINT)
+        code, _, err = job.result()
+        job.gone_after_s(1.0)
+    assert code == 130
+    assert f"[0 {address}]<stderr>:" in err
+    assert (tmp_path / "logs" / "task.1.stderr").exists()
+
+
+def test_a_server_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
+    path, _ = cluster_file(tmp_path)
+    path.write_text(path.read_text().replace("{", '{"security": {"token_file": "none"}, ', 1))
+    code, _, err = run_job("--servers", str(path))
+    assert code == 1
+    assert "token" in err
+    assert "error: 127.0.0.1: task " in err
+
+
+def test_a_bad_cluster_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--servers", str(tmp_path / "none.json")]) == 1
+    assert "none.json: the file does not exist" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = cluster_file(tmp_path)
+    assert main(["run", "--servers", str(path), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for task in (0, 1):
+        assert f"-m shardwright.server {path} {task}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--servers", "c.json", "-np", "2"), "--servers takes its hosts from the cluster file"),
+        (("--servers", "c.json", "true"), "take no command"),
+        (("--check", "--servers", "c.json"), "two different things"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["run", *arguments])
+    assert raised.value.code == 2
+    assert said in capsys.readouterr().err

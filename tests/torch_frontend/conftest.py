@@ -1,0 +1,20 @@
+"""Skipped where torch is not installed. One embedded server of four devices for the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import shardwright as sw
+
+try:
+    import torch  # noqa: F401
+except ImportError:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def session() -> Iterator[sw.Session]:
+    with sw.connect(devices=4) as session:
+        yield session

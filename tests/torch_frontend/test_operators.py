@@ -1,0 +1,138 @@
+"""Lowerings beside eager PyTorch on PyTorch's own samples of each operator, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree
+
+from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
+from shardwright.client.frontends.torch.evaluation import Evaluation
+from shardwright.client.frontends.torch.tracing import TensorType, trace
+
+methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+
+pytestmark = pytest.mark.slow
+
+#: Samples of an operator, spread over PyTorch's.
+SAMPLES = 5
+
+OPERATORS = """
+abs acos acosh add addbmm addcdiv addcmul addmm addmv all amax amin any arange argmax argmin argsort asin asinh atan
+atan2 atanh baddbmm bmm bucketize cat ceil clamp clamp_max clamp_min clone constant_pad_nd contiguous copysign
+cos cosh count_nonzero cummax cummin cumprod cumsum diag_embed diagonal diff div dot einsum eq erf erfc erfinv
+exp exp2 expand expm1 eye fft.fft fft.irfft fft.rfft fill flip floor floor_divide fmax fmin fmod frac full full_like
+gather ge gt hypot index_add index_copy index_put index_select isfinite isinf isnan le lerp lgamma linspace
+log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or logsumexp lt masked_fill
+masked_scatter masked_select matmul max maximum mean median min minimum mm mul mv nan_to_num nansum
+native_batch_norm native_layer_norm ne neg new_full new_zeros nn.functional.adaptive_avg_pool2d
+nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.binary_cross_entropy
+nn.functional.binary_cross_entropy_with_logits nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
+nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.elu
+nn.functional.embedding nn.functional.embedding_bag nn.functional.gelu nn.functional.glu nn.functional.group_norm
+nn.functional.hardsigmoid nn.functional.hardswish nn.functional.hardtanh nn.functional.huber_loss
+nn.functional.instance_norm nn.functional.interpolate nn.functional.kl_div nn.functional.layer_norm
+nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d nn.functional.mish
+nn.functional.mse_loss nn.functional.nll_loss nn.functional.normalize nn.functional.pad
+nn.functional.pixel_shuffle nn.functional.prelu nn.functional.relu nn.functional.relu6 nn.functional.rms_norm
+nn.functional.scaled_dot_product_attention nn.functional.selu nn.functional.silu nn.functional.smooth_l1_loss
+nn.functional.softmin nn.functional.softplus nn.functional.unfold nn.functional.upsample_bilinear
+nn.functional.upsample_nearest ones_like outer permute pow prod reciprocal remainder repeat repeat_interleave reshape
+roll round rsqrt rsub scatter scatter_add scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit
+sin sinh slice slice_scatter softmax sort split sqrt square squeeze stack std sub sum t take tan tanh tile topk
+transpose tril triu trunc unbind unfold unsqueeze var var_mean view where xlogy zeros_like
+""".split()  # noqa: SIM905
+
+#: Samples whose shape, or whose choice, depends on values; or arguments that no training step has.
+WITHOUT = {
+    "masked_select": "the result's size depends on values",
+}
+
+
+def infos(name: str) -> list[Any]:
+    """Variants of one operator, e.g. pads by mode."""
+    return [info for info in methods.op_db if info.name == name]
+
+
+def test_every_operator_is_known() -> None:
+    assert [name for name in OPERATORS if not infos(name)] == []
+
+
+def weighted(value: Any) -> Any:
+    """Σ w x, with weights from ½ to 3⁄2 by position."""
+    flat = (torch.view_as_real(value) if value.is_complex() else value).reshape(-1)
+    return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=flat.dtype)).sum()
+
+
+def forward_and_backward(call: Any, inputs: list[Any], differentiable: list[bool]) -> list[Any]:
+    """Results, and gradients of inputs, of a weighted sum of all elements."""
+    inputs = [v.detach().requires_grad_(is_wanted) for v, is_wanted in zip(inputs, differentiable, strict=True)]
+    outputs = [v for v in _pytree.tree_leaves(call(inputs)) if isinstance(v, torch.Tensor)]
+    gradients = []
+    if any(differentiable):
+        total = sum(weighted(v) for v in outputs if v.requires_grad)
+        if isinstance(total, torch.Tensor):
+            wanted = [v for v in inputs if v.requires_grad]
+            gradients = [g for g in torch.autograd.grad(total, wanted, allow_unused=True) if g is not None]
+    return [v.detach() for v in [*outputs, *gradients]]
+
+
+def spread(samples: list[Any]) -> list[Any]:
+    step = max(len(samples) // SAMPLES, 1)
+    return samples[::step][:SAMPLES]
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in WITHOUT])
+def test_operator(name: str) -> None:
+    for info in infos(name):
+        torch.manual_seed(0)
+        with_gradient = info.supports_autograd
+        samples = itertools.islice(info.sample_inputs("cpu", torch.float32, requires_grad=with_gradient), 60)
+        for sample in spread([each for each in samples if _is_dense(each)]):
+            check(info, sample, with_gradient=with_gradient)
+
+
+def _is_dense(sample: Any) -> bool:
+    tensors = [
+        v for v in _pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(v, torch.Tensor)
+    ]
+    return (
+        all(v.layout is torch.strided and v.numel() for v in tensors)
+        and not {"sparse", "reduce"} & sample.kwargs.keys()
+    )
+
+
+def check(info: Any, sample: Any, *, with_gradient: bool) -> None:
+    leaves, tree = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def call(inputs: list[Any]) -> Any:
+        filled = list(leaves)
+        for place, value in zip(places, inputs, strict=True):
+            filled[place] = value.clone()  # so that operators in place leave the leaf
+        first, args, kwargs = _pytree.tree_unflatten(filled, tree)
+        return info.op(first, *args, **kwargs)
+
+    inputs = [leaves[n].detach().contiguous() for n in places]
+    differentiable = [with_gradient and leaves[n].requires_grad for n in places]
+    wanted = forward_and_backward(call, inputs, differentiable)
+    graph = trace(
+        lambda values: forward_and_backward(call, values, differentiable),
+        [TensorType(tuple(v.shape), v.dtype) for v in inputs],
+        state_count=0, model=torch.nn.Identity(), optimizers=[], name=info.name,
+    )  # fmt: skip
+    constants = {key: to_numpy(value) for key, value in graph.constants.items()}
+    with jax.enable_x64(True):
+        found = jax.jit(lambda *values: tuple(Evaluation(graph.nodes, constants, jax.random.key(0)).run(values)))(
+            *map(to_numpy, inputs)
+        )
+    assert len(found) == len(wanted)
+    for here, there in zip(found, wanted, strict=True):
+        largest = there.abs().nan_to_num(posinf=0).max().item() if there.is_floating_point() and there.numel() else 0
+        atol = 1e-5 * max(1, largest)
+        torch.testing.assert_close(to_tensor(np.asarray(here)), there, rtol=2e-4, atol=atol, equal_nan=True)
