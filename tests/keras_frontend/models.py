@@ -76,11 +76,11 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     return random.normal(size=(SAMPLES, 8, 8, 3)).astype("float32"), random.integers(0, CLASSES, SAMPLES)
 
 
-def mlp(optimizer: Any = "sgd", **compile_options: Any) -> Any:
+def mlp(optimizer: Any = "sgd", dropout: float = 0.3, **compile_options: Any) -> Any:
     """Two dense layers with dropout between."""
     keras.utils.set_random_seed(3)
     x = keras.Input((6,))
-    h = layers.Dropout(0.3)(layers.Dense(16, activation="relu", name="hidden")(x))
+    h = layers.Dropout(dropout)(layers.Dense(16, activation="relu", name="hidden")(x))
     model = keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(h))
     model.compile(optimizer, cross_entropy(), metrics=["accuracy"], **compile_options)
     return model

@@ -43,9 +43,10 @@ def save(
 def restore(model: Any, directory: str | os.PathLike[str], *, step: int | None = None) -> None:
     """See `shardwright.keras.restore`."""
     session = distribution_of(model).session
-    if model.optimizer is not None and not model.optimizer.built:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
         with collect_births() as births:
-            model.optimizer.build(model.trainable_variables)
+            optimizer.build(model.trainable_variables)
         settle(session, births.variables)
     variables = _variables(model)
     types = dict(zip(variables, variable_types(list(variables.values())), strict=True))

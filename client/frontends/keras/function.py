@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
+import keras
+from jax.extend.source_info_util import register_exclusion
 
 from shardwright.client.array_operators import keep_handles
 from shardwright.client.array_specs import type_of
 from shardwright.client.frontends.jax import JaxFunction
 from shardwright.client.frontends.program import Program
+
+register_exclusion(__file__)  # source lines in programs are the user's, …
+register_exclusion(str(Path(keras.__file__).parent))  # … of their layers and steps, not Keras' own
 
 #: (new values of all variables, what the step returns besides) of values of all variables and a batch.
 StatelessStep = Callable[[Sequence[Any], Any], tuple[Sequence[Any], Any]]

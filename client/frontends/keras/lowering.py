@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import keras
 
+from shardwright.client.array_specs import array_spec
 from shardwright.client.frontends.keras.births import collect_births
 from shardwright.client.frontends.keras.training import KINDS, groups_of, packed, step_of_kind, variable_types
 from shardwright.client.frontends.program import Program
@@ -39,4 +40,4 @@ def lower_step(model: Any, batch: tuple[Any, Any, Any], *, kind: str, platform: 
 
 
 def _type(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
+    return array_spec(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype)).aval

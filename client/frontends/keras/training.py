@@ -306,10 +306,9 @@ def require_session(session: Any) -> None:
 def groups_of(model: Any, kind: str) -> tuple[tuple[Any, ...], ...]:
     """The variables of a step, in the groups that Keras passes."""
     groups = [model.trainable_variables, model.non_trainable_variables]
-    if kind == "train" and model.optimizer is not None:
-        groups.append(model.optimizer.variables)
-    elif kind == "train":
-        groups.append([])
+    if kind == "train":
+        optimizer = getattr(model, "optimizer", None)  # before it is compiled there is none
+        groups.append([] if optimizer is None else optimizer.variables)
     if kind != "predict":
         groups.append(model.metrics_variables)
     return tuple(map(tuple, groups))
