@@ -87,7 +87,7 @@ def scope(
     """A `with` block in which models are built without memory, and distributed at its end.
 
     Variables are types only. Their initializers run on the servers, in the layouts of the first step; under the same
-    seeds the values are those of plain Keras.
+    seeds the values are those of plain Keras, but for rounding.
 
     Args:
       session: None: the models stay types, for `lower`.
