@@ -18,6 +18,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": ["builds the environment and runs the whole suite"],
     "README.md": ["minutes long", "a minute of planning", "servers that run until they are stopped"],
     "docs/debugging-a-plan.md": ["refused on purpose"],
+    "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
     "docs/run.md": ["needs other hosts"],
     "docs/torch.md": ["downloads PyTorch", "needs PyTorch", "needs PyTorch"],
     "examples/README.md": ["a minute of planning", "servers that run until they are stopped"],

@@ -1,0 +1,1 @@
+"""The Keras front end: models of Keras 3 on JAX."""
