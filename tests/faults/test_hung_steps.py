@@ -103,8 +103,11 @@ def test_a_step_over_its_limit_ends_and_others_go_on(
     assert "process" in caught.value.message
     assert "everybody waits for step 1" in caplog.text
     waiting.join(60)
-    assert isinstance(outcome[0], sw.WorkerLostError)
-    assert "step 1 of session" in str(outcome[0])
+    if isinstance(outcome[0], np.ndarray):  # on a busy machine it may come before the hanging step, or after its end
+        np.testing.assert_array_equal(outcome[0], 2 * X)
+    else:
+        assert isinstance(outcome[0], sw.WorkerLostError)
+        assert "step 1 of session" in str(outcome[0])
     with pytest.raises(sw.ShardwrightError, match="all executors were replaced"):
         np.asarray(other.parallelize(double)(before))
     np.testing.assert_array_equal(step(X), 2 * X)
