@@ -169,7 +169,7 @@ class MasterState:
         formation = self.formation
         if formation.phase != "ready":
             return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
-        if watchdog.stalled(self) is not None or formation.has_suspects:
+        if watchdog.find_stalled(self) is not None or formation.has_suspects:
             return "stalled"
         return "degraded" if formation.lacks_daemons else "ready"
 

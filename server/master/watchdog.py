@@ -102,7 +102,7 @@ def record_end(state: MasterState, item: Pending) -> float:
     return took_s
 
 
-def stalled(state: MasterState) -> Pending | None:
+def find_stalled(state: MasterState) -> Pending | None:
     """The head, if it takes longer than it should."""
     item = head(state)
     if item is None or age_s(state, item) <= max(state.limits.stall_s, STALL_FACTOR * item.usual_s):
@@ -129,7 +129,7 @@ def tick(state: MasterState) -> Commands:
     if verdict is not None:
         item.verdict = verdict
         return state._with_formation(state.formation.replace_executors(verdict.message, state._now_s))
-    if stalled(state) is None or state.watchdog.reported == item.command.sequence:
+    if find_stalled(state) is None or state.watchdog.reported == item.command.sequence:
         return []
     state.watchdog.reported = item.command.sequence
     text = f"everybody waits for {describe(state, item)}"

@@ -12,7 +12,7 @@ import torch
 
 from shardwright.client.frontends.torch.dtypes import numpy_type
 from shardwright.client.frontends.torch.evaluation import Evaluation
-from shardwright.client.frontends.torch.state import ModelState, host_values, swapped
+from shardwright.client.frontends.torch.state import ModelState, host_values, swap_tensors
 from shardwright.client.frontends.torch.tracing import trace
 from shardwright.client.initializer import PendingInit
 from shardwright.errors import ArrayError
@@ -31,7 +31,7 @@ def initialize(session: Any, model: Any, state: ModelState, init: Callable[[Any]
         for tensor, value in zip(state.tensors.values(), values, strict=True):
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             replacements[id(tensor)] = torch.nn.Parameter(value, tensor.requires_grad) if is_parameter else value
-        with swapped(model, replacements), torch.no_grad():
+        with swap_tensors(model, replacements), torch.no_grad():
             (init or _reset)(model)
             now = {f"model.{n}": t for n, t in (*model.named_parameters(), *model.named_buffers())}
         return [now[name].detach() for name in names]

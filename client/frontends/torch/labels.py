@@ -144,12 +144,17 @@ class Labels(TorchDispatchMode):  # type: ignore[misc]
         return label
 
 
+def is_user_file(name: str) -> bool:
+    """Whether a source file is neither PyTorch's, JAX's nor ours."""
+    return not name.startswith(_OTHERS) and not name.startswith("<")
+
+
 def _user_frame() -> FrameType | None:
     """The innermost frame that is neither PyTorch's nor ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_OTHERS) and not name.startswith("<") and "/contextlib.py" not in name:
+        if is_user_file(name) and "/contextlib.py" not in name:
             return frame
         frame = frame.f_back
     return None

@@ -15,7 +15,7 @@ from shardwright.client.frontends.torch.state import (
     host_values,
     optimizer_parameters,
     require_numbers_in_tensors,
-    swapped_optimizer,
+    swap_optimizer,
 )
 from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
 from shardwright.errors import OptionError, UnsupportedProgramError
@@ -128,7 +128,7 @@ def _initial_values(
             replacements[id(tensors[name])] = parameter
         with (
             without_decisions([optimizer]),
-            swapped_optimizer(optimizer, replacements, {}, values[2 * len(names) :]),
+            swap_optimizer(optimizer, replacements, {}, values[2 * len(names) :]),
             _only(optimizer, {id(parameter) for parameter in parameters}),
         ):
             optimizer.step()

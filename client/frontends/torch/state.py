@@ -112,7 +112,7 @@ def named_tensors(model: Any) -> dict[str, Any]:
     return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
 
 
-def shared_state(owner: Any, session: Any, make: Any) -> Any:
+def share_state(owner: Any, session: Any, make: Any) -> Any:
     """The state of a module or an optimizer in a session, made by `make()` if there is none: steps share it."""
     of_owner = _states.setdefault(owner, weakref.WeakKeyDictionary())
     if session not in of_owner:
@@ -145,7 +145,7 @@ def fetch(handles: Mapping[str, RemoteArray]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def swapped(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
+def swap_tensors(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
     """The module with other tensors in place of its own. replacements: `id()` of a parameter or buffer → tensor."""
     saved = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
     try:
@@ -163,9 +163,7 @@ def swapped(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def swapped_optimizer(
-    optimizer: Any, replacements: Mapping[int, Any], state: Any, rates: Sequence[Any]
-) -> Iterator[None]:
+def swap_optimizer(optimizer: Any, replacements: Mapping[int, Any], state: Any, rates: Sequence[Any]) -> Iterator[None]:
     """The optimizer over other parameters. state: parameter (the replacement) → its tensors. rates: of each group."""
     saved = [dict(group) for group in optimizer.param_groups]
     saved_state = optimizer.state

@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
-import jax
 import numpy as np
 import torch
 from torch.utils import _pytree
 
-from shardwright.client.array_specs import array_spec
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy, torch_type
+from shardwright.client.frontends.torch.batch import TENSOR, Batch
+from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
+from shardwright.client.frontends.torch.dtypes import to_numpy
 from shardwright.client.frontends.torch.function import Call, TorchFunction
 from shardwright.client.frontends.torch.initialization import initialize
 from shardwright.client.frontends.torch.optimizers import (
@@ -34,12 +33,9 @@ from shardwright.client.frontends.torch.state import (
     OptimizerState,
     StateGroup,
     fetch,
-    gradient_name,
     host_values,
     require_plain,
-    shared_state,
-    swapped,
-    swapped_optimizer,
+    share_state,
     upload,
 )
 from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
@@ -96,11 +92,9 @@ class TorchStep:
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
         self._evaluation = Step(self._session, self._evaluation_end, options, progress)
         self._trees: dict[Any, Any] = {}
-        self._state: ModelState = shared_state(model, self._session, lambda: ModelState(model))
+        self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
-            shared_state(
-                each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer")
-            )
+            share_state(each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer"))
             for n, each in enumerate(self._optimizers)
         ]
 
@@ -184,7 +178,7 @@ class TorchStep:
         arrays = iter(outputs[len(numbers) :])
         if is_training:
             self._keep_gradients(kept, arrays)
-        filled = [RemoteTensor(next(arrays)) if leaf is _TENSOR else leaf for leaf in leaves]
+        filled = [RemoteTensor(next(arrays)) if leaf is TENSOR else leaf for leaf in leaves]
         result = _pytree.tree_unflatten(filled, tree)
         return (result, measured) if how is Step.measure else (measured, result)
 
@@ -206,7 +200,7 @@ class TorchStep:
         if is_training:
             groups += self._optimizer_states
             groups += [self._state.gradients] if self._is_whole else []
-        arguments = _Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
+        arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
         rates = rates_of(self._optimizers) if is_training else []
         rate_names = _rate_names(self._optimizers, self._is_sequence) if is_training else []
         numbers = [*rates, *arguments.numbers]
@@ -238,7 +232,7 @@ class TorchStep:
     # ---- tracing -----------------------------------------------------------------------------
 
     def _trace(
-        self, key: Any, groups: Sequence[StateGroup], arguments: _Batch, numbers: Sequence[float], rate_count: int,
+        self, key: Any, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
         is_training: bool,
     ) -> Graph:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
@@ -248,16 +242,20 @@ class TorchStep:
             state, rest = values[:count], values[count:]
             rates, rest = rest[:rate_count], rest[rate_count:]
             args, kwargs = arguments.fill(rest)
-            bound = _Bound(self._model, self._state, self._optimizers, self._optimizer_states, state, rates)
+            bound = BoundStep(self._model, self._state, self._optimizers, self._optimizer_states, state, rates)
             if not is_training:
                 bound.optimizers = []
-            with bound.swapped(), torch.set_grad_enabled(is_training), _events(self._model, self._optimizers) as events:
+            with (
+                bound.swap_tensors(),
+                torch.set_grad_enabled(is_training),
+                record_events(self._model, self._optimizers) as events,
+            ):
                 result = self._body(args, kwargs, is_training)
-                gradients = bound.gradients() if self._is_whole and _leaves_gradients(events) else {}
+                gradients = bound.gradients() if self._is_whole and leaves_gradients(events) else {}
                 after = bound.read(gradients)
             leaves, tree = _pytree.tree_flatten(result)
             kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
-            self._trees[key] = tree, [_TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds
+            self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds
             made = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
             return [*after, *made, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
 
@@ -428,120 +426,6 @@ def _takes_optimizer(function: Callable[..., Any]) -> bool:
     return len(parameters) > 1 and parameters[1] in _SECOND_PARAMETER
 
 
-# ---- the pieces of a call ------------------------------------------------------------------------
-
-
-class _Tensor:
-    """Stands for a tensor in a structure of values."""
-
-    def __repr__(self) -> str:
-        return "tensor"
-
-
-_TENSOR = _Tensor()
-_NUMBER = type("_Number", (), {"__repr__": lambda self: "number"})()
-
-
-class _Batch:
-    """The arguments of a call: tensors and floats are the program's, anything else is a constant of it."""
-
-    def __init__(self, function: Any, args: Any, kwargs: Any, *, skip: int, takes_types: bool) -> None:
-        self.types: list[TensorType] = []
-        self.values: list[Any] = []
-        self.tensor_names: list[str] = []
-        self.numbers: list[float] = []
-        self.number_names: list[str] = []
-        paths, self._tree = _pytree.tree_flatten_with_path((_plain(args), _plain(kwargs)))
-        names = _argument_names(function, len(args), skip)
-        self._leaves: list[Any] = []
-        for path, leaf in paths:
-            self._leaves.append(self._add(leaf, _name_of(path, names), takes_types))
-        self.key = (tuple(map(_hashable, self._leaves)), repr(self._tree))
-
-    def _add(self, leaf: Any, name: str, takes_types: bool) -> Any:
-        if isinstance(leaf, float):
-            self.numbers.append(leaf)
-            self.number_names.append(name)
-            return _NUMBER
-        if isinstance(leaf, RemoteTensor):
-            leaf = leaf.array
-        value: Any
-        if isinstance(leaf, RemoteArray):
-            value, kind = leaf, TensorType(tuple(leaf.shape), torch_type(leaf.spec.dtype))
-        elif isinstance(leaf, torch.Tensor):
-            kind = TensorType(tuple(leaf.shape), leaf.dtype)
-            value = array_spec(kind.shape, numpy_type(leaf.dtype)).aval if takes_types else _values(leaf, name)
-        elif isinstance(leaf, np.ndarray | np.generic | jax.Array):
-            value = np.asarray(leaf)
-            kind = TensorType(value.shape, torch_type(value.dtype))
-        elif isinstance(leaf, bool | int | str | bytes | None) or callable(leaf) or isinstance(leaf, torch.dtype):
-            return leaf
-        else:
-            raise ArgumentError(
-                f"a {type(leaf).__name__} is no argument of a step", where=name, remedy="pass tensors and numbers"
-            )
-        self.types.append(kind)
-        self.values.append(value)
-        self.tensor_names.append(name)
-        return _TENSOR
-
-    def fill(self, values: Sequence[Any]) -> tuple[Any, Any]:
-        """(args, kwargs) with these numbers, then tensors, in place of the call's."""
-        numbers, tensors = iter(values[: len(self.numbers)]), iter(values[len(self.numbers) :])
-        leaves = [
-            next(tensors) if leaf is _TENSOR else next(numbers) if leaf is _NUMBER else leaf for leaf in self._leaves
-        ]
-        return _pytree.tree_unflatten(leaves, self._tree)  # type: ignore[no-any-return]
-
-
-def _values(tensor: Any, name: str) -> np.ndarray:
-    try:
-        return to_numpy(tensor)
-    except ArgumentError as error:
-        raise ArgumentError(error.message, where=name, remedy=error.remedy) from None
-
-
-def _plain(tree: Any) -> Any:
-    """Mappings of other libraries (a tokenizer's batch) as dicts."""
-    if isinstance(tree, Mapping):
-        return {key: _plain(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_plain(value) for value in tree)
-    return tree
-
-
-def _hashable(leaf: Any) -> Any:
-    if leaf is _TENSOR or leaf is _NUMBER:
-        return id(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return repr(leaf)
-    return (type(leaf), leaf)
-
-
-def _argument_names(function: Any, count: int, skip: int) -> list[str]:
-    """Names of the batch's positions, by the function's signature."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[skip:]
-    except (TypeError, ValueError):
-        parameters = []
-    names: list[str] = []
-    for parameter in parameters:
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}[{n}]" for n in range(count - len(names))]
-            break
-    return names + [f"batch[{n}]" for n in range(len(names), count)]
-
-
-def _name_of(path: Sequence[Any], names: Sequence[str]) -> str:
-    kind, first, *rest = path
-    name = names[first.idx] if kind.idx == 0 else str(first.key)
-    return f"{name}{_pytree.keystr(tuple(rest))}"
-
-
 def _rate_names(optimizers: Sequence[Any], is_sequence: bool) -> list[str]:
     names = []
     for number, optimizer in enumerate(optimizers):
@@ -549,107 +433,6 @@ def _rate_names(optimizers: Sequence[Any], is_sequence: bool) -> list[str]:
         count = len(optimizer.param_groups)
         names += [f"{prefix}.lr"] if count == 1 else [f"{prefix}.lr[{n}]" for n in range(count)]
     return names
-
-
-class _Bound:
-    """The module and the optimizers over the tensors of a trace."""
-
-    def __init__(
-        self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
-        values: Sequence[Any], rates: Sequence[Any],
-    ) -> None:  # fmt: skip
-        self._model, self._state, self._groups = model, state, groups
-        self.optimizers = list(optimizers)
-        self._rates = rates
-        self._replacements: dict[int, Any] = {}
-        remaining = iter(values)
-        for tensor in state.tensors.values():
-            value = next(remaining)
-            if isinstance(tensor, torch.nn.Parameter):
-                value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
-            self._replacements[id(tensor)] = value
-        names = [name for group in groups for name in group.names]
-        self._of_optimizers = dict(zip(names, remaining, strict=False))
-        gradients = list(values[len(state.tensors) + len(names) :])
-        self.gradients_before = dict(zip(state.gradients.names, gradients, strict=False))
-        for name, tensor in state.tensors.items():
-            if gradient_name(name) in self.gradients_before:
-                self._replacements[id(tensor)].grad = self.gradients_before[gradient_name(name)]
-
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        rates = iter(self._rates)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(swapped(self._model, self._replacements))
-            for optimizer, group in zip(self.optimizers, self._groups, strict=False):
-                entries: dict[Any, dict[str, Any]] = {}
-                for parameter, kept in optimizer.state.items():
-                    others = {k: v for k, v in kept.items() if not isinstance(v, torch.Tensor)}
-                    entries[self._replacements[id(parameter)]] = others
-                for name, (parameter, key) in group.entries.items():
-                    owner = self._replacements[id(self._state.tensors[parameter])]
-                    entries.setdefault(owner, {})[key] = self._of_optimizers[name]
-                count = len(optimizer.param_groups)
-                stack.enter_context(
-                    swapped_optimizer(optimizer, self._replacements, entries, [next(rates) for _ in range(count)])
-                )
-            yield
-
-    def gradients(self) -> dict[str, Any]:
-        """Gradients that the parameters hold now, by name."""
-        held = {gradient_name(n): self._replacements[id(t)].grad for n, t in self._state.tensors.items()}
-        return {name: gradient.detach() for name, gradient in held.items() if gradient is not None}
-
-    def read(self, gradients: Mapping[str, Any]) -> list[Any]:
-        """The state now, in the order of the inputs; of a gradient that is gone the one before."""
-        paths = {f"model.{path}": read for path, read in _owners(self._model)}
-        values = [paths[name]() for name in self._state.names]
-        for optimizer, group in zip(self.optimizers, self._groups, strict=False):
-            for parameter, key in group.entries.values():
-                owner = self._replacements[id(self._state.tensors[parameter])]
-                values.append(optimizer.state[owner][key])
-        values += [gradients.get(name, before) for name, before in self.gradients_before.items()]
-        return [value.detach() for value in values]
-
-
-@contextlib.contextmanager
-def _events(model: Any, optimizers: Sequence[Any]) -> Iterator[list[str]]:
-    """What a traced step does, in order: "zero", "backward", "step"."""
-    events: list[str] = []
-
-    def noting(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            events.append(event)
-            return function(*args, **kwargs)
-
-        return noted
-
-    with contextlib.ExitStack() as stack:
-        backward = noting("backward", torch.autograd.backward)
-        stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
-        for owner in (model, *optimizers):
-            stack.enter_context(mock.patch.object(owner, "zero_grad", noting("zero", owner.zero_grad)))
-        for optimizer in optimizers:
-            hook = optimizer.register_step_pre_hook(lambda *_: events.append("step"))
-            stack.callback(hook.remove)
-        yield events
-
-
-def _leaves_gradients(events: Sequence[str]) -> bool:
-    """Whether a later call sees the gradients of this one: not where it clears them first, and has used them itself."""
-    if "backward" not in events:
-        return True
-    first = events.index("backward")
-    last = len(events) - 1 - events[::-1].index("backward")
-    return not ("zero" in events[:first] and "step" in events[last:])
-
-
-def _owners(model: Any) -> Iterator[tuple[str, Any]]:
-    """(path, function that reads the parameter or buffer) of a module's tensors."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for kept in (module._parameters, module._buffers):
-            for name in kept:
-                yield f"{prefix}.{name}" if prefix else name, partial(kept.get, name)
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -198,10 +198,10 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _user_line(error: BaseException) -> str:
-    from shardwright.client.frontends.torch.labels import _OTHERS
+    from shardwright.client.frontends.torch.labels import is_user_file
 
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_OTHERS) and not frame.filename.startswith("<"):
+        if is_user_file(frame.filename):
             return f"{frame.filename}:{frame.lineno} ({frame.name})"
     return ""
 

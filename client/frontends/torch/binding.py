@@ -1,0 +1,120 @@
+"""A module and its optimizers over the tensors of a trace, and what a traced step does to their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from shardwright.client.frontends.torch.state import (
+    ModelState,
+    OptimizerState,
+    gradient_name,
+    swap_optimizer,
+    swap_tensors,
+)
+
+
+class BoundStep:
+    """The module and the optimizers over the tensors of a trace."""
+
+    def __init__(
+        self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
+        values: Sequence[Any], rates: Sequence[Any],
+    ) -> None:  # fmt: skip
+        self._model, self._state, self._groups = model, state, groups
+        self.optimizers = list(optimizers)
+        self._rates = rates
+        self._replacements: dict[int, Any] = {}
+        remaining = iter(values)
+        for tensor in state.tensors.values():
+            value = next(remaining)
+            if isinstance(tensor, torch.nn.Parameter):
+                value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
+            self._replacements[id(tensor)] = value
+        names = [name for group in groups for name in group.names]
+        self._of_optimizers = dict(zip(names, remaining, strict=False))
+        gradients = list(values[len(state.tensors) + len(names) :])
+        self.gradients_before = dict(zip(state.gradients.names, gradients, strict=False))
+        for name, tensor in state.tensors.items():
+            if gradient_name(name) in self.gradients_before:
+                self._replacements[id(tensor)].grad = self.gradients_before[gradient_name(name)]
+
+    @contextlib.contextmanager
+    def swap_tensors(self) -> Iterator[None]:
+        rates = iter(self._rates)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(swap_tensors(self._model, self._replacements))
+            for optimizer, group in zip(self.optimizers, self._groups, strict=False):
+                entries: dict[Any, dict[str, Any]] = {}
+                for parameter, kept in optimizer.state.items():
+                    others = {k: v for k, v in kept.items() if not isinstance(v, torch.Tensor)}
+                    entries[self._replacements[id(parameter)]] = others
+                for name, (parameter, key) in group.entries.items():
+                    owner = self._replacements[id(self._state.tensors[parameter])]
+                    entries.setdefault(owner, {})[key] = self._of_optimizers[name]
+                count = len(optimizer.param_groups)
+                stack.enter_context(
+                    swap_optimizer(optimizer, self._replacements, entries, [next(rates) for _ in range(count)])
+                )
+            yield
+
+    def gradients(self) -> dict[str, Any]:
+        """Gradients that the parameters hold now, by name."""
+        held = {gradient_name(n): self._replacements[id(t)].grad for n, t in self._state.tensors.items()}
+        return {name: gradient.detach() for name, gradient in held.items() if gradient is not None}
+
+    def read(self, gradients: Mapping[str, Any]) -> list[Any]:
+        """The state now, in the order of the inputs; of a gradient that is gone the one before."""
+        paths = {f"model.{path}": read for path, read in _owners(self._model)}
+        values = [paths[name]() for name in self._state.names]
+        for optimizer, group in zip(self.optimizers, self._groups, strict=False):
+            for parameter, key in group.entries.values():
+                owner = self._replacements[id(self._state.tensors[parameter])]
+                values.append(optimizer.state[owner][key])
+        values += [gradients.get(name, before) for name, before in self.gradients_before.items()]
+        return [value.detach() for value in values]
+
+
+@contextlib.contextmanager
+def record_events(model: Any, optimizers: Sequence[Any]) -> Iterator[list[str]]:
+    """What a traced step does, in order: "zero", "backward", "step"."""
+    events: list[str] = []
+
+    def noting(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            events.append(event)
+            return function(*args, **kwargs)
+
+        return noted
+
+    with contextlib.ExitStack() as stack:
+        backward = noting("backward", torch.autograd.backward)
+        stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
+        for owner in (model, *optimizers):
+            stack.enter_context(mock.patch.object(owner, "zero_grad", noting("zero", owner.zero_grad)))
+        for optimizer in optimizers:
+            hook = optimizer.register_step_pre_hook(lambda *_: events.append("step"))
+            stack.callback(hook.remove)
+        yield events
+
+
+def leaves_gradients(events: Sequence[str]) -> bool:
+    """Whether a later call sees the gradients of this one: not where it clears them first, and has used them itself."""
+    if "backward" not in events:
+        return True
+    first = events.index("backward")
+    last = len(events) - 1 - events[::-1].index("backward")
+    return not ("zero" in events[:first] and "step" in events[last:])
+
+
+def _owners(model: Any) -> Iterator[tuple[str, Any]]:
+    """(path, function that reads the parameter or buffer) of a module's tensors."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for kept in (module._parameters, module._buffers):
+            for name in kept:
+                yield f"{prefix}.{name}" if prefix else name, partial(kept.get, name)
