@@ -119,7 +119,9 @@ def options_key(options: PlanOptions) -> str:
     ways = (options.effort, options.rewrites, options.remat, options.mode, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)
-    return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))
+    return repr(
+        (mesh, options.force, options.rest, pins, options.argument_names, options.output_names, limits, ways, pipeline)
+    )
 
 
 def _size_bytes(element_type: str, shape: tuple[int, ...]) -> int:

@@ -309,7 +309,9 @@ class Step:
         return isinstance(place, Layout) and self._state.part_of_cluster(place) is None
 
     def _is_forced(self, name: str) -> bool:
-        """Whether the user's force pins this very argument; then the array is moved when needed."""
+        """Whether the user's force or rest pins this very argument; then the array is moved when needed."""
+        if self._options.rest != "search":
+            return True
         force = self._options.force
         return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
 

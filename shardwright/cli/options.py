@@ -16,10 +16,12 @@ from shardwright.options.plan_options import (
     FORCED_STRATEGIES,
     MODES,
     REMATS,
+    REPLICATED,
+    RESTS,
     REWRITES,
     Pin,
-    Pins,
     PlanOptions,
+    TensorPins,
 )
 from shardwright.options.user_options import OPTION_HELP, plan_options
 
@@ -37,9 +39,10 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
-        "where AXIS may be - (not split) or * (split somewhere); may repeat for pins",
+        f"where AXIS may be - (not split) or * (split somewhere), or NAME={REPLICATED}; may repeat for pins",
     )
     kinds: dict[str, dict[str, Any]] = {
+        "rest": {"choices": RESTS},
         "memory_budget": {"metavar": "AMOUNT"},
         "deadline": {"metavar": "SECONDS", "type": float},
         "effort": {"choices": EFFORTS},
@@ -96,7 +99,7 @@ def mesh_of(text: str | None) -> str | dict[str, int] | None:
     return mesh
 
 
-def force_of(texts: Sequence[str]) -> str | dict[str, Pins] | None:
+def force_of(texts: Sequence[str]) -> str | dict[str, TensorPins] | None:
     """The `force` of PlanOptions: one strategy name, or pins by argument name. Raises OptionError."""
     if not texts:
         return None
@@ -105,8 +108,10 @@ def force_of(texts: Sequence[str]) -> str | dict[str, Pins] | None:
     return dict(_argument_pins(text) for text in texts)
 
 
-def _argument_pins(text: str) -> tuple[str, dict[int, Pin]]:
+def _argument_pins(text: str) -> tuple[str, TensorPins]:
     name, _, pins = text.rpartition("=")
+    if name and pins == REPLICATED:
+        return name, REPLICATED
     items = [re.fullmatch(r"(\d+):([A-Za-z_]\w*|-|\*)", item) for item in pins.split(",")]
     if not name or not all(items):
         raise OptionError(

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
 Pin = str | tuple[str, ...] | bool | None
 
 #: Dimension → pin, for one tensor. A dimension left out is free.
 Pins = Mapping[int, Pin]
+
+#: Pins of one tensor, or all of it on every device.
+TensorPins = Pins | Literal["replicated"]
+
+#: The pin of a whole tensor.
+REPLICATED: Literal["replicated"] = "replicated"
+
+#: What becomes of arguments that `force` pins by no name: `search` leaves them to the planner, `replicated` keeps them
+#: whole on every device, `data` splits the batch and keeps all others whole.
+RESTS = ("search", "replicated", "data")
 
 #: The named strategies that `force=` accepts.
 FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated")
@@ -53,7 +64,8 @@ class PlanOptions:
     """
 
     mesh: Mapping[str, int] | None = None
-    force: str | Mapping[str, Pins] | None = None
+    force: str | Mapping[str, TensorPins] | None = None
+    rest: str = "search"
     argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     argument_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

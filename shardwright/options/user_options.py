@@ -18,9 +18,12 @@ from shardwright.options.plan_options import (
     MAX_MESH_AXES,
     MODES,
     REMATS,
+    REPLICATED,
+    RESTS,
     REWRITES,
     Pin,
     PlanOptions,
+    TensorPins,
 )
 from shardwright.spelling import did_you_mean
 from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
@@ -29,7 +32,7 @@ from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
 DEFAULT_AXES = ("data", "model", "sequence")
 
 Mesh = str | tuple[int, ...] | Mapping[str, int] | None
-Force = str | Mapping[str, Mapping[int, Pin]] | None
+Force = str | Mapping[str, Mapping[int, Pin] | str] | None
 
 #: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
 MemoryBudget = int | float | str | None
@@ -49,7 +52,13 @@ class UserOptions(TypedDict, total=False):
     force: Annotated[
         Force,
         'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated"), or argument '
-        'name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}; default: search',
+        'name pattern → "replicated" or {dimension: axis, True ("split somewhere") or None ("not split")}; default: '
+        "search",
+    ]
+    rest: Annotated[
+        str | None,
+        'arguments that force= pins by no name: "search" (default), "replicated": whole on every device, or "data": '
+        "the batch is split over all axes, what is computed runs along it, all else is whole on every device",
     ]
     memory_budget: Annotated[
         MemoryBudget,
@@ -152,7 +161,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
     budget_bytes, fraction = _memory_budget(given.pop("memory_budget", None))
     checked = PlanOptions(
         mesh=_mesh(given.pop("mesh", None)),
-        force=_force(given.pop("force", None)),
+        force=_force(given.pop("force", None), given.get("rest", "search")),
         memory_budget=budget_bytes,
         memory_fraction=fraction,
         deadline_s=given.pop("deadline", None),
@@ -163,12 +172,19 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat or constraints."""
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)
     _one_of("constraints", options.constraints, CONSTRAINTS)
+    _one_of("rest", options.rest, RESTS)
+    if options.rest != "search" and isinstance(options.force, str):
+        raise OptionError(
+            f"force={options.force!r} says it of every argument, rest={options.rest!r} of those without a pin",
+            where="rest",
+            remedy="leave rest= out, or give force= as pins of arguments",
+        )
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
         raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")
@@ -257,20 +273,32 @@ def _mesh(mesh: Mesh) -> dict[str, int] | None:
     return sizes
 
 
-def _force(force: Force) -> str | dict[str, dict[int, Pin]] | None:
+def _force(force: Force, rest: str) -> str | dict[str, TensorPins] | None:
     if force is None:
-        return None
+        return None if rest == "search" else {}
     if isinstance(force, str):
         if force not in FORCED_STRATEGIES:
             raise OptionError(
                 f"{force!r} is no strategy", where="force", remedy=f"one of {', '.join(FORCED_STRATEGIES)}"
             )
         return force
-    if not isinstance(force, Mapping) or not all(isinstance(pins, Mapping) for pins in force.values()):
+    if not isinstance(force, Mapping):
         raise OptionError(
             f"force is {force!r}", where="force", remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}'
         )
-    return {pattern: dict(pins) for pattern, pins in force.items()}
+    return {pattern: _tensor_pins(pattern, pins) for pattern, pins in force.items()}
+
+
+def _tensor_pins(pattern: str, pins: Mapping[int, Pin] | str) -> TensorPins:
+    if isinstance(pins, Mapping):
+        return dict(pins)
+    if pins != REPLICATED:
+        raise OptionError(
+            f"{pins!r} is no pin of a tensor",
+            where=f"force[{pattern!r}]",
+            remedy=f'"{REPLICATED}", or dimension → axis, e.g. {{0: "model", 1: None}}',
+        )
+    return REPLICATED
 
 
 def name_matches(pattern: str, name: str) -> bool:

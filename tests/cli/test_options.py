@@ -55,6 +55,8 @@ def test_bad_meshes(text: str) -> None:
 def test_forced_strategies_and_pins() -> None:
     assert force_of([]) is None
     assert force_of(["fsdp"]) == "fsdp"
+    assert force_of(["params['w']=replicated"]) == {"params['w']": "replicated"}
+    assert (parsed("--rest=data").rest, parsed("--rest=data").force) == ("data", {})
     pins = force_of(["params['a=b']=0:model,1:-", "x=2:*"])
     assert pins == {"params['a=b']": {0: "model", 1: None}, "x": {2: True}}
 
