@@ -115,7 +115,7 @@ def options_key(options: PlanOptions) -> str:
     by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
-    limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
+    limits = (options.bucket_bytes, options.memory_budget, options.memory_fraction, options.deadline_s)
     ways = (options.effort, options.rewrites, options.remat, options.mode, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)

@@ -80,7 +80,7 @@ class MeshSearch:
         self.report("parse")
         self.cluster = cluster
         self.options = options
-        self.profile = hardware_profile(cluster.hardware)
+        self.profile = hardware_profile(cluster.hardware).with_bucket(options.bucket_bytes)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
         self.clock.record_build_time(

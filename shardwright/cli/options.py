@@ -43,6 +43,7 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
     )
     kinds: dict[str, dict[str, Any]] = {
         "rest": {"choices": RESTS},
+        "bucket": {"metavar": "AMOUNT"},
         "memory_budget": {"metavar": "AMOUNT"},
         "deadline": {"metavar": "SECONDS", "type": float},
         "effort": {"choices": EFFORTS},

@@ -59,6 +59,7 @@ class PlanOptions:
         (`VariablePlan.view_of`).
     memory_budget: bytes on one device. memory_fraction: the same relative to the device's memory; not both. Neither:
         all of it.
+    bucket_bytes: most bytes of the results that XLA combines into one collective; None: the compiler's default.
     deadline_s: seconds from the start of planning; None: once `effort` is spent.
     argument_names / output_names: pytree paths for messages and reports.
     """
@@ -72,6 +73,7 @@ class PlanOptions:
     output_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     memory_budget: int | None = None
     memory_fraction: float | None = None
+    bucket_bytes: int | None = None
     deadline_s: float | None = None
     micro_batches: int | None = None
     micro_batch_inexact: bool = False

@@ -34,6 +34,9 @@ DEFAULT_AXES = ("data", "model", "sequence")
 Mesh = str | tuple[int, ...] | Mapping[str, int] | None
 Force = str | Mapping[str, Mapping[int, Pin] | str] | None
 
+#: Bytes, or a text: "25MB", "8MiB".
+Bucket = int | str | None
+
 #: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
 MemoryBudget = int | float | str | None
 
@@ -41,6 +44,7 @@ _UNIT_BYTES = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }  # fmt: skip
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
 
 
 class UserOptions(TypedDict, total=False):
@@ -59,6 +63,11 @@ class UserOptions(TypedDict, total=False):
         str | None,
         'arguments that force= pins by no name: "search" (default), "replicated": whole on every device, or "data": '
         "the batch is split over all axes, what is computed runs along it, all else is whole on every device",
+    ]
+    bucket: Annotated[
+        Bucket,
+        "most bytes that XLA combines into one all-reduce, all-gather or reduce-scatter of many small ones: bytes, "
+        '"25MB", "8MiB"; 0: each by itself; default: the compiler\'s',
     ]
     memory_budget: Annotated[
         MemoryBudget,
@@ -162,6 +171,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
     checked = PlanOptions(
         mesh=_mesh(given.pop("mesh", None)),
         force=_force(given.pop("force", None), given.get("rest", "search")),
+        bucket_bytes=_bucket(given.pop("bucket", None)),
         memory_budget=budget_bytes,
         memory_fraction=fraction,
         deadline_s=given.pop("deadline", None),
@@ -204,6 +214,11 @@ def check_limits(options: PlanOptions) -> None:
         raise OptionError(
             f"{micro_batches!r} micro-batches", where="micro_batches", remedy="give a number from 1, or None"
         )
+    bucket = options.bucket_bytes
+    if bucket is not None and not (type(bucket) is int and 0 <= bucket < 1 << 63):
+        raise OptionError(
+            f"a bucket of {bucket!r} bytes", where="bucket", remedy='write bytes from 0, "25MB" or "8MiB"'
+        )
     check_deadline(options.deadline_s)
     fraction, budget = options.memory_fraction, options.memory_budget
     if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
@@ -236,6 +251,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _bucket(bucket: Bucket) -> int | None:
+    if not isinstance(bucket, str):
+        return bucket
+    match = _AMOUNT.fullmatch(bucket)
+    if match is None or match[2].upper() not in _UNIT_BYTES:
+        raise OptionError(f"{bucket!r} is no size", where="bucket", remedy='write bytes from 0, "25MB" or "8MiB"')
+    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()])
+
+
 def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     """(bytes, part of the device's memory); at most one of them is given."""
     if isinstance(budget, float):
@@ -243,7 +267,7 @@ def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     if budget is None or isinstance(budget, int):
         return budget, None
     text = str(budget)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    match = _AMOUNT.fullmatch(text)
     if match is None or match[2].upper() not in {*_UNIT_BYTES, "%"}:
         raise OptionError(
             f"{text!r} is no amount of memory", where="memory_budget", remedy='write "40GB", "36GiB", "50%" or bytes'

@@ -30,6 +30,7 @@ def test_limits() -> None:
     ways = ("--effort=best", "--mode=propagate", "--rewrites=none", "--remat=full")
     options = parsed("--memory-budget=40GB", "--deadline=2.5", *ways)
     assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
+    assert [parsed(f"--bucket={text}").bucket_bytes for text in ("25MB", "8MiB", "0")] == [25_000_000, 8 << 20, 0]
     assert (options.effort, options.mode, options.rewrites, options.remat) == ("best", "propagate", "none", "full")
     assert parsed("--memory-budget=50%").memory_fraction == 0.5
     cut = parsed("--micro-batches=4", "--micro-batch-inexact")

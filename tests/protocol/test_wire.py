@@ -74,6 +74,8 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
         {"constraints": "ignore"},
+        {"bucket_bytes": 0},
+        {"bucket_bytes": 25_000_000},
         {"force": {}, "rest": "replicated"},
         {"force": {"w": "replicated"}, "rest": "data"},
     ],
@@ -109,6 +111,7 @@ def test_progress_comes_back() -> None:
         {"mode": "propagate", "forced_strategy": "data"},
         {"rest": "data", "forced_strategy": "data"},
         {"rest": "some"},
+        {"bucket_bytes": -1},
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
