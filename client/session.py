@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.choices import read_options
 from shardwright.client.addresses import read_address, read_host, read_port
 from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import OptionError
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
@@ -100,12 +101,12 @@ class Session:
         from shardwright.client.frontends.jax import JaxFunction
         from shardwright.client.step import Step
 
-        checked = plan_options(**options)
+        builder, checked = read_options(options)
         function = JaxFunction(
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self._state, function, checked, progress)
+        return Step(self._state, function, checked, progress, builder)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None

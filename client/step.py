@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import PlanChoice, list_choices
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, trace_settings, warn_of_settings
 from shardwright.client.frontends.jax import JaxFunction, LoweredProgram, Signature
@@ -19,6 +21,7 @@ from shardwright.client.placement import Placement
 from shardwright.client.programs import StepProgram, describe_difference, leaf_numbers
 from shardwright.client.resharding import fits, pin_layouts, place, type_of, type_of_value
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
+from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.plans.layouts import Layout
@@ -54,8 +57,10 @@ class Step:
         function: JaxFunction,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
+        builder: Builder | None = None,
     ) -> None:
         self._state = state
+        self._builder = builder
         self._function = function
         self._options = options
         self._progress = progress
@@ -243,14 +248,34 @@ class Step:
 
     def _plan_program(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> StepProgram:
         """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
-        options = self._plan_options(lowered, leaves, donated)
+        choices = self._choices(lowered)
+        placed = [
+            replace(choice, options=self._plan_options(choice.options, lowered, leaves, donated)) for choice in choices
+        ]
         try:
-            return self._state.prepare(lowered, options, self._progress)
+            return self._state.prepare_fastest(lowered, placed, self._progress)
         except (AnnotationError, PlanError):
-            if self._options.force is None or not (options.argument_axes or options.output_axes):
+            if not any(_is_pinned_twice(choice.options) for choice in placed):
                 raise
-            free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
-            return self._state.prepare(lowered, free, self._progress)
+            free = [
+                replace(choice, options=pin_layouts(replace(each.options, mesh=choice.options.mesh), {}, {}))
+                for choice, each in zip(choices, placed, strict=True)
+            ]
+            return self._state.prepare_fastest(lowered, free, self._progress)
+
+    def _choices(self, lowered: LoweredProgram) -> list[PlanChoice]:
+        """The ways to plan a program: the user's options, or what the builder makes of its variables.
+
+        Further programs of the step follow the builder that the first one's plan is of.
+        """
+        choices = list_choices(
+            self._builder,
+            self._options,
+            self._state.info.cluster,
+            lambda: (parse(lowered.hlo_text), lowered.argument_names, lowered.aliases),
+        )
+        main = self._main
+        return [choice for choice in choices if main is None or choice.name == main.choice]
 
     def _lower(self, signature: Signature) -> LoweredProgram:
         try:
@@ -265,11 +290,13 @@ class Step:
             self._lowered[signature] = lowered
         return lowered
 
-    def _plan_options(self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]) -> PlanOptions:
-        """The user's options, plus pinned layouts of the arrays that stay in place."""
-        options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
-        pinned = self._layouts_to_pin(lowered, leaves, donated)
-        mesh = self._common_mesh(list(pinned.values()))
+    def _plan_options(
+        self, options: PlanOptions, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
+    ) -> PlanOptions:
+        """The options, plus pinned layouts of the arrays that stay in place."""
+        options = replace(options, argument_names=lowered.argument_names, output_names=lowered.output_names)
+        pinned = self._layouts_to_pin(options, lowered, leaves, donated)
+        mesh = _common_mesh(options, list(pinned.values()))
         if mesh is None:
             return options
         numbers = leaf_numbers(lowered)
@@ -280,7 +307,7 @@ class Step:
         )
 
     def _layouts_to_pin(
-        self, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
+        self, options: PlanOptions, lowered: LoweredProgram, leaves: Sequence[Any], donated: frozenset[int]
     ) -> dict[int, Layout]:
         """Leaf number → pinned layout.
 
@@ -288,7 +315,7 @@ class Step:
         has chosen before. Steps that only read arrays accept their layouts.
         """
         is_choosing = self._main is None
-        has_wishes = self._options.mesh is not None or self._options.force is not None
+        has_wishes = options.mesh is not None or options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, leaf_numbers(lowered), strict=True)):
             if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
@@ -296,7 +323,7 @@ class Step:
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
                 continue
-            if not is_mine and self._is_forced(lowered.arguments[argument].name):
+            if not is_mine and _is_forced(options, lowered.arguments[argument].name):
                 continue
             pinned[number] = leaf._place
         if not is_choosing:
@@ -307,24 +334,6 @@ class Step:
     def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
         """Whether a program can be planned around the placement: a layout over the whole cluster."""
         return isinstance(place, Layout) and self._state.part_of_cluster(place) is None
-
-    def _is_forced(self, name: str) -> bool:
-        """Whether the user's force or rest pins this very argument; then the array is moved when needed."""
-        if self._options.rest != "search":
-            return True
-        force = self._options.force
-        return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
-
-    def _common_mesh(self, pinned: Sequence[Layout]) -> Mesh | None:
-        """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
-        sizes: dict[Mesh, int] = {}
-        for layout in pinned:
-            sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
-        if not sizes:
-            return None
-        mesh = max(sizes, key=lambda candidate: sizes[candidate])
-        is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
-        return mesh if is_wanted else None
 
     def _main_argument_layouts(self, lowered: LoweredProgram) -> dict[int, Layout]:
         """Leaf number → layout of the argument of the same name and type in this step's first program."""
@@ -390,6 +399,31 @@ class Step:
             result = results[output]
             if result is not None:
                 result._is_owned = True
+
+
+def _is_pinned_twice(options: PlanOptions) -> bool:
+    """Whether both the user and arrays on the servers say how arguments lie."""
+    return options.force is not None and bool(options.argument_axes or options.output_axes)
+
+
+def _is_forced(options: PlanOptions, name: str) -> bool:
+    """Whether the user's force or rest pins this very argument; then the array is moved when needed."""
+    if options.rest != "search":
+        return True
+    force = options.force
+    return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
+
+
+def _common_mesh(options: PlanOptions, pinned: Sequence[Layout]) -> Mesh | None:
+    """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
+    sizes: dict[Mesh, int] = {}
+    for layout in pinned:
+        sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
+    if not sizes:
+        return None
+    mesh = max(sizes, key=lambda candidate: sizes[candidate])
+    is_wanted = options.mesh is None or dict(options.mesh) == mesh.sizes
+    return mesh if is_wanted else None
 
 
 def _shape_of(plan: Plan | PipelinePlan) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import add_candidates, list_choices, read_options, take_fastest
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 if TYPE_CHECKING:
+    from shardwright.hlo import Module
+    from shardwright.options.plan_options import PlanOptions
     from shardwright.planner import PlanProgress
 
 
@@ -35,12 +39,42 @@ def plan(
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
     """
+    builder, checked = read_options(options)
+    return plan_fastest(hlo_text, _cluster(cluster), checked, builder, cache=cache, progress=progress)
+
+
+def plan_fastest(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    builder: Builder | None = None,
+    *,
+    cache: bool = True,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> Plan | PipelinePlan:
+    """The plan under checked options, of a strategy builder if there is one; see `plan`."""
     from shardwright.planner.cache.plan_cache import plan_with_cache
     from shardwright.planner.cache.store import default_store
 
     store = default_store("plans") if cache else None
-    checked = plan_options(**options)
-    return to_user_plan(plan_with_cache(hlo_text, _cluster(cluster), checked, store=store, progress=progress))
+    choices = list_choices(builder, options, cluster, lambda: _read_program(hlo_text))
+    choice, made, others = take_fastest(
+        choices,
+        lambda each: plan_with_cache(hlo_text, cluster, each, store=store, progress=progress),
+        lambda plan: plan,
+    )
+    return to_user_plan(add_candidates(choice.record(made), others))
+
+
+def _read_program(hlo_text: str) -> tuple[Module, Sequence[str], Mapping[int, int]]:
+    """A program's module, the names of its arguments, and output → argument updated in place, by flat number."""
+    from shardwright.hlo import parse
+    from shardwright.planner.graph.donation import alias_donors
+    from shardwright.planner.graph.names import parameter_names
+    from shardwright.planner.rewrites.edit import flat_aliases
+
+    module = parse(hlo_text)
+    return module, parameter_names(module), flat_aliases(alias_donors(module))
 
 
 def _cluster(cluster: Any) -> Cluster:

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwright import builders
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import read_options
+from shardwright.builders.given import load
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -23,7 +27,13 @@ from shardwright.options.plan_options import (
     PlanOptions,
     TensorPins,
 )
-from shardwright.options.user_options import OPTION_HELP, plan_options
+from shardwright.options.user_options import OPTION_HELP
+
+#: Strategy builders by name; others, and their arguments, take a script.
+BUILDERS = (
+    "AllReduce", "Auto", "PS", "PSLoadBalancing", "Parallax", "PartitionedAR", "PartitionedPS",
+    "RandomAxisPartitionAR", "UnevenPartitionedPS",
+)  # fmt: skip
 
 
 def add_planning_options(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +48,8 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         action="append",
         default=[],
-        help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
+        help=f"a strategy ({', '.join(FORCED_STRATEGIES)}), a builder ({', '.join(BUILDERS)}), a plan's JSON file for "
+        "the strategies in it, or pins of one argument, NAME=DIM:AXIS,… "
         f"where AXIS may be - (not split) or * (split somewhere), or NAME={REPLICATED}; may repeat for pins",
     )
     kinds: dict[str, dict[str, Any]] = {
@@ -83,10 +94,10 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
     return Cluster.local(int(text)) if is_count else Cluster.load(Path(text), for_planning=for_planning)
 
 
-def planning_options(arguments: argparse.Namespace) -> PlanOptions:
-    """The options collected by `add_planning_options`. Raises OptionError."""
+def planning_options(arguments: argparse.Namespace) -> tuple[Builder | None, PlanOptions]:
+    """The options collected by `add_planning_options`, and the strategy builder among them. Raises OptionError."""
     options: Any = {name: getattr(arguments, name) for name in OPTION_HELP}
-    return plan_options(**options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
+    return read_options(options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
 
 
 def mesh_of(text: str | None) -> str | dict[str, int] | None:
@@ -100,12 +111,20 @@ def mesh_of(text: str | None) -> str | dict[str, int] | None:
     return mesh
 
 
-def force_of(texts: Sequence[str]) -> str | dict[str, TensorPins] | None:
-    """The `force` of PlanOptions: one strategy name, or pins by argument name. Raises OptionError."""
+def force_of(texts: Sequence[str]) -> str | dict[str, TensorPins] | Builder | None:
+    """The option `force`: a strategy name, a builder, strategies of a plan's file, or pins by argument name.
+
+    Raises OptionError.
+    """
     if not texts:
         return None
     if len(texts) == 1 and texts[0] in FORCED_STRATEGIES:
         return texts[0]
+    if len(texts) == 1 and texts[0] in BUILDERS:
+        builder: Builder = getattr(builders, texts[0])()
+        return builder
+    if len(texts) == 1 and texts[0].endswith(".json"):
+        return load(texts[0])
     return dict(_argument_pins(text) for text in texts)
 
 
@@ -118,7 +137,8 @@ def _argument_pins(text: str) -> tuple[str, TensorPins]:
         raise OptionError(
             f"{text!r} is neither a strategy nor the pins of an argument",
             where="--force",
-            remedy=f"write one of {', '.join(FORCED_STRATEGIES)}, or \"params['w']=0:data,1:-\"",
+            remedy=f"write one of {', '.join((*FORCED_STRATEGIES, *BUILDERS))}, a plan's file, or "
+            "\"params['w']=0:data,1:-\"",
         )
     axes: dict[str, Pin] = {"-": None, "*": True}
     return name, {int(item[1]): axes.get(item[2], item[2]) for item in items if item}

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -31,8 +31,15 @@ from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
 #: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
 DEFAULT_AXES = ("data", "model", "sequence")
 
+
+class StrategyBuilder(Protocol):
+    """A builder of `shardwright.strategies`, or one derived from its `Builder`."""
+
+    def build(self, variables: Any, cluster: Any, /) -> Mapping[str, Any]: ...
+
+
 Mesh = str | tuple[int, ...] | Mapping[str, int] | None
-Force = str | Mapping[str, Mapping[int, Pin] | str] | None
+Force = str | Mapping[str, Mapping[int, Pin] | str] | StrategyBuilder | None
 
 #: Bytes, or a text: "25MB", "8MiB".
 Bucket = int | str | None
@@ -55,6 +62,7 @@ class UserOptions(TypedDict, total=False):
     ]
     force: Annotated[
         Force,
+        "a builder of shardwright.strategies, "
         'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated"), or argument '
         'name pattern → "replicated" or {dimension: axis, True ("split somewhere") or None ("not split")}; default: '
         "search",
@@ -171,7 +179,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
     checked = PlanOptions(
         mesh=_mesh(given.pop("mesh", None)),
         force=_force(given.pop("force", None), given.get("rest", "search")),
-        bucket_bytes=_bucket(given.pop("bucket", None)),
+        bucket_bytes=bucket_bytes(given.pop("bucket", None)),
         memory_budget=budget_bytes,
         memory_fraction=fraction,
         deadline_s=given.pop("deadline", None),
@@ -251,7 +259,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _bucket(bucket: Bucket) -> int | None:
+def bucket_bytes(bucket: Bucket) -> int | None:
+    """Bytes of a bucket as users write it. Raises OptionError on a text that is no size."""
     if not isinstance(bucket, str):
         return bucket
     match = _AMOUNT.fullmatch(bucket)

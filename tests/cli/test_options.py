@@ -15,7 +15,7 @@ from shardwright.options.plan_options import PlanOptions
 def parsed(*arguments: str) -> PlanOptions:
     parser = argparse.ArgumentParser()
     add_planning_options(parser)
-    return planning_options(parser.parse_args(arguments))
+    return planning_options(parser.parse_args(arguments))[1]
 
 
 def test_mesh_notations() -> None:
