@@ -12,11 +12,11 @@ from shardwright.errors import OptionError
 
 
 class StaleState(NamedTuple):
-    """count: updates so far, up to the number of pending ones. pending: gradients, the oldest first. inner: the
+    """applied: updates so far, up to the number of pending ones. pending: gradients, the oldest first. inner: the
     optimizer's own state.
     """
 
-    count: jax.Array
+    applied: jax.Array
     pending: tuple[Any, ...]
     inner: Any
 
@@ -42,11 +42,11 @@ def stale(optimizer: optax.GradientTransformation, steps: int) -> optax.Gradient
 
     def update(gradients: Any, state: StaleState, params: Any = None, **extra: Any) -> tuple[Any, StaleState]:
         oldest, *younger = state.pending
-        is_due = state.count >= steps
+        is_due = state.applied >= steps
         updates, changed = inner.update(oldest, state.inner, params, **extra)
         updates = jax.tree.map(lambda each: jnp.where(is_due, each, jnp.zeros_like(each)), updates)
         kept = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), changed, state.inner)
-        count = jnp.minimum(state.count + 1, steps)
+        count = jnp.minimum(state.applied + 1, steps)
         return updates, StaleState(count, (*younger, gradients), kept)
 
     return optax.GradientTransformationExtraArgs(init, update)

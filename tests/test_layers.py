@@ -25,6 +25,7 @@ def modules_after(statement: str) -> set[str]:
         ("import shardwright.clusters.cluster", HEAVY),
         ("import shardwright.plans.plan", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.hlo", ("jax", "jaxlib", "pulp", "highspy")),
+        ("import shardwright.builders.choices", HEAVY),
         ("import shardwright.planner", ("jax", "jaxlib")),
         ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),
     ],

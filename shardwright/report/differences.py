@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -182,7 +183,7 @@ def _collectives(collectives: tuple[PlannedCollective, ...]) -> Iterator[tuple[s
         yield f"{kind} over {over}", f"{count}, {format_bytes(sent_bytes[kind, over])} a device"
 
 
-def differences_as_dict(differences: tuple[Difference, ...]) -> dict[str, list[Mapping[str, object]]]:
+def differences_as_dict(differences: tuple[Difference, ...]) -> dict[str, Any]:
     """The differences in plain data, for `--json`."""
     rows = [
         {"section": each.section, "names": list(each.names), "before": each.before, "after": each.after}

@@ -104,5 +104,10 @@ def model(name: str) -> Model:
 
 
 @cache
+def text_of(name: str) -> str:
+    return model(name).text()
+
+
+@cache
 def trained(name: str) -> tuple[Any, list[float]]:
     return model(name).trained()

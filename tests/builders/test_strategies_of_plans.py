@@ -13,13 +13,13 @@ import shardwright as sw
 from shardwright import strategies
 from shardwright.builders.variables import Variable
 from shardwright.plans.variable_strategy import VariableStrategy
-from tests.builders.models import model
+from tests.builders.models import text_of
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan-schema.json").read_text(encoding="utf-8"))
 
 
 def planned(builder: Any, **options: Any) -> sw.Plan:
-    made = sw.plan(model("embedding").text(), 8, force=builder, cache=False, **options)
+    made = sw.plan(text_of("embedding"), 8, force=builder, cache=False, **options)
     assert isinstance(made, sw.Plan)
     return made
 
@@ -65,7 +65,7 @@ def test_an_edited_document_is_planned_again(tmp_path: Path) -> None:
     [
         ({"split": "rows"}, "params['w'].split"),
         ({"split": -1}, "params['w'].split"),
-        ({"split": 0, "copy": True}, "params['w'].copy"),
+        ({"split": 0, "local_copy": None}, "params['w'].local_copy"),
         ({}, "params['w'].split"),
         ({"split": 0, "local_copy": 1}, "params['w'].local_copy"),
         (3, "params['w']"),
@@ -154,7 +154,7 @@ def test_compression_is_refused_with_what_there_is() -> None:
 
 def test_a_builders_bucket_is_the_plans() -> None:
     gpus = sw.Cluster(name="gpus", platform="cuda", hardware="a100", nodes=sw.Cluster.local(8).nodes)
-    text = model("embedding").text()
+    text = text_of("embedding")
 
     def threshold(builder: strategies.Builder, **options: Any) -> Any:
         made = sw.plan(text, gpus, force=builder, cache=False, **options)
