@@ -128,8 +128,6 @@ def test_parallax_splits_tables_and_all_reduces_the_rest() -> None:
     lies = layouts(made)
     assert (lies["params['table']"], lies["params['w']"]) == ("[data, -]", "[-, -]")
     assert any("params['table'] in parts by rows" in note for note in made.notes)
-    table_bytes = 1000 * 32 * 4
-    assert max(collective.payload_bytes for collective in made.collectives) < table_bytes
 
 
 @pytest.mark.parametrize("name", ["embedding", pytest.param("mlp", marks=SLOW), pytest.param("gpt2", marks=SLOW)])
@@ -155,7 +153,7 @@ def test_auto_leaves_out_what_cannot_be_planned() -> None:
 def test_a_mesh_of_two_axes_is_split_over_both() -> None:
     made = planned("embedding", strategies.Parallax(), mesh={"data": 2, "model": 4})
     assert layouts(made)["params['table']"] == "[data·model, -]"
-    assert layouts(made)["ids"] == "[data·model, -]"
+    assert layouts(made)["batch[0]"] == "[data·model, -]"
 
 
 @pytest.mark.slow
