@@ -10,9 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import grpc
 
+from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan_text import plan_from_json
@@ -56,6 +58,16 @@ class SessionInfo:
     @property
     def device_count(self) -> int:
         return sum(len(node.devices) for node in self.nodes)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its nodes and devices; what links and hardware they have, the servers alone know."""
+        addresses = [urlsplit(f"//{node.data_address}") for node in self.nodes]
+        nodes = [
+            ClusterNode(index=node.index, ip=at.hostname or "", port=at.port or 0, device_count=len(node.devices))
+            for node, at in zip(self.nodes, addresses, strict=True)
+        ]
+        return Cluster(name=self.cluster_name, nodes=tuple(nodes), platform=self.platform)
 
 
 class Dialer:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.builders.choices import PlanChoice, add_candidates, take_fastest
 from shardwright.client.placement import (
     ExecutableEntry,
     Placement,
@@ -20,14 +21,14 @@ from shardwright.client.programs import (
     ArgumentSource,
     LoadedPlan,
     StepProgram,
+    choice_key,
     donated_leaves,
-    options_key,
     outputs_to_read_back,
 )
-from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
+from shardwright.user_plans import to_user_plan
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.program import Program
@@ -48,21 +49,22 @@ class ProgramCache:
     def prepare(
         self,
         lowered: Program,
-        options: PlanOptions,
+        choices: Sequence[PlanChoice],
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
     ) -> StepProgram:
         """A program ready to run; equal programs under the same plan are planned and loaded once.
 
-        progress: called while the program is planned. devices: of the cluster, default all.
+        choices: the ways to plan it; the fastest plan by prediction is loaded. progress: called while the program is
+        planned. devices: of the cluster, default all.
         """
         state = self._state
         state.require_open()
         first_device = 0 if devices is None else devices.start
         with state.lock:
-            key = (lowered.identity, f"{options_key(options)} on {devices}")
+            key = (lowered.identity, f"{[*map(choice_key, choices)]} on {devices}")
             if key not in self._loaded:
-                self._loaded[key] = self._load_program(lowered, options, progress, devices)
+                self._loaded[key] = self._load_program(lowered, choices, progress, devices)
             loaded = self._loaded[key]
             inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
             returns = self._intern_layouts(output_entries(loaded.plan, first_device))
@@ -73,6 +75,7 @@ class ProgramCache:
         return StepProgram(
             lowered=lowered,
             plan=loaded.plan,
+            choice=loaded.choice,
             executable_id=loaded.load.executable_id,
             load=loaded.load,
             arguments=tuple(arguments),
@@ -107,7 +110,7 @@ class ProgramCache:
     def _load_program(
         self,
         lowered: Program,
-        options: PlanOptions,
+        choices: Sequence[PlanChoice],
         progress: Callable[[PlanProgress], None] | None,
         devices: range | None,
     ) -> LoadedPlan:
@@ -121,10 +124,14 @@ class ProgramCache:
 
         started, master = time.monotonic(), self._state.master
         program_id = master.upload_program(lowered.hlo_text)
-        plan_id, plan = master.plan(program_id, lowered.hlo_text, options, planning, devices)
+        choice, (plan_id, plan), others = take_fastest(
+            choices,
+            lambda options: master.plan(program_id, lowered.hlo_text, options, planning, devices),
+            lambda planned: planned[1],
+        )
         load = master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
-        return LoadedPlan(plan=plan, load=load)
+        return LoadedPlan(plan=to_user_plan(add_candidates(choice.record(plan), others)), choice=choice.name, load=load)
 
     def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
         """The entries, with equal layouts made identical."""

@@ -7,10 +7,10 @@ from math import prod
 
 import numpy as np
 
+from shardwright.builders.choices import PlanChoice
 from shardwright.client.frontends.program import Program
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
-from shardwright.options.plan_options import PlanOptions
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.user_plans import PipelinePlan, Plan
 
@@ -24,9 +24,13 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadedPlan:
-    """The servers' part, shared by all functions with one program under one plan."""
+    """The servers' part, shared by all functions with one program under one plan.
+
+    choice: name of the strategy builder that the plan is of; "": of none.
+    """
 
     plan: Plan | PipelinePlan
+    choice: str
     load: master_pb2.LoadResult
 
 
@@ -47,6 +51,7 @@ class ArgumentSource:
 class StepProgram:
     """An executable on the servers, with the user's argument and output numbers mapped to it.
 
+    choice: see `LoadedPlan`.
     arguments / outputs: places by flat number, None: an unread argument; equal ones are the same object within a
     session.
     leaf_numbers: flat argument number of each leaf of the call.
@@ -59,6 +64,7 @@ class StepProgram:
 
     lowered: Program
     plan: Plan | PipelinePlan
+    choice: str
     executable_id: str
     load: master_pb2.LoadResult
     arguments: tuple[Placement | None, ...]
@@ -107,16 +113,30 @@ def outputs_to_read_back(lowered: Program) -> tuple[int, ...]:
     return tuple(small[:READ_BACK_OUTPUTS])
 
 
-def options_key(options: PlanOptions) -> str:
-    """Equal options, for planning, have equal keys."""
+def choice_key(choice: PlanChoice) -> str:
+    """Equal options, for planning, under one name have equal keys."""
+    options = choice.options
     by_number = (options.argument_axes, options.output_axes, options.argument_views, options.output_views)
     pins = [sorted(settled.items()) for settled in by_number]
     mesh = list((options.mesh or {}).items())
-    limits = (options.memory_budget, options.memory_fraction, options.deadline_s)
+    limits = (options.bucket_bytes, options.memory_budget, options.memory_fraction, options.deadline_s)
     ways = (options.effort, options.rewrites, options.remat, options.mode, options.constraints)
     batches = (options.micro_batches, options.micro_batch_inexact)
     pipeline = (options.stages, options.schedule, options.imbalance, *batches)
-    return repr((mesh, options.force, pins, options.argument_names, options.output_names, limits, ways, pipeline))
+    return repr(
+        (
+            choice.name,
+            mesh,
+            options.force,
+            options.rest,
+            pins,
+            options.argument_names,
+            options.output_names,
+            limits,
+            ways,
+            pipeline,
+        )
+    )
 
 
 def _size_bytes(element_type: str, shape: tuple[int, ...]) -> int:

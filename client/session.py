@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.choices import read_options
 from shardwright.client.addresses import address_from_environment, read_address
 from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.session_state import SessionState
 from shardwright.errors import OptionError
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
 
@@ -110,12 +111,12 @@ class Session:
         from shardwright.client.frontends.jax import JaxFunction
         from shardwright.client.step import Step
 
-        checked = plan_options(**options)
+        builder, checked = read_options(options)
         function = JaxFunction(
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self._state, function, checked, progress, timeout_s=_timeout_s(step_timeout))
+        return Step(self._state, function, checked, progress, builder, timeout_s=_timeout_s(step_timeout))
 
     @show_options
     def program(
@@ -152,9 +153,9 @@ class Session:
         from shardwright.client.step import Step
         from shardwright.xla.formats import read_program
 
-        checked = plan_options(**options)
+        builder, checked = read_options(options)
         function = HloFunction(read_program(hlo), names=names, donated=donated, results=results, name=name)
-        return Step(self._state, function, checked, progress)
+        return Step(self._state, function, checked, progress, builder)
 
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None

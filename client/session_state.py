@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright import __version__
+from shardwright.builders.choices import PlanChoice
 from shardwright.client.array_reader import ArrayReader
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
@@ -125,12 +126,22 @@ class SessionState:
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
     ) -> StepProgram:
-        """A program ready to run; see `ProgramCache.prepare`."""
+        """A program ready to run, planned under these options; see `ProgramCache.prepare`."""
+        return self.prepare_fastest(lowered, (PlanChoice(options=options),), progress, devices)
+
+    def prepare_fastest(
+        self,
+        lowered: Program,
+        choices: Sequence[PlanChoice],
+        progress: Callable[[PlanProgress], None] | None = None,
+        devices: range | None = None,
+    ) -> StepProgram:
+        """A program ready to run, planned the fastest of some ways; see `ProgramCache.prepare`."""
         from shardwright.client.program_cache import ProgramCache  # loads JAX
 
         with self.lock:
             self._loader = self._loader or ProgramCache(self)
-        return self._loader.prepare(lowered, options, progress, devices)
+        return self._loader.prepare(lowered, choices, progress, devices)
 
     # ---- running ----------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import PlanChoice, list_choices
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.frontends.program import FrontEnd, Program
@@ -19,6 +21,7 @@ from shardwright.client.programs import StepProgram, describe_difference, donate
 from shardwright.client.resharding import fits, pin_layouts, place
 from shardwright.client.stream import STEPS_AHEAD, StepResult
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
+from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.plans.layouts import Layout
@@ -54,10 +57,12 @@ class Step:
         function: FrontEnd,
         options: PlanOptions,
         progress: Callable[[PlanProgress], None] | None = None,
+        builder: Builder | None = None,
         *,
         timeout_s: float = 0.0,
     ) -> None:
         self._state = state
+        self._builder = builder
         self._timeout_s = timeout_s
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
         self._function = function
@@ -255,14 +260,32 @@ class Step:
 
     def _plan_program(self, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
         """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
-        options = self._plan_options(lowered, leaves)
+        choices = self._choices(lowered)
+        placed = [replace(choice, options=self._plan_options(choice.options, lowered, leaves)) for choice in choices]
         try:
-            return self._state.prepare(lowered, options, self._progress)
+            return self._state.prepare_fastest(lowered, placed, self._progress)
         except (AnnotationError, PlanError):
-            if self._options.force is None or not (options.argument_axes or options.output_axes):
+            if not any(_is_pinned_twice(choice.options) for choice in placed):
                 raise
-            free = pin_layouts(replace(options, mesh=self._options.mesh), {}, {})
-            return self._state.prepare(lowered, free, self._progress)
+            free = [
+                replace(choice, options=pin_layouts(replace(each.options, mesh=choice.options.mesh), {}, {}))
+                for choice, each in zip(choices, placed, strict=True)
+            ]
+            return self._state.prepare_fastest(lowered, free, self._progress)
+
+    def _choices(self, lowered: Program) -> list[PlanChoice]:
+        """The ways to plan a program: the user's options, or what the builder makes of its variables.
+
+        Further programs of the step follow the builder that the first one's plan is of.
+        """
+        choices = list_choices(
+            self._builder,
+            self._options,
+            self._state.info.cluster,
+            lambda: (parse(lowered.hlo_text), lowered.argument_names, lowered.aliases),
+        )
+        main = self._main
+        return [choice for choice in choices if main is None or choice.name == main.choice]
 
     def _lower(self, signature: Hashable) -> Program:
         try:
@@ -277,11 +300,11 @@ class Step:
             self._lowered[signature] = lowered
         return lowered
 
-    def _plan_options(self, lowered: Program, leaves: Sequence[Any]) -> PlanOptions:
-        """The user's options, plus pinned layouts of the arrays that stay in place."""
-        options = replace(self._options, argument_names=lowered.argument_names, output_names=lowered.output_names)
-        pinned = self._layouts_to_pin(lowered, leaves)
-        mesh = self._common_mesh(list(pinned.values()))
+    def _plan_options(self, options: PlanOptions, lowered: Program, leaves: Sequence[Any]) -> PlanOptions:
+        """The options, plus pinned layouts of the arrays that stay in place."""
+        options = replace(options, argument_names=lowered.argument_names, output_names=lowered.output_names)
+        pinned = self._layouts_to_pin(options, lowered, leaves)
+        mesh = _common_mesh(options, list(pinned.values()))
         if mesh is None:
             return options
         numbers = lowered.leaf_numbers
@@ -291,7 +314,7 @@ class Step:
             replace(options, mesh=mesh.sizes), arguments, self._main_output_layouts(lowered, mesh) | outputs
         )
 
-    def _layouts_to_pin(self, lowered: Program, leaves: Sequence[Any]) -> dict[int, Layout]:
+    def _layouts_to_pin(self, options: PlanOptions, lowered: Program, leaves: Sequence[Any]) -> dict[int, Layout]:
         """Leaf number → pinned layout.
 
         A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless another such step
@@ -299,7 +322,7 @@ class Step:
         """
         is_choosing = self._main is None
         donated = set(donated_leaves(lowered))
-        has_wishes = self._options.mesh is not None or self._options.force is not None
+        has_wishes = options.mesh is not None or options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, lowered.leaf_numbers, strict=True)):
             if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
@@ -307,7 +330,7 @@ class Step:
             is_mine = number in donated
             if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
                 continue
-            if not is_mine and self._is_forced(lowered.arguments[argument].name):
+            if not is_mine and _is_forced(options, lowered.arguments[argument].name):
                 continue
             pinned[number] = leaf._place
         if not is_choosing:
@@ -318,22 +341,6 @@ class Step:
     def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
         """Whether a program can be planned around the placement: a layout over the whole cluster."""
         return isinstance(place, Layout) and self._state.part_of_cluster(place) is None
-
-    def _is_forced(self, name: str) -> bool:
-        """Whether the user's force pins this very argument; then the array is moved when needed."""
-        force = self._options.force
-        return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
-
-    def _common_mesh(self, pinned: Sequence[Layout]) -> Mesh | None:
-        """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
-        sizes: dict[Mesh, int] = {}
-        for layout in pinned:
-            sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
-        if not sizes:
-            return None
-        mesh = max(sizes, key=lambda candidate: sizes[candidate])
-        is_wanted = self._options.mesh is None or dict(self._options.mesh) == mesh.sizes
-        return mesh if is_wanted else None
 
     def _main_argument_layouts(self, lowered: Program) -> dict[int, Layout]:
         """Leaf number → layout of the argument of the same name and type in this step's first program."""
@@ -399,6 +406,31 @@ class Step:
             result = results[output]
             if result is not None:
                 result._is_owned = True
+
+
+def _is_pinned_twice(options: PlanOptions) -> bool:
+    """Whether both the user and arrays on the servers say how arguments lie."""
+    return options.force is not None and bool(options.argument_axes or options.output_axes)
+
+
+def _is_forced(options: PlanOptions, name: str) -> bool:
+    """Whether the user's force or rest pins this very argument; then the array is moved when needed."""
+    if options.rest != "search":
+        return True
+    force = options.force
+    return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
+
+
+def _common_mesh(options: PlanOptions, pinned: Sequence[Layout]) -> Mesh | None:
+    """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
+    sizes: dict[Mesh, int] = {}
+    for layout in pinned:
+        sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
+    if not sizes:
+        return None
+    mesh = max(sizes, key=lambda candidate: sizes[candidate])
+    is_wanted = options.mesh is None or dict(options.mesh) == mesh.sizes
+    return mesh if is_wanted else None
 
 
 def _shape_of(plan: Plan | PipelinePlan) -> str:

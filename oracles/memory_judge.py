@@ -22,8 +22,9 @@ def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
 
 
 def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> Any:
-    """The executable that a platform's compiler makes of a planned step."""
-    options = private.compile_options([device.id for device in devices], platform=platform)
+    """The executable that a platform's compiler makes of a planned step, with the plan's options."""
+    overrides = [*plan.compile_options.items()]
+    options = private.compile_options([device.id for device in devices], platform=platform, overrides=overrides)
     stablehlo = emit_stablehlo(text, plan)
     with private.mlir_context():
         return devices[0].client.compile(private.parse_module(stablehlo), private.device_list(devices), options)

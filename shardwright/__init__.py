@@ -43,12 +43,14 @@ from shardwright.errors import (
 )
 
 if TYPE_CHECKING:
+    from shardwright import builders as strategies
     from shardwright import hlo
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.lowering import lower
     from shardwright.client.session import Session, connect
     from shardwright.clusters.cluster import Cluster
+    from shardwright.clusters.resource_spec import resource_spec
     from shardwright.offline import plan
     from shardwright.user_plans import Plan
 
@@ -64,13 +66,15 @@ _LAZY = {
     "connect": "shardwright.client.session",
     "lower": "shardwright.client.lowering",
     "plan": "shardwright.offline",
+    "resource_spec": "shardwright.clusters.resource_spec",
 }
-_LAZY_MODULES = ("hlo",)
+#: Public name → the module that it is.
+_LAZY_MODULES = {"hlo": "shardwright.hlo", "strategies": "shardwright.builders"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
-        return importlib.import_module(f"shardwright.{name}")
+        return importlib.import_module(_LAZY_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module 'shardwright' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
@@ -123,4 +127,6 @@ __all__ = [
     "hlo",
     "lower",
     "plan",
+    "resource_spec",
+    "strategies",
 ]

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.choices import read_options
 from shardwright.client.frontends.keras.backend import require_jax_backend
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 
 require_jax_backend()
 
@@ -71,7 +72,8 @@ def distribute(
     Raises OptionError: no model, a wrong option or layout, `keras.distribution.set_distribution` in force. `fit` raises
     OptionError for a model compiled with `run_eagerly=True`.
     """
-    training.attach(model, session, plan_options(**options), layouts=layouts, progress=progress)
+    builder, checked = read_options(options)
+    training.attach(model, session, checked, builder, layouts=layouts, progress=progress)
     return model
 
 
@@ -93,7 +95,7 @@ def scope(
       session: None: the models stay types, for `lower`.
       layouts, progress, options: see `distribute`.
     """
-    checked = plan_options(**options)
+    builder, checked = read_options(options)
     if session is not None:
         training.require_session(session)
     with births.collect_births() as born:
@@ -102,7 +104,7 @@ def scope(
         return
     births.settle(session._state, born.variables)
     for model in born.models:
-        training.attach(model, session, checked, layouts=layouts, progress=progress)
+        training.attach(model, session, checked, builder, layouts=layouts, progress=progress)
 
 
 def gather(model: Any) -> Any:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import add_candidates, list_choices, read_options, take_fastest
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 if TYPE_CHECKING:
+    from shardwright.hlo import Module
     from shardwright.hlo.entry import Names
+    from shardwright.options.plan_options import PlanOptions
     from shardwright.planner import PlanProgress
     from shardwright.xla.formats import ProgramSource
 
@@ -44,16 +48,49 @@ def plan(
     """
     from shardwright.hlo import parse
     from shardwright.hlo.entry import name_parameters
-    from shardwright.planner.cache.plan_cache import plan_with_cache
-    from shardwright.planner.cache.store import default_store
     from shardwright.xla.formats import read_program
 
-    store = default_store("plans") if cache else None
-    checked = plan_options(**options)
+    builder, checked = read_options(options)
     hlo_text = read_program(hlo)
     if names is not None:
         checked = replace(checked, argument_names=name_parameters(parse(hlo_text), names))
-    return to_user_plan(plan_with_cache(hlo_text, _cluster(cluster), checked, store=store, progress=progress))
+    return plan_fastest(hlo_text, _cluster(cluster), checked, builder, cache=cache, progress=progress)
+
+
+def plan_fastest(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    builder: Builder | None = None,
+    *,
+    cache: bool = True,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> Plan | PipelinePlan:
+    """The plan under checked options, of a strategy builder if there is one; see `plan`."""
+    from shardwright.planner.cache.plan_cache import plan_with_cache
+    from shardwright.planner.cache.store import default_store
+
+    store = default_store("plans") if cache else None
+    choices = list_choices(builder, options, cluster, lambda: _variables_of(hlo_text, options.argument_names))
+    choice, made, others = take_fastest(
+        choices,
+        lambda each: plan_with_cache(hlo_text, cluster, each, store=store, progress=progress),
+        lambda plan: plan,
+    )
+    return to_user_plan(add_candidates(choice.record(made), others))
+
+
+def _variables_of(hlo_text: str, names: Sequence[str]) -> tuple[Module, Sequence[str], Mapping[int, int]]:
+    """A program's module, the names of its arguments, and output → argument updated in place, by flat number.
+
+    names: of the arguments; empty: the text's.
+    """
+    from shardwright.hlo import parse
+    from shardwright.hlo.entry import flat_aliases, parameter_names
+    from shardwright.planner.graph.donation import alias_donors
+
+    module = parse(hlo_text)
+    return module, names or parameter_names(module), flat_aliases(alias_donors(module))
 
 
 def _cluster(cluster: Any) -> Cluster:

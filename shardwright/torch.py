@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Unpack
 
+from shardwright.builders.choices import read_options
 from shardwright.client.frontends.torch import RemoteTensor, TorchStep
 from shardwright.client.frontends.torch import parallelize as _parallelize
-from shardwright.options.user_options import UserOptions, plan_options, show_options
+from shardwright.options.user_options import UserOptions, show_options
 
 if TYPE_CHECKING:
     from shardwright.client.session import Session
@@ -54,7 +55,8 @@ def parallelize(
     Raises OptionError: a wrapped module, a wrong optimizer or option. A call raises UnsupportedProgramError where the
     step decides by values of tensors, or uses operators that have no lowering: all of them, by operator and module.
     """
+    builder, checked = read_options(options)
     return _parallelize(
-        session, model, optimizer, loss_fn, options=plan_options(**options), is_whole=whole_step, init=init,
+        session, model, optimizer, loss_fn, options=checked, builder=builder, is_whole=whole_step, init=init,
         progress=progress,
     )  # fmt: skip

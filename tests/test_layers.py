@@ -26,6 +26,7 @@ def modules_after(statement: str) -> set[str]:
         ("import shardwright.plans.plan", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.hlo", ("jax", "jaxlib", "pulp", "highspy")),
         ("import shardwright.launch", HEAVY),
+        ("import shardwright.builders.choices", HEAVY),
         ("import shardwright.planner", ("jax", "jaxlib")),
         ("import shardwright.client.step, shardwright.client.session", ("shardwright.client.frontends.jax", "flax")),
         ("import shardwright.client", ("pulp", "highspy", "shardwright.planner", "shardwright.server")),

@@ -18,6 +18,9 @@ from shardwright.planner.graph.dataflow import Dataflow, Node
 from shardwright.planner.strategies.expansion import Strategy, local_results
 from shardwright.planner.strategies.strategy_set import StrategySet
 
+#: Instructions that read or write a table at positions that arrive with the batch.
+LOOKUPS = frozenset({"gather", "scatter", "dynamic-slice", "dynamic-update-slice"})
+
 #: Dimensions of one colour: of each operand, and of each leaf of the result.
 _TiedLeafDims = tuple[NodeDims, NodeDims]
 
@@ -51,16 +54,18 @@ class Confinement:
     dims: per node, the dimensions of its result leaves along the batch.
     across: the same across the batch; None: none known.
     updates: nodes to be computed on shards when possible (`sharded_state`).
-    hard: nodes without a possible reshard before their consumers; they stay free.
+    whole: nodes to be computed whole on every device of `batch` axes, but for what runs along the batch.
+    hard: nodes without a possible reshard before their consumers, and lookups where those are left out; they stay free.
     """
 
     roles: Roles
     dims: Sequence[NodeDims]
     across: Sequence[NodeDims] | None = None
     updates: frozenset[int] = frozenset()
+    whole: frozenset[int] = frozenset()
     hard: frozenset[int] = frozenset()
     _known: dict[int, tuple[_TiedLeafDims, ...]] = field(default_factory=dict)
-    _narrowed: dict[tuple[int, tuple[_TiedLeafDims, ...], bool], StrategySet] = field(default_factory=dict)
+    _narrowed: dict[tuple[int, tuple[_TiedLeafDims, ...], bool, bool], StrategySet] = field(default_factory=dict)
     _kept_alive: list[StrategySet] = field(default_factory=list)
 
     @classmethod
@@ -71,25 +76,45 @@ class Confinement:
         dims: Sequence[NodeDims],
         state_outputs: Sequence[int],
         across: Sequence[NodeDims] | None = None,
+        *,
+        split_state: frozenset[int] | None = None,
+        free_opcodes: frozenset[str] = frozenset(),
     ) -> Confinement:
-        """state_outputs: the nodes of updated state."""
+        """state_outputs: the nodes of updated state.
+
+        split_state: nodes of the arguments that are split between steps: updates that read none of them are computed
+            whole; None: all state is.
+        free_opcodes: of the instructions that stay free.
+        """
         hard = frozenset(use.source[0] for node in flow.nodes for use in node.uses if use.hard)
-        updates = _updates(flow, dims, state_outputs) if roles.sharded_state else frozenset()
-        return cls(roles=roles, dims=dims, across=across, updates=updates, hard=hard)
+        free = frozenset(node.index for node in flow.nodes if node.instruction.opcode in free_opcodes)
+        updates, whole = frozenset[int](), frozenset[int]()
+        if roles.sharded_state:
+            on_shards = [o for o in state_outputs if split_state is None or _reads(flow, dims, o, split_state)]
+            updates = _updates(flow, dims, on_shards)
+            whole = _updates(flow, dims, [output for output in state_outputs if output not in on_shards])
+        return cls(
+            roles=roles, dims=dims, across=across, updates=updates - whole, whole=whole - updates, hard=hard | free
+        )
 
     def key(self, node: Node) -> tuple[object, ...]:
         """All that `narrow` depends on, besides the strategies."""
-        return self._tied_dims(node), node.index in self.updates, node.index in self.hard
+        return (
+            self._tied_dims(node),
+            node.index in self.updates,
+            node.index in self.whole,
+            node.index in self.hard,
+        )
 
     def narrow(self, node: Node, found: StrategySet) -> StrategySet:
         """The strategies of `found` that the roles allow `node`."""
         if node.index in self.hard:
             return found
         colours = self._tied_dims(node)
-        key = (id(found), colours, node.index in self.updates)
+        key = (id(found), colours, node.index in self.updates, node.index in self.whole)
         if key not in self._narrowed:
             self._kept_alive.append(found)  # an id is valid only while its object lives
-            self._narrowed[key] = _only(found, self._legal_strategies(found, colours, node.index in self.updates))
+            self._narrowed[key] = _only(found, self._legal_strategies(found, colours, *key[2:]))
         return self._narrowed[key]
 
     def _tied_dims(self, node: Node) -> tuple[_TiedLeafDims, ...]:
@@ -105,7 +130,9 @@ class Confinement:
             )
         return tied
 
-    def _legal_strategies(self, found: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool) -> IntArray:
+    def _legal_strategies(
+        self, found: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool, is_whole: bool
+    ) -> IntArray:
         roles = self.roles
         along = [_along(strategy, colours[0]) for strategy in found.strategies]
         across = [set[str]() for _ in along]
@@ -121,7 +148,7 @@ class Confinement:
         most = max((len(along[i].intersection(roles.batch)) for i in legal), default=0)
         split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
         allowed = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
-        if not roles.sharded_state:
+        if is_whole or not roles.sharded_state:
             allowed = [i for i in allowed if _whole_beside(found.strategies[i], split[i], roles.batch)]
         elif is_update:
             allowed = [i for i in allowed if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or allowed
@@ -182,6 +209,12 @@ def _updates(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[i
             candidates.discard(index)
             todo += [use.source[0] for use in flow.nodes[index].uses if use.source[0] in candidates]
     return frozenset(index for index in candidates if not _is_scalar(flow.nodes[index]))
+
+
+def _reads(flow: Dataflow, dims: Sequence[NodeDims], output: int, arguments: frozenset[int]) -> bool:
+    """Whether the update that gives an output reads one of the arguments, or is one of them."""
+    region = _feeding(flow, dims, [output]) | {output}
+    return any(use.source[0] in arguments for index in region for use in flow.nodes[index].uses) or output in arguments
 
 
 def _feeding(flow: Dataflow, dims: Sequence[NodeDims], state_outputs: Sequence[int]) -> set[int]:

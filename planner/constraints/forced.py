@@ -29,7 +29,7 @@ expert      one axis or two. Like `data`, but the weights of a mixture's experts
             state are split by experts over the last axis, when divisible, and used in place; the experts'
             inputs and outputs may be split by experts over it, instead of along the batch.
 replicated  everything is computed whole on every device: no collectives.
-{pattern: {dim: pin}}   the pins, on arguments with matching names (`*` and `?` are wildcards); all else is searched.
+{pattern: pins}   see `shardwright.planner.constraints.named_pins`.
 
 Annotations inside the program also hold under a forced strategy, with reshards around them when they differ.
 """
@@ -44,19 +44,14 @@ from math import prod
 
 from shardwright.errors import OptionError, PlanError
 from shardwright.hlo import ArrayShape
-from shardwright.options.plan_options import FORCED_STRATEGIES, Pins, PlanOptions
-from shardwright.options.user_options import name_matches
-from shardwright.planner.constraints.confine import Confinement, Roles
-from shardwright.planner.constraints.pins import DimPin, Requirement, Requirements, dim_pin
+from shardwright.options.plan_options import FORCED_STRATEGIES, PlanOptions
+from shardwright.planner.constraints.confine import LOOKUPS, Confinement, Roles
+from shardwright.planner.constraints.pins import DimPin, Requirement, Requirements
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow
 from shardwright.planner.graph.moe_detection import find_expert_weights
 from shardwright.planner.strategies.padding import divides, divides_or_pays_along_one
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.spelling import nearest
-
-#: Arguments listed when a name matches none and resembles none.
-_NAMES_SHOWN = 8
 
 #: Strategies whose first axis splits the batch and whose others split state, used in place.
 MIXED = ("mixed", "megatron")
@@ -72,6 +67,8 @@ class ForcedStrategy:
     batch: nodes of the batch arguments, with their batch dimension.
     across: nodes of arguments, with a dimension across the batch (`Roles.across`, `Roles.not_across`).
     state_outputs: nodes of the updated state.
+    split_state: nodes of the state that is split (`Confinement.split_state`); None: all of it.
+    frees_lookups: whether lookups are computed in any way.
     """
 
     requirements: Requirements = field(default_factory=dict)
@@ -80,13 +77,23 @@ class ForcedStrategy:
     batch: tuple[tuple[int, int], ...] = ()
     across: tuple[tuple[int, int], ...] = ()
     state_outputs: tuple[int, ...] = ()
+    split_state: frozenset[int] | None = None
+    frees_lookups: bool = False
 
     def confinement(self, flow: Dataflow, ties: TiedDims) -> Confinement:
         """The roles' restriction of each instruction; ties: of the program's dimensions."""
         assert self.roles is not None, "without roles nothing is confined"
         dims = ties.dims(self.batch)
         across = ties.dims(self.across) if self.across else None
-        return Confinement.of(flow, self.roles, dims, self.state_outputs, across)
+        return Confinement.of(
+            flow,
+            self.roles,
+            dims,
+            self.state_outputs,
+            across,
+            split_state=self.split_state,
+            free_opcodes=LOOKUPS if self.frees_lookups else frozenset(),
+        )
 
 
 def check_force(options: PlanOptions) -> None:
@@ -106,7 +113,9 @@ def origin(options: PlanOptions) -> str:
         return "propagated from annotations"
     if options.force is None:
         return "search"
-    return f"forced: {options.force}" if isinstance(options.force, str) else "forced: pins"
+    if isinstance(options.force, str):
+        return f"forced: {options.force}"
+    return "forced: pins" if options.rest == "search" else f"forced: pins, the rest {options.rest}"
 
 
 def force_strategy(
@@ -128,7 +137,8 @@ def force_strategy(
     requirements: Requirements = {}
     in_place = set()
     strategy = _Strategy.of(options.force, mesh)
-    splits = _splits_batch(flow, names, options, strategy, batch)
+    asked_by = f"force={options.force!r}"
+    splits = not strategy.batch_axes or splits_batch(flow, names, options, strategy.batch_axes, mesh, batch, asked_by)
     lies_along = strategy.batch_axes if splits else ()
     whole = _state_in_compute(flow, state) if options.force == "zero1" else frozenset()
     experts = _experts(flow, state, batch) if options.force == "expert" else {}
@@ -140,7 +150,7 @@ def force_strategy(
             rule = strategy.experts(shape, experts[number])
         elif number in state - whole:
             rule = strategy.state(shape)
-        requirement = Requirement(asked_by=f"force={options.force!r}", rule=rule)
+        requirement = Requirement(asked_by=asked_by, rule=rule)
         if number in batch:
             pins = {dim: DimPin(axes=lies_along if dim == batch[number] else ()) for dim in range(shape.rank)}
             requirement = replace(requirement, dims=pins, rule=None, may_pad=True)
@@ -158,15 +168,21 @@ def force_strategy(
     )
 
 
-def _splits_batch(
-    flow: Dataflow, names: Sequence[str], options: PlanOptions, strategy: _Strategy, batch: Mapping[int, int]
+def splits_batch(
+    flow: Dataflow,
+    names: Sequence[str],
+    options: PlanOptions,
+    axes: Sequence[str],
+    mesh: Mesh,
+    batch: Mapping[int, int],
+    asked_by: str,
 ) -> bool:
     """Whether the axes can split all batch arguments, evenly or with little padding.
 
     Otherwise a program with stored state (the last, smaller batch of an epoch) keeps its batch whole; any other raises
     PlanError.
     """
-    sizes = [strategy.mesh.sizes[axis] for axis in strategy.batch_axes]
+    sizes = [mesh.sizes[axis] for axis in axes]
     may_split = divides if options.rewrites == "none" else divides_or_pays_along_one
     for number, dim in batch.items():
         size = flow.nodes[flow.parameters[number]].shapes[0].dimensions[dim]
@@ -175,9 +191,9 @@ def _splits_batch(
         if options.argument_axes:
             return False
         raise PlanError(
-            f"force={options.force!r} splits the batch over {prod(sizes)} devices ({strategy.mesh}), but "
+            f"{asked_by} splits the batch over {prod(sizes)} devices ({mesh}), but "
             f"{names[number]} has {size} elements of it, in dimension {dim}",
-            where="force",
+            where=asked_by.partition("=")[0],
             remedy=f"take a batch that {prod(sizes)} divides, or a mesh that splits it less",
         )
     return True
@@ -355,34 +371,3 @@ class _Strategy:
             )
             for dims in product(range(shape.rank), repeat=len(self.state_axes))
         )
-
-
-def _suggest_names(pattern: str, names: Sequence[str]) -> str:
-    """Replacement of an unknown name: the nearest names, else some of the existing ones."""
-    near = nearest(pattern, names, most=3)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return f"the arguments are {', '.join(names[:_NAMES_SHOWN])}{', …' if len(names) > _NAMES_SHOWN else ''}"
-
-
-def pins_by_name(
-    flow: Dataflow, names: Sequence[str], force: Mapping[str, Pins], batch: Mapping[int, int]
-) -> Requirements:
-    """The requirements of pins by argument name. OptionError when no argument matches.
-
-    batch: arguments with a micro-batch dimension, not counted by users, before this one.
-    """
-    requirements: Requirements = {}
-    for pattern, pins in force.items():
-        matched = [number for number, name in enumerate(names) if name_matches(pattern, name)]
-        if not matched:
-            raise OptionError(f"no argument is named {pattern!r}", where="force", remedy=_suggest_names(pattern, names))
-        for number in matched:
-            node = flow.parameters[number]
-            rank = flow.nodes[node].shapes[0].rank - (number in batch)
-            by_dim = {dim + rank if dim < 0 else dim: dim_pin(pin) for dim, pin in pins.items()}
-            ahead = batch.get(number, 0)  # the program's dimensions from here on are one further behind
-            dims = {dim + (0 < ahead <= dim + 1): pin for dim, pin in by_dim.items()}
-            requirement = Requirement(asked_by=f"force[{pattern!r}]", dims=dims, may_pad=True)
-            requirements.setdefault(node, []).append(requirement)
-    return requirements

@@ -245,7 +245,8 @@ class _Maker:
         kind = self._kind_of(group)
         if kind not in self._pricing:
             part = self._cluster.part(group.first_device, group.mesh.device_count)
-            self._pricing[kind] = Pricing(group.mesh, part, hardware_profile(part.hardware), self._sha256)
+            profile = hardware_profile(part.hardware)
+            self._pricing[kind] = Pricing(group.mesh, part, profile, self._sha256, self._options.bucket_bytes)
         return self._pricing[kind]
 
     # ---- boundary ------------------------------------------------------------

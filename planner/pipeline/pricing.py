@@ -38,7 +38,16 @@ _SCOPE = "one program of a pipeline: the step as a whole was searched"
 class Pricing:
     """Plans of programs on one mesh."""
 
-    def __init__(self, mesh: Mesh, cluster: Cluster, profile: HardwareProfile, original_sha256: str) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        cluster: Cluster,
+        profile: HardwareProfile,
+        original_sha256: str,
+        bucket_bytes: int | None = None,
+    ) -> None:
+        profile = profile.with_bucket(bucket_bytes)
+        self._compile_options = profile.bucket_options(bucket_bytes)
         self._prices = Prices(mesh, cluster, profile)
         self._builder = StrategyBuilder(self._prices)
         self._profile = profile
@@ -71,6 +80,7 @@ class Pricing:
                 memory=predict_memory(
                     program.module, program.entries, program.parameters, program.outputs, mesh, self._profile
                 ),
+                compile_options=self._compile_options,
                 original_sha256=self._original_sha256,
                 hlo_text=text,
             )

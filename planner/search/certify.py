@@ -210,7 +210,12 @@ def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Ca
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
         compile_options=_compile_options(search, found),
-        notes=(*found.notes, *scaling_notes(program.pins, found.mesh), *_note_replication(found.instructions)),
+        notes=(
+            *found.notes,
+            *scaling_notes(program.pins, found.mesh),
+            *_note_replication(found.instructions),
+            *_note_bucket(search),
+        ),
         hlo_text=program.text,
     )
     original = hashlib.sha256(program.original_text.encode()).hexdigest()
@@ -218,9 +223,19 @@ def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Ca
 
 
 def _compile_options(search: MeshSearch, found: CandidatePlan) -> dict[str, OptionValue]:
-    """XLA options to overlap gradient communication, when the plan's cost assumes it."""
+    """XLA options that the plan's cost assumes: to overlap gradient communication, and the bucket of combined ones."""
     option = search.profile.compiler.hiding_option
-    return {option: True} if option and found.cost.hidden_s else {}
+    hiding: dict[str, OptionValue] = {option: True} if option and found.cost.hidden_s else {}
+    return hiding | search.profile.bucket_options(search.options.bucket_bytes)
+
+
+def _note_bucket(search: MeshSearch) -> list[str]:
+    """Note of a bucket that the compiler has no option for."""
+    bucket_bytes, profile = search.options.bucket_bytes, search.profile
+    if bucket_bytes is None or profile.combiner_options:
+        return []
+    instead = "combines all-reduces of any size" if profile.compiler.merges_all_reduces else "has its own limits"
+    return [f"bucket={bucket_bytes}: no effect, the compiler for {profile.name!r} has no such threshold and {instead}"]
 
 
 def _note_replication(instructions: tuple[InstructionPlan, ...]) -> list[str]:

@@ -80,7 +80,7 @@ class MeshSearch:
         self.report("parse")
         self.cluster = cluster
         self.options = options
-        self.profile = hardware_profile(cluster.hardware)
+        self.profile = hardware_profile(cluster.hardware).with_bucket(options.bucket_bytes)
         self.limit_bytes = memory_limit_bytes(options, cluster, self.profile)
         self.program = Program(hlo, options, self.profile, self.clock)
         self.clock.record_build_time(
@@ -155,7 +155,7 @@ class MeshSearch:
             notes.append(f"force={self.options.force!r}: some state must be gathered where it is used")
             chain = self.build_chain(mesh, force, frozenset())
             solved = self._solve_chain(chain, close)
-        if isinstance(self.options.force, str) and self.options.force in _ALONG_THE_BATCH:
+        if _runs_along_batch(self.options):
             notes += _note_unsplit_products(decide(chain.graph, solved.states), self.options)
         return self.to_mesh_solution(chain, solved, notes)
 
@@ -374,6 +374,10 @@ class MeshSearch:
 _ALONG_THE_BATCH = frozenset({"data", "zero1", "fsdp", "mixed", "megatron", "expert"})
 
 
+def _runs_along_batch(options: PlanOptions) -> bool:
+    return options.rest == "data" or (isinstance(options.force, str) and options.force in _ALONG_THE_BATCH)
+
+
 def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[str]:
     """Note of the products computed whole on every device despite a batch-splitting strategy."""
     axis = decisions.graph.prices.mesh.axes[0]
@@ -387,8 +391,9 @@ def _note_unsplit_products(decisions: Decisions, options: PlanOptions) -> list[s
             whole.append(node.instruction.name)
     if not whole:
         return []
+    asked_by = f"force={options.force!r}" if isinstance(options.force, str) else f"rest={options.rest!r}"
     note = (
-        f"force={options.force!r}: {len(whole)} products ({whole[0]}, …) are computed whole on all {axis.size} devices "
+        f"{asked_by}: {len(whole)} products ({whole[0]}, …) are computed whole on all {axis.size} devices "
         f"of axis {axis.name!r}: no dimension of theirs that these divide runs along the batch"
     )
     return [note]

@@ -73,9 +73,10 @@ def meshes_to_search(cluster: Cluster, options: PlanOptions, requirements: Requi
     if own is not None:
         return (own,)
     scaled = scale_program_mesh(cluster, requirements)[0]
-    if not isinstance(options.force, str):
+    force = "data" if options.rest == "data" else options.force
+    if not isinstance(force, str):
         return scaled
-    forced = _meshes_for_force(cluster, options.force, names)
+    forced = _meshes_for_force(cluster, force, names)
     return (
         tuple(
             mesh

@@ -17,7 +17,8 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.options.user_options import name_matches
 from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.annotations import VariableShardings, collect_requirements, refuse_manual
-from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, pins_by_name, state_arguments
+from shardwright.planner.constraints.forced import ForcedStrategy, force_strategy, state_arguments
+from shardwright.planner.constraints.named_pins import pins_by_name, replicate_rest, split_batch
 from shardwright.planner.constraints.pins import Requirement, program_meshes, suspicious_axes
 from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
@@ -225,11 +226,19 @@ class Program:
         """The forced strategy of `options` on one mesh. Raises like `constraints.forced.force_strategy`."""
         if options.force is None:
             return ForcedStrategy()
-        if not isinstance(options.force, str):
-            return ForcedStrategy(requirements=pins_by_name(self.flow, self.arguments, options.force, self.batch or {}))
+        if isinstance(options.force, str):
+            return force_strategy(self.flow, self.arguments, options, mesh, self._find_batch_dims())
+        pinned = pins_by_name(self.flow, self.arguments, options.force, self.batch or {})
+        if options.rest == "search":
+            return ForcedStrategy(requirements=pinned)
+        if options.rest == "replicated":
+            return replicate_rest(self.flow, pinned)
+        return split_batch(self.flow, self.arguments, options, mesh, self._find_batch_dims(), pinned)
+
+    def _find_batch_dims(self) -> Mapping[int, int]:
         if self._batch_dims is None:
             self._batch_dims = self.batch or find_batch_dims(self.module, self.flow, self.options, self.rules)
-        return force_strategy(self.flow, self.arguments, options, mesh, self._batch_dims)
+        return self._batch_dims
 
     def ties(self, requirements: Mapping[int, Sequence[Requirement]]) -> TiedDims:
         """Tied dimensions when the nodes of `requirements` are pinned."""
@@ -321,8 +330,9 @@ def _split_variables(said: Mapping[int, ImportedSharding]) -> set[int]:
 
 
 def _arguments_pinned_by_name(module: Module, options: PlanOptions) -> set[int]:
-    """Flat numbers of the arguments pinned by name."""
+    """Flat numbers of the arguments with dimensions pinned by name."""
     if not isinstance(options.force, Mapping):
         return set()
     names = options.argument_names or parameter_names(module)
-    return {n for n, name in enumerate(names) for pattern in options.force if name_matches(pattern, name)}
+    by_dim = [pattern for pattern, pins in options.force.items() if not isinstance(pins, str)]
+    return {n for n, name in enumerate(names) for pattern in by_dim if name_matches(pattern, name)}

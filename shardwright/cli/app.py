@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from shardwright.cli import checkpoints, doctor, explain, lower, plan, run, serve, status, verify
+from shardwright.cli import checkpoints, diff, doctor, explain, lower, plan, run, serve, status, verify
 from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, print_error
 from shardwright.errors import ShardwrightError
 
-_COMMANDS = (plan, lower, explain, verify, serve, run, status, checkpoints, doctor)
+_COMMANDS = (plan, lower, explain, diff, verify, serve, run, status, checkpoints, doctor)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwright import builders
+from shardwright.builders.base import Builder
+from shardwright.builders.choices import read_options
+from shardwright.builders.given import load
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -16,12 +20,20 @@ from shardwright.options.plan_options import (
     FORCED_STRATEGIES,
     MODES,
     REMATS,
+    REPLICATED,
+    RESTS,
     REWRITES,
     Pin,
-    Pins,
     PlanOptions,
+    TensorPins,
 )
-from shardwright.options.user_options import OPTION_HELP, plan_options
+from shardwright.options.user_options import OPTION_HELP
+
+#: Strategy builders by name; others, and their arguments, take a script.
+BUILDERS = (
+    "AllReduce", "Auto", "PS", "PSLoadBalancing", "Parallax", "PartitionedAR", "PartitionedPS",
+    "RandomAxisPartitionAR", "UnevenPartitionedPS",
+)  # fmt: skip
 
 
 def add_planning_options(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +48,13 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         action="append",
         default=[],
-        help=f"a strategy ({', '.join(FORCED_STRATEGIES)}) or pins of one argument, NAME=DIM:AXIS,… "
-        "where AXIS may be - (not split) or * (split somewhere); may repeat for pins",
+        help=f"a strategy ({', '.join(FORCED_STRATEGIES)}), a builder ({', '.join(BUILDERS)}), a plan's JSON file for "
+        "the strategies in it, or pins of one argument, NAME=DIM:AXIS,… "
+        f"where AXIS may be - (not split) or * (split somewhere), or NAME={REPLICATED}; may repeat for pins",
     )
     kinds: dict[str, dict[str, Any]] = {
+        "rest": {"choices": RESTS},
+        "bucket": {"metavar": "AMOUNT"},
         "memory_budget": {"metavar": "AMOUNT"},
         "deadline": {"metavar": "SECONDS", "type": float},
         "effort": {"choices": EFFORTS},
@@ -79,10 +94,10 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
     return Cluster.local(int(text)) if is_count else Cluster.load(Path(text), for_planning=for_planning)
 
 
-def planning_options(arguments: argparse.Namespace) -> PlanOptions:
-    """The options collected by `add_planning_options`. Raises OptionError."""
+def planning_options(arguments: argparse.Namespace) -> tuple[Builder | None, PlanOptions]:
+    """The options collected by `add_planning_options`, and the strategy builder among them. Raises OptionError."""
     options: Any = {name: getattr(arguments, name) for name in OPTION_HELP}
-    return plan_options(**options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
+    return read_options(options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
 
 
 def mesh_of(text: str | None) -> str | dict[str, int] | None:
@@ -96,23 +111,34 @@ def mesh_of(text: str | None) -> str | dict[str, int] | None:
     return mesh
 
 
-def force_of(texts: Sequence[str]) -> str | dict[str, Pins] | None:
-    """The `force` of PlanOptions: one strategy name, or pins by argument name. Raises OptionError."""
+def force_of(texts: Sequence[str]) -> str | dict[str, TensorPins] | Builder | None:
+    """The option `force`: a strategy name, a builder, strategies of a plan's file, or pins by argument name.
+
+    Raises OptionError.
+    """
     if not texts:
         return None
     if len(texts) == 1 and texts[0] in FORCED_STRATEGIES:
         return texts[0]
+    if len(texts) == 1 and texts[0] in BUILDERS:
+        builder: Builder = getattr(builders, texts[0])()
+        return builder
+    if len(texts) == 1 and texts[0].endswith(".json"):
+        return load(texts[0])
     return dict(_argument_pins(text) for text in texts)
 
 
-def _argument_pins(text: str) -> tuple[str, dict[int, Pin]]:
+def _argument_pins(text: str) -> tuple[str, TensorPins]:
     name, _, pins = text.rpartition("=")
+    if name and pins == REPLICATED:
+        return name, REPLICATED
     items = [re.fullmatch(r"(\d+):([A-Za-z_]\w*|-|\*)", item) for item in pins.split(",")]
     if not name or not all(items):
         raise OptionError(
             f"{text!r} is neither a strategy nor the pins of an argument",
             where="--force",
-            remedy=f"write one of {', '.join(FORCED_STRATEGIES)}, or \"params['w']=0:data,1:-\"",
+            remedy=f"write one of {', '.join((*FORCED_STRATEGIES, *BUILDERS))}, a plan's file, or "
+            "\"params['w']=0:data,1:-\"",
         )
     axes: dict[str, Pin] = {"-": None, "*": True}
     return name, {int(item[1]): axes.get(item[2], item[2]) for item in items if item}

@@ -27,7 +27,8 @@ exit codes:
   0    done
   1    it could not be done; standard error says what, where and what to do
   2    wrong usage
-  3    doctor: something is missing or does not work; verify: the program differs from the plan; status: not ready
+  3    doctor: something is missing or does not work; verify: the program differs from the plan;
+       diff: the plans differ; status: not ready
   130  interrupted
 """
 

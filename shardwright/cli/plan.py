@@ -42,6 +42,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --out plan.json --emit step.sdy.mlir",
             "shardwright plan step.hlo --cluster 8 --mesh 2x4 --force mixed --json",
             "shardwright plan step.hlo --cluster 8 --mesh data=2,model=4 --force \"params['wte']=0:model,1:-\"",
+            "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --force Parallax --bucket 25MB",
             "shardwright plan step.hlo --cluster 8 --stages 2 --micro-batches 4 --trace step.trace.json",
             "shardwright plan step.pb --names names.txt --cluster 8",
             "shardwright lower mymodel:step --args 'f32[8,16]' | shardwright plan - --cluster 8",
@@ -66,24 +67,21 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 def run(arguments: argparse.Namespace) -> int:
     """Plans, checks, and writes the requested files; by default the explanation."""
-    options = planning_options(arguments)
+    builder, options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_program_file(arguments.file)
 
     from shardwright.hlo import parse
     from shardwright.hlo.entry import name_parameters
-    from shardwright.planner.cache.plan_cache import plan_with_cache
-    from shardwright.planner.cache.store import default_store
-    from shardwright.user_plans import to_user_plan
+    from shardwright.offline import plan_fastest
 
-    store = None if arguments.no_cache else default_store("plans")
     if arguments.names:
         names = names_of(arguments.names)
         with name_file_in_errors(arguments.file):
             module = parse(text)
         options = replace(options, argument_names=name_parameters(module, names))
     with name_file_in_errors(arguments.file), planning_progress() as progress:
-        plan = to_user_plan(plan_with_cache(text, cluster, options, store=store, progress=progress))
+        plan = plan_fastest(text, cluster, options, builder, cache=not arguments.no_cache, progress=progress)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

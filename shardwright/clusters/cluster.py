@@ -94,7 +94,9 @@ class Cluster:
 
     @classmethod
     def load(cls, path: str | Path, *, for_planning: bool = False) -> Cluster:
-        """Read a cluster file. Raises ClusterConfigError with file, field, problem and remedy in one line.
+        """Read a cluster file, JSON or (`.yml`, `.yaml`) YAML.
+
+        Raises ClusterConfigError with file, field, problem and remedy in one line.
 
         for_planning: read no secrets; plans are made on machines that have none.
         """

@@ -28,6 +28,9 @@ from shardwright.clusters.links import Link, LinkProblem, read_link
 from shardwright.errors import ClusterConfigError
 from shardwright.json_reader import JsonProblem, load_json
 
+#: How names of cluster files end that hold YAML.
+YAML_SUFFIXES = (".yml", ".yaml")
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
 )
@@ -40,18 +43,18 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise _error(path, "the file does not exist", "see cluster_configs/ for examples") from None
     except UnicodeDecodeError:
-        raise _error(path, "the file is not UTF-8 text", "save it as UTF-8 JSON") from None
+        raise _error(path, "the file is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:
         raise _error(path, f"the file cannot be read ({error.strerror})", "check path and permissions") from None
 
 
 def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool = False) -> Cluster:
-    """The cluster described by JSON text; paths in it are relative to `directory`.
+    """The cluster described by JSON text, or YAML where `source` ends so; paths in it are relative to `directory`.
 
     source: the text's name in errors. for_planning: leave out security, whose files belong to the nodes. Raises
     ClusterConfigError with source, field, problem and remedy.
     """
-    data = _parse_json(text, source)
+    data = _parse(text, source)
     check_schema(data, source)
     platform = _platform(data, source)
     nodes = _nodes(data, source, platform)
@@ -79,15 +82,23 @@ def _error(source: str | Path, message: str, remedy: str, *, field: str = "") ->
     return ClusterConfigError(message, where=f"{source}: {field}" if field else str(source), remedy=remedy)
 
 
-def _parse_json(text: str, source: str) -> dict[str, Any]:
+def _parse(text: str, source: str) -> dict[str, Any]:
+    kind, read = ("YAML", _load_yaml) if Path(source).suffix in YAML_SUFFIXES else ("JSON", load_json)
     try:
-        data = load_json(text)
+        data = read(text)
     except JsonProblem as problem:
         where = f"{source}:{problem.line}:{problem.column}" if problem.line else source
-        raise _error(where, f"not valid JSON: {problem.message}", "mend the JSON there") from None
+        raise _error(where, f"not valid {kind}: {problem.message}", f"mend the {kind} there") from None
     if not isinstance(data, dict):
-        raise _error(source, f"expected a JSON object, found {type(data).__name__}", 'start with {"master": …')
+        start = "master:" if kind == "YAML" else '{"master": …'
+        raise _error(source, f"expected a {kind} object, found {type(data).__name__}", f"start with {start}")
     return data
+
+
+def _load_yaml(text: str) -> Any:
+    from shardwright.clusters.yaml_text import load_yaml  # PyYAML, for those who write it
+
+    return load_yaml(text).data
 
 
 def _field(index: int) -> str:
@@ -171,7 +182,7 @@ def _check_addresses(data: Mapping[str, Any], nodes: tuple[ClusterNode, ...], so
     field_of_port: dict[tuple[str, int], str] = {}
     for node in nodes:
         field = _field(node.index)
-        _check_host(node.ip, source, f"{field}.ip")
+        check_host(node.ip, source, f"{field}.ip")
         host = "loopback" if node.ip.lower() in ("localhost", "127.0.0.1", "::1") else node.ip.lower()
         for key, port in (("port", node.port), ("data_port", node.data_port)):
             if port is None:
@@ -185,7 +196,8 @@ def _check_addresses(data: Mapping[str, Any], nodes: tuple[ClusterNode, ...], so
             raise _error(source, problem, "give both an address of the same network", field=f"{field}.ip")
 
 
-def _check_host(host: str, source: str, field: str) -> None:
+def check_host(host: str, source: str, field: str) -> None:
+    """Raises ClusterConfigError unless others can dial it: an IP address or a host name."""
     try:
         unspecified = ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -150,6 +150,7 @@ class HardwareProfile:
         threads waiting on one another).
     combiner_limits: kinds of independent collectives combined by the compiler, with the maximum bytes of their combined
         results.
+    combiner_options: the compiler's options that set those limits, by kind; none where it has none.
     overlap: part of gradient synchronization time hidden behind compute, up to the compute left to hide it.
     compiler: its XLA's treatment of buffers.
     sources: source of each number, by its path in the data file.
@@ -171,6 +172,7 @@ class HardwareProfile:
     reduce_scatter_runs_as: str
     latency_counts: str
     combiner_limits: tuple[tuple[str, int], ...]
+    combiner_options: tuple[tuple[str, str], ...]
     overlap: float
     compiler: Compiler
     sources: Mapping[str, str]
@@ -181,6 +183,18 @@ class HardwareProfile:
         if peak is None:
             peak = self.peak_flops_per_s["default"]
         return peak * self.matmul_efficiency
+
+    def with_bucket(self, bucket_bytes: int | None) -> HardwareProfile:
+        """The profile of a compiler whose limits of combining are all set to `bucket_bytes`, where it has options for
+        them; None leaves them."""
+        if bucket_bytes is None:
+            return self
+        limits = dict(self.combiner_limits) | {kind: bucket_bytes for kind, _ in self.combiner_options}
+        return replace(self, combiner_limits=tuple(limits.items()))
+
+    def bucket_options(self, bucket_bytes: int | None) -> dict[str, int]:
+        """The compiler's options, by name, that set its limits of combining so."""
+        return {} if bucket_bytes is None else {option: bucket_bytes for _, option in self.combiner_options}
 
 
 def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
@@ -323,6 +337,7 @@ def _profile(name: str, data: dict[str, Any]) -> HardwareProfile:
         reduce_scatter_runs_as=value("reduce_scatter_runs_as"),
         latency_counts=value("latency_counts"),
         combiner_limits=tuple((kind, int(number("combiner_limits", kind))) for kind in data.get("combiner_limits", ())),
+        combiner_options=tuple((kind, value("combiner_options", kind)) for kind in data.get("combiner_options", ())),
         overlap=part("overlap"),
         compiler=Compiler(**{field.name: value("compiler", field.name) for field in fields(Compiler)}),
         sources=sources,

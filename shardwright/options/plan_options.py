@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
 Pin = str | tuple[str, ...] | bool | None
 
 #: Dimension → pin, for one tensor. A dimension left out is free.
 Pins = Mapping[int, Pin]
+
+#: Pins of one tensor, or all of it on every device.
+TensorPins = Pins | Literal["replicated"]
+
+#: The pin of a whole tensor.
+REPLICATED: Literal["replicated"] = "replicated"
+
+#: What becomes of arguments that `force` pins by no name: `search` leaves them to the planner, `replicated` keeps them
+#: whole on every device, `data` splits the batch and keeps all others whole.
+RESTS = ("search", "replicated", "data")
 
 #: The named strategies that `force=` accepts.
 FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp", "replicated")
@@ -48,18 +59,21 @@ class PlanOptions:
         (`VariablePlan.view_of`).
     memory_budget: bytes on one device. memory_fraction: the same relative to the device's memory; not both. Neither:
         all of it.
+    bucket_bytes: most bytes of the results that XLA combines into one collective; None: the compiler's default.
     deadline_s: seconds from the start of planning; None: once `effort` is spent.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
     mesh: Mapping[str, int] | None = None
-    force: str | Mapping[str, Pins] | None = None
+    force: str | Mapping[str, TensorPins] | None = None
+    rest: str = "search"
     argument_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     argument_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     output_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     memory_budget: int | None = None
     memory_fraction: float | None = None
+    bucket_bytes: int | None = None
     deadline_s: float | None = None
     micro_batches: int | None = None
     micro_batch_inexact: bool = False

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -18,9 +18,12 @@ from shardwright.options.plan_options import (
     MAX_MESH_AXES,
     MODES,
     REMATS,
+    REPLICATED,
+    RESTS,
     REWRITES,
     Pin,
     PlanOptions,
+    TensorPins,
 )
 from shardwright.spelling import did_you_mean
 from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
@@ -28,8 +31,18 @@ from shardwright.tasks.schedules import SCHEDULE_NAMES, Schedule
 #: Axis names of a mesh given by sizes only. They are names and nothing more: any axis may split anything.
 DEFAULT_AXES = ("data", "model", "sequence")
 
+
+class StrategyBuilder(Protocol):
+    """A builder of `shardwright.strategies`, or one derived from its `Builder`."""
+
+    def build(self, variables: Any, cluster: Any, /) -> Mapping[str, Any]: ...
+
+
 Mesh = str | tuple[int, ...] | Mapping[str, int] | None
-Force = str | Mapping[str, Mapping[int, Pin]] | None
+Force = str | Mapping[str, Mapping[int, Pin] | str] | StrategyBuilder | None
+
+#: Bytes, or a text: "25MB", "8MiB".
+Bucket = int | str | None
 
 #: Bytes, a part of the device's memory (a float up to 1), or a text: "40GB", "36GiB", "50%".
 MemoryBudget = int | float | str | None
@@ -38,6 +51,7 @@ _UNIT_BYTES = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }  # fmt: skip
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
 
 
 class UserOptions(TypedDict, total=False):
@@ -48,8 +62,20 @@ class UserOptions(TypedDict, total=False):
     ]
     force: Annotated[
         Force,
+        "a builder of shardwright.strategies, "
         'a strategy ("data", "tensor", "mixed", "megatron", "expert", "zero1", "fsdp" or "replicated"), or argument '
-        'name pattern → {dimension: axis, True ("split somewhere") or None ("not split")}; default: search',
+        'name pattern → "replicated" or {dimension: axis, True ("split somewhere") or None ("not split")}; default: '
+        "search",
+    ]
+    rest: Annotated[
+        str | None,
+        'arguments that force= pins by no name: "search" (default), "replicated": whole on every device, or "data": '
+        "the batch is split over all axes, what is computed runs along it, all else is whole on every device",
+    ]
+    bucket: Annotated[
+        Bucket,
+        "most bytes that XLA combines into one all-reduce, all-gather or reduce-scatter of many small ones: bytes, "
+        '"25MB", "8MiB"; 0: each by itself; default: the compiler\'s',
     ]
     memory_budget: Annotated[
         MemoryBudget,
@@ -152,7 +178,8 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
     budget_bytes, fraction = _memory_budget(given.pop("memory_budget", None))
     checked = PlanOptions(
         mesh=_mesh(given.pop("mesh", None)),
-        force=_force(given.pop("force", None)),
+        force=_force(given.pop("force", None), given.get("rest", "search")),
+        bucket_bytes=bucket_bytes(given.pop("bucket", None)),
         memory_budget=budget_bytes,
         memory_fraction=fraction,
         deadline_s=given.pop("deadline", None),
@@ -163,12 +190,19 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat or constraints."""
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest."""
     _one_of("effort", options.effort, EFFORTS)
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)
     _one_of("constraints", options.constraints, CONSTRAINTS)
+    _one_of("rest", options.rest, RESTS)
+    if options.rest != "search" and isinstance(options.force, str):
+        raise OptionError(
+            f"force={options.force!r} says it of every argument, rest={options.rest!r} of those without a pin",
+            where="rest",
+            remedy="leave rest= out, or give force= as pins of arguments",
+        )
     stages = options.stages
     if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
         raise OptionError(f"{stages!r} stages", where="stages", remedy="give a number from 1, or None")
@@ -187,6 +221,11 @@ def check_limits(options: PlanOptions) -> None:
     if micro_batches is not None and not (type(micro_batches) is int and micro_batches >= 1):
         raise OptionError(
             f"{micro_batches!r} micro-batches", where="micro_batches", remedy="give a number from 1, or None"
+        )
+    bucket = options.bucket_bytes
+    if bucket is not None and not (type(bucket) is int and 0 <= bucket < 1 << 63):
+        raise OptionError(
+            f"a bucket of {bucket!r} bytes", where="bucket", remedy='write bytes from 0, "25MB" or "8MiB"'
         )
     check_deadline(options.deadline_s)
     fraction, budget = options.memory_fraction, options.memory_budget
@@ -220,6 +259,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def bucket_bytes(bucket: Bucket) -> int | None:
+    """Bytes of a bucket as users write it. Raises OptionError on a text that is no size."""
+    if not isinstance(bucket, str):
+        return bucket
+    match = _AMOUNT.fullmatch(bucket)
+    if match is None or match[2].upper() not in _UNIT_BYTES:
+        raise OptionError(f"{bucket!r} is no size", where="bucket", remedy='write bytes from 0, "25MB" or "8MiB"')
+    return round(float(match[1]) * _UNIT_BYTES[match[2].upper()])
+
+
 def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     """(bytes, part of the device's memory); at most one of them is given."""
     if isinstance(budget, float):
@@ -227,7 +276,7 @@ def _memory_budget(budget: MemoryBudget) -> tuple[int | None, float | None]:
     if budget is None or isinstance(budget, int):
         return budget, None
     text = str(budget)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*", text)
+    match = _AMOUNT.fullmatch(text)
     if match is None or match[2].upper() not in {*_UNIT_BYTES, "%"}:
         raise OptionError(
             f"{text!r} is no amount of memory", where="memory_budget", remedy='write "40GB", "36GiB", "50%" or bytes'
@@ -257,20 +306,32 @@ def _mesh(mesh: Mesh) -> dict[str, int] | None:
     return sizes
 
 
-def _force(force: Force) -> str | dict[str, dict[int, Pin]] | None:
+def _force(force: Force, rest: str) -> str | dict[str, TensorPins] | None:
     if force is None:
-        return None
+        return None if rest == "search" else {}
     if isinstance(force, str):
         if force not in FORCED_STRATEGIES:
             raise OptionError(
                 f"{force!r} is no strategy", where="force", remedy=f"one of {', '.join(FORCED_STRATEGIES)}"
             )
         return force
-    if not isinstance(force, Mapping) or not all(isinstance(pins, Mapping) for pins in force.values()):
+    if not isinstance(force, Mapping):
         raise OptionError(
             f"force is {force!r}", where="force", remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}'
         )
-    return {pattern: dict(pins) for pattern, pins in force.items()}
+    return {pattern: _tensor_pins(pattern, pins) for pattern, pins in force.items()}
+
+
+def _tensor_pins(pattern: str, pins: Mapping[int, Pin] | str) -> TensorPins:
+    if isinstance(pins, Mapping):
+        return dict(pins)
+    if pins != REPLICATED:
+        raise OptionError(
+            f"{pins!r} is no pin of a tensor",
+            where=f"force[{pattern!r}]",
+            remedy=f'"{REPLICATED}", or dimension → axis, e.g. {{0: "model", 1: None}}',
+        )
+    return REPLICATED
 
 
 def name_matches(pattern: str, name: str) -> bool:

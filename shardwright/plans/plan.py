@@ -16,12 +16,13 @@ from math import prod
 
 from shardwright.errors import PlanError
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
+from shardwright.plans.variable_strategy import VariableStrategy
 
 #: What XLA inserts to move or reduce data between devices.
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `plan_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.6"
+PLAN_FORMAT = "1.7"
 
 #: What an option of XLA's can be set to.
 OptionValue = bool | int | str
@@ -270,7 +271,8 @@ class Plan:
     the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the JSON.
     `recomputed`: segments rematerialized to save memory. `micro_batches`: number of sequential parts of the batch, with
     accumulated gradients. `compile_options`: XLA's, by name, assumed by its prices: servers compile with them;
-    `jax.jit` takes them through `compiler_options`.
+    `jax.jit` takes them through `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder
+    asked for.
     """
 
     module_name: str
@@ -289,6 +291,7 @@ class Plan:
     recomputed: tuple[RecomputedSegment, ...] = ()
     micro_batches: int = 1
     compile_options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)
+    strategies: Mapping[str, VariableStrategy] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""

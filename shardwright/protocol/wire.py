@@ -27,7 +27,7 @@ from shardwright.errors import (
     SessionError,
     ShardwrightError,
 )
-from shardwright.options.plan_options import FORCED_STRATEGIES, Pin, PlanOptions
+from shardwright.options.plan_options import FORCED_STRATEGIES, REPLICATED, Pin, PlanOptions, TensorPins
 from shardwright.options.user_options import check_limits
 from shardwright.plans.layouts import Layout
 from shardwright.plans.plan import OptionValue
@@ -154,12 +154,18 @@ def plan_request(
     if isinstance(options.force, str):
         request.forced_strategy = options.force
     elif options.force is not None:
-        request.forced_pins.extend(
-            master_pb2.ForcedPin(name_pattern=pattern, dimension=dimension, axes=_pin_text(pin))
-            for pattern, pins in options.force.items()
-            for dimension, pin in pins.items()
-        )
+        for pattern, pins in options.force.items():
+            request.forced_pins.extend(_pins_to_proto(pattern, pins))
     return request
+
+
+def _pins_to_proto(pattern: str, pins: TensorPins) -> list[master_pb2.ForcedPin]:
+    if isinstance(pins, str):
+        return [master_pb2.ForcedPin(name_pattern=pattern, replicated=True)]
+    return [
+        master_pb2.ForcedPin(name_pattern=pattern, dimension=dimension, axes=_pin_text(pin))
+        for dimension, pin in pins.items()
+    ]
 
 
 def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
@@ -169,12 +175,11 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     if request.forced_strategy and request.forced_strategy not in FORCED_STRATEGIES:
         remedy = f"one of {', '.join(FORCED_STRATEGIES)}"
         raise OptionError(f"{request.forced_strategy!r} is no strategy", where="force", remedy=remedy)
-    pins: dict[str, dict[int, Pin]] = {}
-    for forced in request.forced_pins:
-        pins.setdefault(forced.name_pattern, {})[forced.dimension] = _pin_value(forced.axes)
+    pins = _pins_from_proto(request.forced_pins)
+    by_name = pins if pins or request.rest not in ("", "search") else None
     options = PlanOptions(
         mesh={axis.name: axis.size for axis in request.mesh} or None,
-        force=request.forced_strategy or pins or None,
+        force=request.forced_strategy or by_name,
         argument_axes=_axes_by_number(request.argument_layouts),
         output_axes=_axes_by_number(request.output_layouts),
         argument_views=_views_by_number(request.argument_layouts),
@@ -189,6 +194,18 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     )
     check_limits(options)
     return options
+
+
+def _pins_from_proto(forced_pins: Iterable[master_pb2.ForcedPin]) -> dict[str, TensorPins]:
+    by_dim: dict[str, dict[int, Pin]] = {}
+    pins: dict[str, TensorPins] = {}
+    for forced in forced_pins:
+        if forced.replicated:
+            pins[forced.name_pattern] = REPLICATED
+            continue
+        by_dim.setdefault(forced.name_pattern, {})[forced.dimension] = _pin_value(forced.axes)
+        pins[forced.name_pattern] = by_dim[forced.name_pattern]
+    return pins
 
 
 def _to_pinned_layouts(

@@ -15,7 +15,7 @@ from shardwright.options.plan_options import PlanOptions
 def parse_options(*arguments: str) -> PlanOptions:
     parser = argparse.ArgumentParser()
     add_planning_options(parser)
-    return planning_options(parser.parse_args(arguments))
+    return planning_options(parser.parse_args(arguments))[1]
 
 
 def test_mesh_notations() -> None:
@@ -30,6 +30,8 @@ def test_limits() -> None:
     ways = ("--effort=best", "--mode=propagate", "--rewrites=none", "--remat=full")
     options = parse_options("--memory-budget=40GB", "--deadline=2.5", *ways)
     assert (options.memory_budget, options.deadline_s) == (40 * 10**9, 2.5)
+    buckets = {"25MB": 25_000_000, "8MiB": 8 << 20, "0": 0}
+    assert {text: parse_options(f"--bucket={text}").bucket_bytes for text in buckets} == buckets
     assert (options.effort, options.mode, options.rewrites, options.remat) == ("best", "propagate", "none", "full")
     assert parse_options("--memory-budget=50%").memory_fraction == 0.5
     cut = parse_options("--micro-batches=4", "--micro-batch-inexact")
@@ -55,6 +57,8 @@ def test_bad_meshes(text: str) -> None:
 def test_forced_strategies_and_pins() -> None:
     assert force_of([]) is None
     assert force_of(["fsdp"]) == "fsdp"
+    assert force_of(["params['w']=replicated"]) == {"params['w']": "replicated"}
+    assert (parse_options("--rest=data").rest, parse_options("--rest=data").force) == ("data", {})
     pins = force_of(["params['a=b']=0:model,1:-", "x=2:*"])
     assert pins == {"params['a=b']": {0: "model", 1: None}, "x": {2: True}}
 

@@ -75,3 +75,18 @@ def test_a_layout_of_another_rank_is_named(session: sw.Session) -> None:
     layouts["hidden/kernel"] = ("model",)
     with pytest.raises(OptionError, match=r"hidden/kernel of shape \[6, 16\]"):
         fit(swk.distribute(models.mlp(), session, layouts=layouts), *models.rows())
+
+
+def test_a_strategy_lays_out_the_optimizers_state(session: sw.Session) -> None:
+    x, y = models.rows()
+    model = swk.distribute(models.mlp(momentum()), session, force=sw.strategies.PS())
+    fit(model, x[:32], y[:32], epochs=1, validation_data=(x[:32], y[:32]))
+    plan = swk.step(model).plan
+    strategy = plan.strategies["hidden/kernel"]
+    assert strategy.split is not None and strategy.local_copy  # whole weights, split slots
+
+
+def test_a_strategy_and_layouts_exclude_each_other(session: sw.Session) -> None:
+    model = swk.distribute(models.mlp(), session, force=sw.strategies.PS(), layouts=layout_map())
+    with pytest.raises(OptionError, match="PS"):
+        fit(model, *models.rows())

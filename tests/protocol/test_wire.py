@@ -51,7 +51,11 @@ def test_layouts_come_back() -> None:
     st.one_of(
         st.none(),
         st.sampled_from(FORCED_STRATEGIES),
-        st.dictionaries(st.text(min_size=1), st.dictionaries(st.integers(0, 5), pins, min_size=1), min_size=1),
+        st.dictionaries(
+            st.text(min_size=1),
+            st.one_of(st.just("replicated"), st.dictionaries(st.integers(0, 5), pins, min_size=1)),
+            min_size=1,
+        ),
     ),
     st.dictionaries(st.integers(0, 9), st.lists(axes, max_size=3).map(tuple)),
     st.lists(st.text()).map(tuple),
@@ -70,6 +74,10 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"stages": 2, "schedule": "2f2b", "imbalance": 0.0},
         {"memory_fraction": 0.25, "effort": "best", "rewrites": "none", "remat": "full", "mode": "propagate"},
         {"constraints": "ignore"},
+        {"bucket_bytes": 0},
+        {"bucket_bytes": 25_000_000},
+        {"force": {}, "rest": "replicated"},
+        {"force": {"w": "replicated"}, "rest": "data"},
     ],
 )
 def test_limits_of_a_plan_come_back(limits: dict[str, object]) -> None:
@@ -101,6 +109,9 @@ def test_progress_comes_back() -> None:
         {"memory_budget_bytes": 1, "memory_fraction": 0.5},
         {"deadline_s": -1.0},
         {"mode": "propagate", "forced_strategy": "data"},
+        {"rest": "data", "forced_strategy": "data"},
+        {"rest": "some"},
+        {"bucket_bytes": -1},
     ],
 )
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:

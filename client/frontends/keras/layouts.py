@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import Pins
 from shardwright.options.user_options import name_matches
+
+_Pin = TypeVar("_Pin")
 
 _BATCH_PATTERNS = ("x", "x[*", "y", "y[*", "sample_weight", "sample_weight[*")
 
@@ -59,7 +61,7 @@ class Layouts:
         return pins
 
 
-def filter_pins(pins: Mapping[str, Pins], names: Sequence[str]) -> dict[str, Pins]:
+def filter_pins(pins: Mapping[str, _Pin], names: Sequence[str]) -> dict[str, _Pin]:
     """Those of the pins that name an argument."""
     return {pattern: pin for pattern, pin in pins.items() if any(name_matches(pattern, name) for name in names)}
 

@@ -27,6 +27,7 @@ from shardwright.errors import OptionError, PlanError
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
+    from shardwright.builders.base import Builder
     from shardwright.client.placement import Placement
     from shardwright.client.session import Session
     from shardwright.client.session_state import SessionState
@@ -65,12 +66,14 @@ class DistributedModel:
         model: Any,
         session: Session,
         options: PlanOptions,
+        builder: Builder | None,
         layouts: Layouts,
         progress: Callable[[PlanProgress], None] | None,
     ) -> None:
         self.model = model
         self.session: SessionState = session._state
         self._options = options
+        self._builder = builder
         self._layouts = layouts
         self._progress = progress
         self._kinds: dict[str, _StepOfKind] = {}
@@ -202,7 +205,8 @@ class DistributedModel:
         if key not in of_kind.steps:
             names = [*of_kind.names, *(batch_name("data" + keystr(path)) for path, _ in leaves)]
             options = self._options_for(kind, of_kind, names)
-            of_kind.steps[key] = Step(self.session, of_kind.function, options, self._progress)
+            builder = self._builder if kind == "train" else None
+            of_kind.steps[key] = Step(self.session, of_kind.function, options, self._progress, builder)
         self._last[kind] = of_kind.steps[key]
         return of_kind.steps[key]
 
@@ -223,21 +227,22 @@ class DistributedModel:
             return replace(
                 options,
                 force=None if self._is_trained else force or None,
+                rest="search" if self._is_trained else options.rest,
                 micro_batches=None,
                 micro_batch_inexact=False,
                 stages=None,
                 schedule=None,
                 imbalance=None,
             )
-        if isinstance(force, str):
-            if pins:
-                raise OptionError(
-                    f"force={force!r} is a strategy of its own, layouts= another",
-                    where="layouts",
-                    remedy="leave one of them out",
-                )
-            return options
-        return replace(options, force={**pins, **(force or {})} or None)
+        if self._builder is None and not isinstance(force, str):
+            return replace(options, force={**pins, **(force or {})} or None)
+        if pins:
+            raise OptionError(
+                f"force={self._builder or force!r} is a strategy of its own, layouts= another",
+                where="layouts",
+                remedy="leave one of them out",
+            )
+        return options
 
     def step(self, kind: str) -> Step:
         """The latest step of a kind. Raises PlanError before its first call."""
@@ -273,6 +278,7 @@ def attach(
     model: Any,
     session: Session,
     options: PlanOptions,
+    builder: Builder | None,
     *,
     layouts: Any,
     progress: Callable[[PlanProgress], None] | None,
@@ -286,7 +292,7 @@ def attach(
     if former is not None and former.session is not session._state:
         former.fetch_all()
     settle(session._state, all_variables(model))
-    DistributedModel(model, session, options, Layouts(layouts), progress).attach()
+    DistributedModel(model, session, options, builder, Layouts(layouts), progress).attach()
 
 
 def require_session(session: Any) -> None:

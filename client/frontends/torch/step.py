@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
+from shardwright.builders.base import Builder
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.torch.batch import TENSOR, Batch
 from shardwright.client.frontends.torch.binding import BoundStep, leaves_gradients, record_events
@@ -74,6 +75,7 @@ class TorchStep:
         is_whole: bool,
         is_sequence: bool,
         options: PlanOptions,
+        builder: Builder | None,
         init: Callable[[Any], Any] | None,
         progress: Callable[[PlanProgress], None] | None,
     ) -> None:
@@ -88,9 +90,9 @@ class TorchStep:
         name = getattr(function, "__name__", "step")
         self.name = name if name.isidentifier() else "step"
         self._front_end = TorchFunction(self.name)
-        self._step = Step(self._session, self._front_end, options, progress)
+        self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
-        self._evaluation = Step(self._session, self._evaluation_end, options, progress)
+        self._evaluation = Step(self._session, self._evaluation_end, options, progress)  # reads the state where it lies
         self._trees: dict[Any, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
@@ -391,6 +393,7 @@ def parallelize(
     function: Callable[..., Any],
     *,
     options: PlanOptions,
+    builder: Builder | None = None,
     is_whole: bool | None = None,
     init: Callable[[Any], Any] | None = None,
     progress: Callable[[PlanProgress], None] | None = None,
@@ -413,8 +416,8 @@ def parallelize(
             "a whole step needs an optimizer", where="optimizer", remedy="pass the optimizer that it takes"
         )
     return TorchStep(
-        session, model, optimizers, function, is_whole=whole, is_sequence=is_sequence, options=options, init=init,
-        progress=progress,
+        session, model, optimizers, function, is_whole=whole, is_sequence=is_sequence, options=options,
+        builder=builder, init=init, progress=progress,
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from shardwright.plans.plan import (
     VariablePlan,
 )
 from shardwright.plans.shardings import Mesh, MeshAxis, TensorSharding, ValueSharding
+from shardwright.plans.variable_strategy import VariableStrategy
 
 T = TypeVar("T")
 
@@ -151,6 +152,7 @@ def _read_plan(reader: ObjectReader, digest: str, original: str, hlo_text: str |
         recomputed=reader.objects("recomputed", _read_recomputed),
         micro_batches=reader.integer("micro_batches", least=1),
         compile_options=_read_options(reader),
+        strategies=read_strategies(reader),
         notes=reader.texts("notes"),
         original_sha256=original,
         hlo_text=hlo_text,
@@ -173,6 +175,24 @@ def _read_option(options: ObjectReader, name: str) -> OptionValue:
     if not isinstance(value, bool | int | str):
         raise options.wrong(name, "true, false, a whole number or text", value)
     return value
+
+
+def read_strategies(reader: ObjectReader) -> dict[str, VariableStrategy]:
+    """The strategies of a plan's variables. Raises PlanError naming the wrong field."""
+    if not reader.has("strategies"):
+        return {}
+    rows = reader.object("strategies")
+    return {name: _read_strategy(rows.object(name)) for name in rows.names()}
+
+
+def _read_strategy(row: ObjectReader) -> VariableStrategy:
+    split = row.take("split")
+    strategy = VariableStrategy(
+        split=None if split is None else row.integer("split"),
+        local_copy=row.boolean("local_copy") if row.has("local_copy") else False,
+    )
+    row.finish()
+    return strategy
 
 
 def version_of(text: str) -> tuple[int, int]:

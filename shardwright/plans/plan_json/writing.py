@@ -82,6 +82,7 @@ def encode(plan: Plan) -> dict[str, Any]:
         "recomputed": [asdict(segment) for segment in plan.recomputed],
         "micro_batches": plan.micro_batches,
         **({"compile_options": dict(plan.compile_options)} if plan.compile_options else {}),
+        **({"strategies": _encode_strategies(plan)} if plan.strategies else {}),
         "notes": list(plan.notes),
         "parameters": parameters,
         "outputs": outputs,
@@ -102,6 +103,10 @@ def _encode_rewritten(plan: Plan) -> dict[str, Any]:
         packed = packer.compress(plan.hlo_text.encode()) + packer.flush()
         row["hlo_gzip_base64"] = base64.b64encode(packed).decode()
     return row
+
+
+def _encode_strategies(plan: Plan) -> dict[str, Any]:
+    return {name: asdict(strategy) for name, strategy in plan.strategies.items()}
 
 
 def encode_mesh(mesh: Mesh) -> list[dict[str, Any]]:

@@ -1,0 +1,209 @@
+"""From a builder to plans: each way to plan a step is a choice, and the fastest plan by prediction is taken."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from shardwright.builders.auto import Auto
+from shardwright.builders.base import Builder
+from shardwright.builders.variables import Variable, read_variables
+from shardwright.clusters.cluster import Cluster
+from shardwright.errors import AnnotationError, OptionError, PlanError
+from shardwright.hlo import Module
+from shardwright.options.plan_options import REPLICATED, Pin, PlanOptions, TensorPins
+from shardwright.options.user_options import bucket_bytes, plan_options
+from shardwright.plans.pipeline_plan import PipelinePlan
+from shardwright.plans.plan import Candidate, Plan
+from shardwright.plans.variable_strategy import VariableStrategy
+from shardwright.spelling import did_you_mean
+
+_Made = TypeVar("_Made")
+_Plan = TypeVar("_Plan", bound=Plan | PipelinePlan)
+
+#: The axis that a builder splits variables and batch over, where the user gives no mesh.
+DATA_AXIS = "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoice:
+    """One way to plan a step.
+
+    name: the builder, as its `repr`; empty: the user's options as they are. strategies, notes: for the plan's document.
+    """
+
+    options: PlanOptions
+    name: str = ""
+    strategies: Mapping[str, VariableStrategy] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def record(self, plan: _Plan) -> _Plan:
+        """The plan, with its strategies and where they come from."""
+        if isinstance(plan, PipelinePlan) or not self.name:
+            return plan
+        notes = (*plan.notes, *self.notes)
+        return replace(plan, origin=f"strategy: {self.name}", strategies=dict(self.strategies), notes=notes)
+
+
+def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOptions]:
+    """The user's options, checked, and the builder given as `force`. Raises OptionError that names the option."""
+    builder = options.get("force")
+    if isinstance(builder, type) and issubclass(builder, Builder):
+        raise OptionError(
+            f"{builder.__name__} is a class of builders", where="force", remedy=f"pass one: {builder.__name__}()"
+        )
+    if not isinstance(builder, Builder):
+        return None, plan_options(**options)
+    checked = plan_options(**{**options, "force": None})
+    for option, is_taken in (
+        ("rest", checked.rest != "search"),
+        ("mode", checked.mode != "search"),
+        ("stages", (checked.stages or 1) > 1),
+    ):
+        if is_taken and not (isinstance(builder, Auto) and option == "stages"):
+            raise OptionError(
+                f"{option}={options[option]!r} and force={builder!r}, which says all arguments and plans one program",
+                where=option,
+                remedy="leave one of them out",
+            )
+    return builder, checked
+
+
+def list_choices(
+    builder: Builder | None,
+    options: PlanOptions,
+    cluster: Cluster,
+    program: Callable[[], tuple[Module, Sequence[str], Mapping[int, int]]],
+) -> tuple[PlanChoice, ...]:
+    """The ways to plan a step under a builder; without one the options as they are.
+
+    program: the step's module, the names of its arguments, and output → argument updated in place, by flat number.
+    Raises OptionError when a builder's answer fits no variable.
+    """
+    if builder is None:
+        return (PlanChoice(options=options),)
+    module, names, aliases = program()
+    variables = read_variables(module, names, aliases)
+    if not isinstance(builder, Auto):
+        return (_choice(builder, variables, options, cluster),)
+    search = options if options.bucket_bytes is not None else _with_bucket(options, builder.bucket)
+    choices = [_choice(each, variables, search, cluster) for each in builder.builders]
+    different: dict[str, PlanChoice] = {}
+    for choice in choices:
+        different.setdefault(repr((choice.options, choice.strategies)), choice)
+    return (PlanChoice(options=search), *different.values())
+
+
+def take_fastest(
+    choices: Sequence[PlanChoice],
+    make: Callable[[PlanOptions], _Made],
+    plan_of: Callable[[_Made], Plan | PipelinePlan],
+) -> tuple[PlanChoice, _Made, tuple[Candidate, ...]]:
+    """The choice whose plan has the shortest step by prediction, that plan, and the others as its candidates.
+
+    Choices that cannot be planned are left out, unless none can. Raises the first one's error then.
+    """
+    if len(choices) == 1:
+        return choices[0], make(choices[0].options), ()
+    made: list[tuple[PlanChoice, _Made]] = []
+    problems: list[Exception] = []
+    started_s = time.monotonic()
+    for number, choice in enumerate(choices):
+        left_s = (choice.options.deadline_s or math.inf) - (time.monotonic() - started_s)
+        if left_s <= 0 and made:
+            break
+        try:
+            made.append((choice, make(_within(choice.options, left_s, len(choices) - number))))
+        except (PlanError, AnnotationError) as problem:
+            problems.append(problem)
+    if not made:
+        raise problems[0]
+    best, chosen = min(made, key=lambda pair: _step_s(plan_of(pair[1])))
+    others = [(choice, plan_of(each)) for choice, each in made if choice is not best]
+    return (
+        best,
+        chosen,
+        tuple(
+            Candidate(mesh=plan.mesh, step_s=plan.cost.step_s, name=choice.name or "search")
+            for choice, plan in others
+            if isinstance(plan, Plan)
+        ),
+    )
+
+
+def _within(options: PlanOptions, left_s: float, plans: int) -> PlanOptions:
+    """The options with their part of the time left to so many plans: half of it, the last one all."""
+    if left_s == math.inf:
+        return options
+    return replace(options, deadline_s=max(left_s if plans == 1 else left_s / 2, 0.1))
+
+
+def add_candidates(plan: _Plan, candidates: Sequence[Candidate]) -> _Plan:
+    """The plan, with other plans that it was compared with."""
+    if isinstance(plan, PipelinePlan) or not candidates:
+        return plan
+    return replace(plan, candidates=(*plan.candidates, *candidates))
+
+
+def _step_s(plan: Plan | PipelinePlan) -> float:
+    return plan.step_s if isinstance(plan, PipelinePlan) else plan.cost.step_s
+
+
+def _choice(builder: Builder, variables: Sequence[Variable], options: PlanOptions, cluster: Cluster) -> PlanChoice:
+    built = builder.build(variables, cluster)
+    _check(builder, built, variables)
+    strategies = {variable.name: built.get(variable.name, VariableStrategy()) for variable in variables}
+    mesh = dict(options.mesh or {DATA_AXIS: cluster.device_count})
+    axes = tuple(mesh)
+    pins = {name: pin for each in variables for name, pin in _pins(each, strategies[each.name], axes)}
+    if options.bucket_bytes is None:
+        options = _with_bucket(options, builder.bucket)
+    return PlanChoice(
+        options=replace(options, force=pins, rest="data", mesh=mesh),
+        name=repr(builder),
+        strategies=strategies,
+        notes=tuple(builder.notes(strategies)),
+    )
+
+
+def _with_bucket(options: PlanOptions, bucket: int | str | None) -> PlanOptions:
+    return replace(options, bucket_bytes=bucket_bytes(bucket))
+
+
+def _pins(variable: Variable, strategy: VariableStrategy, axes: tuple[str, ...]) -> list[tuple[str, TensorPins]]:
+    """The pins, by argument name, of a variable and its slots."""
+    if strategy.split is None:
+        return [(name, REPLICATED) for name in (variable.name, *variable.slots)]
+    split: Pin = axes[0] if len(axes) == 1 else axes
+    pins: TensorPins = {dim: split if dim == strategy.split else None for dim in range(len(variable.shape))}
+    own: TensorPins = pins if strategy.splits_variable else REPLICATED
+    return [(variable.name, own), *((slot, pins) for slot in variable.slots)]
+
+
+def _check(builder: Builder, built: object, variables: Sequence[Variable]) -> None:
+    """Raises OptionError unless a builder's answer is strategies of these variables."""
+    where = f"{builder.name}.build"
+    if not isinstance(built, Mapping):
+        raise OptionError(
+            f"it returned {type(built).__name__}", where=where, remedy="return {variable.name: VariableStrategy(…)}"
+        )
+    known = {variable.name: variable for variable in variables}
+    for name, strategy in built.items():
+        if name not in known:
+            some = ", ".join(list(known)[:8])
+            remedy = did_you_mean(str(name), known) or (f"the variables are {some}" if known else "donate its state")
+            raise OptionError(f"no variable is named {name!r}", where=where, remedy=remedy)
+        if not isinstance(strategy, VariableStrategy):
+            raise OptionError(
+                f"the strategy of {name} is {strategy!r}", where=where, remedy="write VariableStrategy(split=0)"
+            )
+        rank, split = len(known[name].shape), strategy.split
+        if split is not None and not (type(split) is int and 0 <= split < rank):
+            raise OptionError(
+                f"{name} of {list(known[name].shape)} has no dimension {split!r} to split",
+                where=where,
+                remedy=f"split one of 0 to {rank - 1}, or None" if rank else "leave a scalar whole",
+            )

@@ -1,0 +1,57 @@
+"""Given: strategies as they are, such as those of a plan that was edited."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shardwright.builders.base import Builder
+from shardwright.builders.variables import Variable
+from shardwright.clusters.cluster import Cluster
+from shardwright.errors import OptionError
+from shardwright.json_reader import ObjectReader
+from shardwright.plans.plan_json.reading import read_json, read_strategies
+from shardwright.plans.variable_strategy import VariableStrategy
+
+#: How the options end that hold a plan's bucket.
+_BUCKET_OPTION = "all_reduce_combine_threshold_bytes"
+
+
+class Given(Builder):
+    """The strategies that are given, by variable name; variables left out are all-reduced.
+
+    bucket: as of `AllReduce`.
+    """
+
+    def __init__(self, strategies: Mapping[str, VariableStrategy], bucket: int | str | None = None) -> None:
+        self.strategies = dict(strategies)
+        self.bucket = bucket
+
+    def build(self, variables: Sequence[Variable], cluster: Cluster) -> Mapping[str, VariableStrategy]:
+        return self.strategies
+
+
+def load(path: str | os.PathLike[str]) -> Given:
+    """The strategies and the bucket of a plan's JSON file; nothing else of the file counts, so both may be edited.
+
+    Raises OptionError when the file cannot be read or holds no strategies, PlanError naming the wrong field.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise OptionError(f"cannot be read ({reason})", where=str(path), remedy="name a plan's JSON file") from None
+    reader = ObjectReader(read_json(text), "plan", refuse_unknown=False)
+    if not reader.has("strategies"):
+        raise OptionError(
+            "the plan records no strategies of its variables",
+            where=str(path),
+            remedy="plan with a builder, such as force=shardwright.strategies.AllReduce(), and write that plan",
+        )
+    bucket = None
+    if reader.has("compile_options"):
+        options = reader.object("compile_options")
+        names = [name for name in options.names() if name.endswith(_BUCKET_OPTION)]
+        bucket = options.integer(names[0]) if names else None
+    return Given(read_strategies(reader), bucket)
