@@ -17,6 +17,7 @@ from shardwright.errors import (
     AuthenticationError,
     CheckpointError,
     ClusterConfigError,
+    CollectiveError,
     CompilationAbortedError,
     CompilationError,
     DeadlineError,
@@ -27,10 +28,12 @@ from shardwright.errors import (
     MemoryBudgetError,
     MicroBatchError,
     NonFiniteError,
+    ObjectTypeError,
     OptionError,
     PlanCheckError,
     PlanError,
     PlatformError,
+    RankLostError,
     ResourceLimitError,
     ServerUnavailableError,
     SessionError,
@@ -44,7 +47,7 @@ from shardwright.errors import (
 
 if TYPE_CHECKING:
     from shardwright import builders as strategies
-    from shardwright import hlo
+    from shardwright import hlo, horovod, ranks
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.lowering import lower
@@ -69,7 +72,12 @@ _LAZY = {
     "resource_spec": "shardwright.clusters.resource_spec",
 }
 #: Public name → the module that it is.
-_LAZY_MODULES = {"hlo": "shardwright.hlo", "strategies": "shardwright.builders"}
+_LAZY_MODULES = {
+    "hlo": "shardwright.hlo",
+    "horovod": "shardwright.horovod",
+    "ranks": "shardwright.ranks",
+    "strategies": "shardwright.builders",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -94,6 +102,7 @@ __all__ = [
     "CheckpointError",
     "Cluster",
     "ClusterConfigError",
+    "CollectiveError",
     "CompilationAbortedError",
     "CompilationError",
     "DeadlineError",
@@ -104,11 +113,13 @@ __all__ = [
     "MemoryBudgetError",
     "MicroBatchError",
     "NonFiniteError",
+    "ObjectTypeError",
     "OptionError",
     "Plan",
     "PlanCheckError",
     "PlanError",
     "PlatformError",
+    "RankLostError",
     "RemoteArray",
     "ResourceLimitError",
     "ServerUnavailableError",
@@ -125,8 +136,10 @@ __all__ = [
     "connect",
     "errors",
     "hlo",
+    "horovod",
     "lower",
     "plan",
+    "ranks",
     "resource_spec",
     "strategies",
 ]

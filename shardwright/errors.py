@@ -207,6 +207,24 @@ class LaunchError(ShardwrightError):
     code = "launch"
 
 
+class CollectiveError(ShardwrightError):
+    """A collective that ranks call differently, that a type is not defined for, or that is called outside a job."""
+
+    code = "collective"
+
+
+class ObjectTypeError(CollectiveError, TypeError):
+    """An object that cannot be sent without running code at the receiver; names its path in what was sent."""
+
+    code = "object_type"
+
+
+class RankLostError(CollectiveError):
+    """A collective broke off: a rank died or left, or the network between ranks failed."""
+
+    code = "rank_lost"
+
+
 class InternalError(ShardwrightError):
     """A defect of Shardwright; the message holds the material of a bug report."""
 

@@ -21,6 +21,7 @@ NOT_RUN = {
     "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
     "docs/run.md": ["needs other hosts"],
     "docs/torch.md": ["downloads PyTorch", "needs PyTorch", "needs PyTorch"],
+    "docs/from-horovod.md": ["needs the launcher"],
     "examples/README.md": ["a minute of planning", "servers that run until they are stopped"],
     "examples/gpt2/README.md": ["minutes of training"],
     "examples/moe/README.md": ["minutes of training"],

@@ -83,7 +83,8 @@ def test_a_strategy_lays_out_the_optimizers_state(session: sw.Session) -> None:
     fit(model, x[:32], y[:32], epochs=1, validation_data=(x[:32], y[:32]))
     plan = swk.step(model).plan
     strategy = plan.strategies["hidden/kernel"]
-    assert strategy.split is not None and strategy.local_copy  # whole weights, split slots
+    assert strategy.split is not None  # the slots
+    assert strategy.local_copy  # of whole weights
 
 
 def test_a_strategy_and_layouts_exclude_each_other(session: sw.Session) -> None:

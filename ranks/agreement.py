@@ -1,0 +1,170 @@
+"""What every collective begins with: each rank says what it is about to do, and all see whether they agree.
+
+One all-gather of a record of fixed length, the same whatever is called. So a call that differs between ranks is an
+error at every rank, never a hang or a wrong result. Small values travel in the record, and need nothing more.
+
+| bytes | |
+|---|---|
+| 0–15 | digest of the call: what it is, names, shapes, types |
+| 16 | `CALLED`, `JOINED` (no data left), `FAILED` (an error at that rank alone) |
+| 17 | `Follow`: what a rank without data has to do after this |
+| 24–31 | length of the rank's message |
+| 32– | the message, or its beginning |
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.errors import CollectiveError, ShardwrightError
+from shardwright.ranks import programs
+from shardwright.ranks.process_sets import ProcessSet
+
+CALLED, JOINED, FAILED = range(3)
+_HEADER = 32
+
+
+class Follow(enum.IntEnum):
+    """What a rank without data does once it has heard of a call."""
+
+    REFUSE = 0
+    NOTHING = 1
+    REDUCE = 2
+    GATHER = 3
+
+
+@functools.cache
+def capacity(size: int) -> int:
+    """Bytes of a message that the record holds: all records of all ranks stay small together."""
+    return max(224, min(1024, 65536 // size // 32 * 32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all ranks said. rows: their records. active: whether each has data. lengths: of their messages."""
+
+    rows: np.ndarray
+    active: tuple[bool, ...]
+    lengths: tuple[int, ...]
+
+    def all_fit(self) -> bool:
+        """Whether every message is in the records."""
+        return max(self.lengths) <= int(self.rows.shape[1]) - _HEADER
+
+    def message(self, place: int) -> np.ndarray:
+        """The bytes of a rank's message that are in its record."""
+        return self.rows[place, _HEADER : _HEADER + self.lengths[place]]
+
+    def follow(self) -> Follow:
+        """The part of ranks without data."""
+        return Follow(int(self.rows[self.active_places()[0], 17]))
+
+    def active_places(self) -> list[int]:
+        """The ranks that have data."""
+        return [place for place, has_data in enumerate(self.active) if has_data]
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(call: str) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(call.encode(), digest_size=16).digest(), np.uint8)
+
+
+def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Follow = Follow.REFUSE) -> Agreement:
+    """Tell all ranks of a call, and hear of theirs.
+
+    call: the text that must be the same at all ranks. message: bytes of this rank, sent as far as they fit.
+    follow: the part of ranks without data. Raises CollectiveError where calls differ.
+    """
+    agreement = _gather(process_set, CALLED, _digest(call), message, follow)
+    _check(process_set, agreement, call)
+    if follow is Follow.REFUSE and not all(agreement.active):
+        raise joined_error(process_set, agreement, call)
+    return agreement
+
+
+def agree_without_data(process_set: ProcessSet) -> Agreement:
+    """What the others call, told to a rank that has no data left. Raises CollectiveError where they differ."""
+    agreement = _gather(process_set, JOINED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
+    _check(process_set, agreement, "join")
+    return agreement
+
+
+def report_failure(process_set: ProcessSet, error: ShardwrightError) -> None:
+    """Tell all ranks of an error at this one, so that none waits for it."""
+    agreement = _gather(process_set, FAILED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
+    _calls(process_set, agreement, str(error))
+
+
+def _gather(
+    process_set: ProcessSet, kind: int, digest: np.ndarray, message: np.ndarray, follow: Follow = Follow.NOTHING
+) -> Agreement:
+    size = process_set.size()
+    record = np.zeros(_HEADER + capacity(size), np.uint8)
+    record[:16] = digest
+    record[16] = kind
+    record[17] = follow
+    record[24:32] = np.frombuffer(message.size.to_bytes(8, "little"), np.uint8)
+    fitting = message[: capacity(size)]
+    record[_HEADER : _HEADER + fitting.size] = fitting
+    if size == 1:
+        rows = record[None]
+    else:
+        words = programs.run(process_set, programs.gather_all, record.view(np.uint32)[None], replicated=True)
+        rows = programs.fetch(words, process_set).view(np.uint8)
+    return Agreement(
+        rows=rows,
+        active=tuple((rows[:, 16] != JOINED).tolist()),
+        lengths=tuple(rows[:, 24:32].copy().view(np.int64)[:, 0].tolist()),
+    )
+
+
+def _check(process_set: ProcessSet, agreement: Agreement, call: str) -> None:
+    previous = process_set.last_active
+    process_set.last_active = agreement.active
+    places = agreement.active_places()
+    if not places:
+        process_set.last_active = previous
+        return
+    digests = agreement.rows[places, :18]
+    if (digests == digests[0]).all() and digests[0, 16] == CALLED:
+        return
+    calls = _calls(process_set, agreement, call)
+    lines = "".join(f"\n  rank {process_set.ranks[place]}: {text}" for place, text in enumerate(calls))
+    failed = bool((agreement.rows[:, 16] == FAILED).any())
+    raise CollectiveError(
+        f"{'a rank failed before' if failed else 'the ranks disagree on'} a collective{lines}",
+        where=call.split("\n")[0],
+        remedy="every rank must call the same collectives in the same order, with the same shapes and types",
+    )
+
+
+def _calls(process_set: ProcessSet, agreement: Agreement, call: str) -> list[str]:
+    """What each rank called, in words. All ranks ask for it where they disagree."""
+    text = np.frombuffer(" ".join(call.split()).encode()[: capacity(process_set.size())], np.uint8)
+    return [
+        bytes(row.message(place)).decode(errors="replace") or "(nothing)"
+        for row in [_gather(process_set, CALLED, np.zeros(16, np.uint8), text)]
+        for place in range(process_set.size())
+    ]
+
+
+def joined_error(process_set: ProcessSet, agreement: Agreement, call: str) -> CollectiveError:
+    """The error of a call that needs data of every rank, for all of them."""
+    joined = [process_set.ranks[place] for place, active in enumerate(agreement.active) if not active]
+    return CollectiveError(
+        f"rank {joined[0]} has joined: it has no data left, and no part in this",
+        where=call.split("\n")[0],
+        remedy="while others have data, call allreduce, allgather and barrier alone",
+    )
+
+
+def describe(kind: str, name: str, details: Sequence[str]) -> str:
+    """The text of a call that ranks compare: `allreduce sum 'loss' float32[4]`."""
+    named = f" {name!r}" if name else ""
+    return f"{kind}{named} {', '.join(details)}".rstrip()

@@ -1,0 +1,96 @@
+"""Collectives in the background, in the order in which they were asked for."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from shardwright.errors import CollectiveError, OptionError
+
+
+class Handle:
+    """A collective that runs, or will. All ranks must ask for theirs in the same order."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._future.done()
+
+    def result(self) -> Any:
+        """What the collective returns, waited for; raises what it raises."""
+        return self._future.result()
+
+
+class Dispatcher:
+    """Runs collectives one after the other: at once, or on a thread of its own.
+
+    The thread is a daemon: a process whose program has ended does not wait for ranks that never come.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._last: Future[Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._turn = threading.RLock()
+        self._closed = False
+
+    def run(self, task: Callable[[], Any]) -> Any:
+        """Run a task now, after all that wait."""
+        last = self._last
+        if last is not None and threading.current_thread() is not self._thread:
+            last.exception()
+        with self._turn:
+            return task()
+
+    def submit(self, task: Callable[[], Any]) -> Handle:
+        """Run a task on the thread, after all that wait."""
+        if self._closed:
+            raise CollectiveError("the job was left", remedy="call sw.ranks.init() first")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="shardwright-collectives", daemon=True)
+            self._thread.start()
+        future: Future[Any] = Future()
+        self._last = future
+        self._tasks.put((future, task))
+        return Handle(future)
+
+    def close(self) -> None:
+        """Finish what waits, and end the thread."""
+        self._closed = True
+        if self._thread is not None:
+            self._tasks.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._tasks.get()) is not None:
+            future, task = item
+            try:
+                with self._turn:
+                    result = task()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+
+def synchronize(handle: Handle) -> Any:
+    """What a collective in the background returns, waited for; raises what it raises."""
+    return _checked(handle).result()
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` returns at once."""
+    return _checked(handle).done()
+
+
+def _checked(handle: Handle) -> Handle:
+    if isinstance(handle, Handle):
+        return handle
+    raise OptionError(
+        f"{type(handle).__name__} is no handle", where="handle", remedy="pass what allreduce_async and its like return"
+    )

@@ -1,0 +1,258 @@
+"""The same collectives inside a jitted function, and `jit`, which runs a function on every rank at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from shardwright.errors import CollectiveError, OptionError
+from shardwright.ranks import job, operations, programs
+from shardwright.ranks.compression import Cast
+from shardwright.ranks.operations import ReduceOp
+from shardwright.ranks.process_sets import AXIS, ProcessSet
+
+
+def is_traced(leaves: Sequence[Any]) -> bool:
+    """Whether a value belongs to a function that is being traced."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+@contextlib.contextmanager
+def _on_axis(process_set: ProcessSet | None) -> Iterator[None]:
+    if process_set is not None and process_set.ranks != job.world().ranks:
+        raise CollectiveError(
+            "a traced collective is over all ranks of the mesh",
+            where=repr(process_set),
+            remedy="give the set to sw.ranks.jit(function, process_set=…), or call it outside",
+        )
+    try:
+        lax.axis_size(AXIS)
+    except NameError:
+        raise CollectiveError(
+            f"a collective in a jitted function without the mesh axis {AXIS!r}",
+            remedy="decorate with sw.ranks.jit instead of jax.jit, or call the collective outside",
+        ) from None
+    yield
+
+
+def reduce_leaves(
+    leaves: Sequence[Any],
+    op: ReduceOp,
+    process_set: ProcessSet | None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    compression: Cast | None = None,
+) -> list[Any]:
+    """`allreduce` of traced leaves; XLA combines their messages."""
+    with _on_axis(process_set):
+        return [_reduce(jnp.asarray(leaf), op, prescale, postscale, compression) for leaf in leaves]
+
+
+def _reduce(value: Any, op: ReduceOp, prescale: float, postscale: float, compression: Cast | None) -> Any:
+    dtype = np.dtype(value.dtype)
+    operations.check_reducible(op, dtype, "a traced value")
+    for factor in (prescale, postscale):
+        operations.check_factor(factor, dtype, "a traced value")
+    wire = compression.wire_type(dtype) if compression else dtype
+    sent = (value if prescale == 1.0 else value * prescale).astype(np.uint8 if dtype == np.dtype(bool) else wire)
+    reduced = programs.REDUCE_BODIES[op](sent).astype(dtype)
+    if op is ReduceOp.AVERAGE:
+        reduced = reduced / lax.axis_size(AXIS)
+    return reduced if postscale == 1.0 else reduced * postscale
+
+
+def gather_leaves(leaves: Sequence[Any], process_set: ProcessSet | None) -> list[Any]:
+    """`allgather` of traced leaves, as long at every rank."""
+    with _on_axis(process_set):
+        return [lax.all_gather(jnp.atleast_1d(leaf), AXIS, tiled=True) for leaf in leaves]
+
+
+def broadcast_leaves(leaves: Sequence[Any], root_rank: int, process_set: ProcessSet | None) -> list[Any]:
+    """`broadcast` of traced leaves, by their bits."""
+    with _on_axis(process_set):
+        if not 0 <= root_rank < lax.axis_size(AXIS):
+            raise OptionError(f"there is no rank {root_rank}", where="root_rank", remedy="a rank of the mesh")
+        return [_broadcast(jnp.asarray(leaf), root_rank) for leaf in leaves]
+
+
+def _broadcast(value: Any, root: int) -> Any:
+    is_root = lax.axis_index(AXIS) == root
+    if value.dtype == jnp.bool_:
+        return lax.psum(jnp.where(is_root, value, False).astype(jnp.uint8), AXIS).astype(jnp.bool_)  # type: ignore[no-untyped-call]
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return lax.complex(_broadcast(value.real, root), _broadcast(value.imag, root))
+    bits = lax.bitcast_convert_type(value, np.dtype(f"uint{value.dtype.itemsize * 8}"))
+    return lax.bitcast_convert_type(lax.psum(jnp.where(is_root, bits, 0), AXIS), value.dtype)  # type: ignore[no-untyped-call]
+
+
+def scatter_leaves(
+    leaves: Sequence[Any], op: ReduceOp, process_set: ProcessSet | None, prescale: float, postscale: float
+) -> list[Any]:
+    """`reducescatter` of traced leaves whose rows divide among the ranks."""
+    with _on_axis(process_set):
+        return [_scatter(jnp.asarray(leaf), op, prescale, postscale) for leaf in leaves]
+
+
+def _scatter(value: Any, op: ReduceOp, prescale: float, postscale: float) -> Any:
+    size = lax.axis_size(AXIS)
+    if value.ndim == 0 or value.shape[0] % size:
+        raise CollectiveError(
+            f"rows of {value.shape} do not divide among {size} ranks", remedy="call reducescatter outside jit"
+        )
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        rows = value.shape[0] // size
+        return lax.dynamic_slice_in_dim(
+            _reduce(value, op, prescale, postscale, None), lax.axis_index(AXIS) * rows, rows
+        )
+    operations.check_reducible(op, np.dtype(value.dtype), "a traced value")
+    sent = value if prescale == 1.0 else value * prescale
+    mine = lax.psum_scatter(sent, AXIS, scatter_dimension=0, tiled=True)  # type: ignore[no-untyped-call]
+    factor = postscale / size if op is ReduceOp.AVERAGE else postscale
+    return mine if factor == 1.0 else mine * factor
+
+
+def exchange_rows(value: Any, process_set: ProcessSet | None) -> Any:
+    """`alltoall` of a traced value whose rows divide among the ranks."""
+    with _on_axis(process_set):
+        size = lax.axis_size(AXIS)
+        if value.ndim == 0 or value.shape[0] % size:
+            raise CollectiveError(
+                f"rows of {value.shape} do not divide among {size} ranks", remedy="call alltoall outside jit"
+            )
+        return lax.all_to_all(value, AXIS, 0, 0, tiled=True)  # type: ignore[no-untyped-call]
+
+
+# ---- running a function on all ranks ---------------------------------------------
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    process_set: ProcessSet | None = None,
+    donate_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+    """`jax.jit` for ranks: `function` runs at every rank on that rank's own values, and may call collectives.
+
+    `allreduce` and its like on what it computes, `DistributedOptimizer.update`, `jax.lax.psum(x, sw.ranks.AXIS)` and
+    `flax.linen.BatchNorm(axis_name=sw.ranks.AXIS)` become collectives of one XLA program, which overlaps them with
+    computation. Arguments and results are trees of arrays, this rank's own: nothing is split or put together. All
+    ranks call it in the same order as other collectives, with arrays of the same shapes and types.
+
+        @sw.ranks.jit
+        def step(params, opt_state, batch): ...
+
+    donate_argnums: positions whose arrays may be overwritten. Raises CollectiveError and RankLostError.
+    """
+    if function is None:
+        return functools.partial(jit, process_set=process_set, donate_argnums=donate_argnums)
+    return _Function(function, process_set, donate_argnums)
+
+
+class _Function:
+    """A function compiled for all ranks, once a tree and its shapes and types."""
+
+    def __init__(
+        self, function: Callable[..., Any], process_set: ProcessSet | None, donate: int | Sequence[int]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._process_set = process_set
+        self._donate = frozenset((donate,) if isinstance(donate, int) else donate)
+        self._compiled: dict[Any, _Compiled] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        chosen = job.chosen(self._process_set)
+        return job.current().dispatcher.run(lambda: self._run(chosen, args, kwargs))
+
+    def _run(self, process_set: ProcessSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        leaves = [_local(leaf, path) for path, leaf in found]
+        donated = tuple(index for index, (path, _) in enumerate(found) if _argument(path) in self._donate)
+        types = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = (process_set.mesh, tree, types, _has_64_bits())
+        if key not in self._compiled:
+            self._compiled[key] = _Compiled(self._function, process_set, tree, [leaf.ndim for leaf in leaves], donated)
+        return self._compiled[key](leaves)
+
+
+def _has_64_bits() -> bool:
+    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+
+
+def _argument(path: tuple[Any, ...]) -> int | None:
+    """The position of the argument that a leaf of `(args, kwargs)` belongs to."""
+    return path[1].idx if path[0].idx == 0 else None
+
+
+def _local(leaf: Any, path: tuple[Any, ...]) -> jax.Array:
+    """A leaf as an array of this rank. Raises CollectiveError."""
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        where = jax.tree_util.keystr(path)
+        raise CollectiveError("this jax.Array lies on several ranks", where=where, remedy="pass this rank's own part")
+    wide = np.dtype(leaf.dtype).itemsize >= 8 if isinstance(leaf, np.ndarray | np.generic) else False
+    if wide and not _has_64_bits() and np.dtype(leaf.dtype).kind in "iuf":
+        raise CollectiveError(
+            f"an array of {leaf.dtype}, while jax_enable_x64 is off",
+            where=jax.tree_util.keystr(path),
+            remedy="cast it to 32 bits, or set jax_enable_x64",
+        )
+    try:
+        return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    except TypeError:
+        raise CollectiveError(
+            f"a {type(leaf).__qualname__} is no array",
+            where=jax.tree_util.keystr(path),
+            remedy="bind what is no array to the function: functools.partial(step, model)",
+        ) from None
+
+
+class _Compiled:
+    """A program for one tree of arguments. A scalar is a vector of one element outside: ranks need a dimension."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        process_set: ProcessSet,
+        tree: Any,
+        ndims: list[int],
+        donated: tuple[int, ...],
+    ) -> None:
+        self._process_set = process_set
+        self._out: tuple[Any, list[bool]] | None = None
+        spec = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]
+
+        def on_rank(*leaves: Any) -> list[Any]:
+            own = [leaf if ndim else leaf.reshape(()) for leaf, ndim in zip(leaves, ndims, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, own)
+            results, out_tree = jax.tree.flatten(function(*args, **kwargs))
+            results = [jnp.asarray(result) for result in results]
+            self._out = out_tree, [result.ndim == 0 for result in results]
+            return [result[None] if result.ndim == 0 else result for result in results]
+
+        mapped = jax.shard_map(on_rank, mesh=process_set.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        self._program = jax.jit(mapped, donate_argnums=donated)
+
+    def __call__(self, leaves: list[jax.Array]) -> Any:
+        try:
+            results = self._program(*[self._lift(leaf) for leaf in leaves])
+        except (RuntimeError, ValueError) as error:
+            if any(library in str(error) for library in ("Gloo", "NCCL", "RCCL")):
+                raise programs.broken(error, self._process_set) from error
+            raise
+        assert self._out is not None  # the program was traced
+        tree, scalars = self._out
+        parts = [result.addressable_data(0) for result in results]
+        return jax.tree.unflatten(
+            tree, [part.reshape(()) if is_scalar else part for part, is_scalar in zip(parts, scalars, strict=True)]
+        )
+
+    def _lift(self, leaf: jax.Array) -> jax.Array:
+        part = jax.device_put(leaf if leaf.ndim else leaf.reshape((1,)), self._process_set.device)
+        shape = (self._process_set.size() * part.shape[0], *part.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._process_set.split, [part])

@@ -1,0 +1,229 @@
+"""A job: the processes that one launcher started, each of them a rank.
+
+The launcher (`shardwright run`) sets `SHARDWRIGHT_COORDINATOR` (host:port of the coordination service),
+`SHARDWRIGHT_SIZE`, `SHARDWRIGHT_RANK`, `…_LOCAL_RANK`, `…_LOCAL_SIZE`, `…_CROSS_RANK`, `…_CROSS_SIZE` and
+`…_GENERATION`. Without them a process is a job of its own, at which every collective works.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import jax
+
+from shardwright.errors import CollectiveError, LaunchError, OptionError
+from shardwright.ranks import process_exit
+from shardwright.ranks.dispatch import Dispatcher
+from shardwright.ranks.process_sets import ProcessSet
+
+#: Rank 0's `jax.distributed.initialize` starts a service in any case; the launcher's is the one that ranks ask.
+_UNUSED_SERVICE = "127.0.0.1:0"
+_DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process stands in its job: what the launcher's variables say."""
+
+    coordinator: str = ""
+    size: int = 1
+    rank: int = 0
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A joined job. owns_connection: whether `shutdown` leaves `jax.distributed`."""
+
+    place: Place
+    world: ProcessSet
+    owns_connection: bool
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+
+
+class _Process:
+    """What this process has joined."""
+
+    job: Job | None = None
+
+
+def init(*, timeout_s: float = 300, heartbeat_timeout_s: float = 100) -> None:
+    """Join the job that the launcher's variables describe; call it before anything else of JAX. Twice is once.
+
+    A program that has called `jax.distributed.initialize` itself keeps its ranks. On GPUs each rank of a host takes
+    the device of its local rank, unless `CUDA_VISIBLE_DEVICES` or `JAX_LOCAL_DEVICE_IDS` says which.
+
+    timeout_s: how long to wait for the others. heartbeat_timeout_s: after how long a silent rank counts as lost.
+    Raises OptionError for variables that make no sense, LaunchError where the job cannot be joined.
+    """
+    if _Process.job is not None:
+        return
+    if jax.distributed.is_initialized():
+        place = _place_by_jax(os.environ)
+        _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=False)
+        return
+    place = read_place(os.environ)
+    if place.size > 1:
+        _connect(place, timeout_s, heartbeat_timeout_s)
+        process_exit.leave_at_once_on_failure()
+    _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=place.size > 1)
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """The place that variables describe. Raises OptionError naming the variable."""
+
+    def number(name: str, default: int) -> int:
+        text = environment.get(f"SHARDWRIGHT_{name}", str(default))
+        if not re.fullmatch(r"\d+", text.strip()):
+            raise OptionError(f"{text!r} is no whole number", where=f"SHARDWRIGHT_{name}", remedy=_LAUNCH)
+        return int(text)
+
+    size = number("SIZE", 1)
+    rank = number("RANK", 0)
+    place = Place(
+        coordinator=environment.get("SHARDWRIGHT_COORDINATOR", ""),
+        size=size,
+        rank=rank,
+        local_rank=number("LOCAL_RANK", rank),
+        local_size=number("LOCAL_SIZE", size),
+        cross_rank=number("CROSS_RANK", 0),
+        cross_size=number("CROSS_SIZE", 1),
+        generation=number("GENERATION", 0),
+    )
+    for name in ("", "LOCAL_", "CROSS_"):
+        at, count = getattr(place, f"{name.lower()}rank"), getattr(place, f"{name.lower()}size")
+        if at >= count:
+            where = f"SHARDWRIGHT_{name}RANK"
+            raise OptionError(f"{at} is not below SHARDWRIGHT_{name}SIZE={count}", where=where, remedy=_LAUNCH)
+    if size > 1 and not re.fullmatch(r".+:\d+", place.coordinator):
+        raise OptionError(
+            f"{place.coordinator!r} is no address host:port", where="SHARDWRIGHT_COORDINATOR", remedy=_LAUNCH
+        )
+    return place
+
+
+_LAUNCH = "let the launcher set it: shardwright run -np 2 python train.py"
+
+
+def _place_by_jax(environment: Mapping[str, str]) -> Place:
+    """The place of a process that is in `jax.distributed` already; the launcher's variables add what they say."""
+    size, rank = jax.process_count(), jax.process_index()
+    named = read_place(environment)
+    if (named.size, named.rank) == (size, rank):
+        return named
+    return replace(Place(), size=size, rank=rank, local_rank=0, local_size=1, cross_rank=rank, cross_size=size)
+
+
+def _connect(place: Place, timeout_s: float, heartbeat_timeout_s: float) -> None:
+    try:
+        jax.distributed.initialize(
+            place.coordinator,
+            place.size,
+            place.rank,
+            local_device_ids=_local_devices(place, os.environ),
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, round(timeout_s)),
+            heartbeat_timeout_seconds=max(1, round(heartbeat_timeout_s)),
+            coordinator_bind_address=_UNUSED_SERVICE,
+        )
+    except (RuntimeError, ValueError) as error:
+        if "before any JAX calls" in str(error):
+            raise LaunchError(
+                "JAX has used its devices already",
+                where="sw.ranks.init",
+                remedy="call sw.ranks.init() first, before any array, jax.devices() or random key",
+            ) from None
+        raise LaunchError(
+            f"rank {place.rank} of {place.size} cannot join the job: {error}",
+            where=place.coordinator,
+            remedy="see that all ranks run, and that this host reaches the launcher's address",
+        ) from None
+
+
+def _local_devices(place: Place, environment: Mapping[str, str]) -> list[int] | None:
+    """The GPU that this rank takes; None where the user has said it, or where it is alone on its host."""
+    if "JAX_LOCAL_DEVICE_IDS" in environment or place.local_size == 1:
+        return None
+    for name in _DEVICE_LISTS:
+        if name in environment and len(environment[name].split(",")) < place.local_size:
+            return None
+    return [place.local_rank]
+
+
+def shutdown() -> None:
+    """Leave the job, once all ranks leave it. Arrays on devices stay usable; collectives do not."""
+    if _Process.job is None:
+        return
+    _Process.job.dispatcher.close()
+    if _Process.job.owns_connection:
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+    _Process.job = None
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called."""
+    return _Process.job is not None
+
+
+def current() -> Job:
+    """The job. Raises CollectiveError before `init`."""
+    joined = _Process.job
+    if joined is None:
+        raise CollectiveError("this process has joined no job", remedy="call sw.ranks.init() first")
+    return joined
+
+
+def rank() -> int:
+    """This process's number in the job, from 0."""
+    return current().place.rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return current().place.size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return current().place.local_rank
+
+
+def local_size() -> int:
+    """How many processes the job has on this host."""
+    return current().place.local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process of this local rank."""
+    return current().place.cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return current().place.cross_size
+
+
+def generation() -> int:
+    """How often the job has been formed anew: 0 unless ranks came or went."""
+    return current().place.generation
+
+
+def world() -> ProcessSet:
+    """All ranks of the job."""
+    return current().world
+
+
+def chosen(process_set: ProcessSet | None) -> ProcessSet:
+    """The ranks that a collective runs on. Raises CollectiveError where this process is not among them."""
+    everyone = current().world
+    if process_set is None:
+        return everyone
+    process_set.place_of(rank())
+    return process_set

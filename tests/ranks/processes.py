@@ -1,0 +1,56 @@
+"""Real ranks: the coordination service here, one process a rank, as the launcher starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from shardwright.launch.hosts import Host, place_ranks
+from shardwright.launch.job import rank_variables
+from shardwright.launch.service import LOOPBACK, CoordinationService
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(
+    module: str, size: int, *arguments: str, timeout_s: float = 150, grace_s: float = 5
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run `python -m module` in `size` ranks, each with one CPU device; what became of each. No process is left.
+
+    grace_s: once a rank has failed, the others get this long before they are killed.
+    """
+    placements = place_ranks((Host(name="localhost", slots=size),), size)
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", module, *arguments]
+    with CoordinationService(LOOPBACK, size) as service, tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, f"rank.{rank}") for rank in range(size)]
+        children = []
+        for place, output in zip(placements, outputs, strict=True):
+            variables = rank_variables(place, size, service.address, 0)
+            with output.open("wb") as sink:
+                children.append(
+                    subprocess.Popen(command, env={**environment, **variables}, cwd=ROOT, stdout=sink, stderr=sink)
+                )
+        try:
+            _wait(children, timeout_s, grace_s)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        return [
+            subprocess.CompletedProcess(command, child.returncode, output.read_text(errors="replace"))
+            for child, output in zip(children, outputs, strict=True)
+        ]
+
+
+def _wait(children: list[subprocess.Popen[bytes]], timeout_s: float, grace_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        if any(child.poll() for child in children):
+            deadline = min(deadline, time.monotonic() + grace_s)
+            grace_s = float("inf")
+        time.sleep(0.05)
