@@ -57,7 +57,7 @@ test-all: test ## Run those, then all others: start-ups, faults, full searches (
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 
 # Front ends whose tests have an environment of their own, in build/frontends.
-FRONTENDS ?= keras torch
+FRONTENDS ?= keras torch tensorflow
 
 .PHONY: test-frontends
 test-frontends: $(VENV)/.stamp-dev ## Run all tests of the front ends, each in an environment with its framework.

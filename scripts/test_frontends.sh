@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 # What the tests of an extra need besides the extra itself.
 declare -A tools=([torch]="transformers>=5,<6 expecttest")
-declare -A folder=([keras]=tests/keras_frontend [torch]=tests/torch_frontend)
+declare -A folder=([keras]=tests/keras_frontend [torch]=tests/torch_frontend [tensorflow]=tests/tensorflow_frontend)
 # PIP_EXTRA_INDEX_URL names another index, such as that of PyTorch's wheels without CUDA.
 
 names=()

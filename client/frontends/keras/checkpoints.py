@@ -11,8 +11,8 @@ import numpy as np
 
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.keras.births import collect_births, settle
-from shardwright.client.frontends.keras.function import unique_names
 from shardwright.client.frontends.keras.training import distribution_of, groups_of, local_value, variable_types
+from shardwright.client.frontends.names import unique_names
 from shardwright.errors import CheckpointError
 
 if TYPE_CHECKING:

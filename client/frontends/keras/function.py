@@ -107,16 +107,6 @@ class KerasFunction:
         return self._changed[key]
 
 
-def unique_names(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths, with `#2` and so on behind repeated ones: Keras does not ask for unique paths."""
-    seen: dict[str, int] = {}
-    names = []
-    for path in paths:
-        seen[path] = seen.get(path, 0) + 1
-        names.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
-    return tuple(names)
-
-
 def _with_type_of(old: Any, new: Any) -> Any:
     """A new value in its variable's type, never a weak one: the next call is to be one of the same types."""
     return jax.lax.convert_element_type(new, old.dtype)

@@ -19,8 +19,9 @@ from shardwright.client.array_operators import keep_handles
 from shardwright.client.array_specs import array_spec
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.keras.births import collect_births, settle
-from shardwright.client.frontends.keras.function import KerasFunction, StatelessStep, batch_name, unique_names
+from shardwright.client.frontends.keras.function import KerasFunction, StatelessStep, batch_name
 from shardwright.client.frontends.keras.layouts import Layouts, filter_pins, require_no_distribution
+from shardwright.client.frontends.names import unique_names
 from shardwright.client.initializer import PendingInit
 from shardwright.client.step import Step
 from shardwright.errors import OptionError, PlanError

@@ -1,0 +1,140 @@
+"""Values of TensorFlow's variables in a session: on the servers since a step took them, here since they were read.
+
+A variable that is assigned to here is sent with the next step. TensorFlow says nothing of an assignment, so the buffer
+of a variable is looked at: it is held, and whatever assigns puts another one in its place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.initializer import PendingInit
+
+if TYPE_CHECKING:
+    from shardwright.client.session_state import SessionState
+
+_stores: weakref.WeakKeyDictionary[Any, VariableStore] = weakref.WeakKeyDictionary()
+
+
+class _Entry:
+    """One variable. handle: its value on the servers. buffer: its value here when it was last looked at.
+
+    is_newer: the servers' value is another than the one here. is_exposed: it may have been assigned to, unseen.
+    """
+
+    __slots__ = ("buffer", "handle", "is_exposed", "is_newer", "is_watched", "variable")
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = weakref.ref(variable)
+        self.handle: RemoteArray | None = None
+        self.buffer: Any = None
+        self.is_newer = False
+        self.is_watched = False
+        self.is_exposed = True
+
+
+class VariableStore:
+    """The variables of one session, shared by its steps."""
+
+    def __init__(self, session: SessionState) -> None:
+        self._session = weakref.ref(session)
+        self._entries: dict[int, _Entry] = {}
+
+    def take(self, variables: Sequence[Any]) -> list[RemoteArray]:
+        """A handle of each variable, for a step; values that are only here are uploaded when the step needs them."""
+        entries = [self._entry_of(variable) for variable in variables]
+        self._notice_assignments(entries)
+        missing = [entry for entry in entries if entry.handle is None]
+        if missing:
+            arrays = tuple(np.array(entry.buffer) for entry in missing)
+            session = self._session()
+            assert session is not None  # a step of it is running
+            with jax.enable_x64(True):
+                handles = PendingInit(session, _same, (arrays,)).handles()
+            for entry, handle in zip(missing, handles, strict=True):
+                entry.handle = handle
+        return [entry.handle for entry in entries if entry.handle is not None]
+
+    def put(self, variables: Sequence[Any], handles: Sequence[RemoteArray]) -> None:
+        """The variables' new values, results of a step."""
+        for variable, handle in zip(variables, handles, strict=True):
+            entry = self._entry_of(variable)
+            entry.handle, entry.is_newer = handle, True
+
+    def bring(self, variables: Iterable[Any]) -> None:
+        """Assigns the servers' values to those variables here that are older. Raises a step's error if it failed."""
+        entries = [self._entries[id(variable)] for variable in variables if id(variable) in self._entries]
+        self._notice_assignments([entry for entry in entries if entry.is_newer])
+        newer = [(entry, entry.handle) for entry in entries if entry.is_newer and entry.handle is not None]
+        for _, handle in newer:
+            handle.copy_to_host_async()
+        for entry, handle in newer:
+            variable = entry.variable()
+            if variable is not None:
+                variable.assign(tf.constant(np.asarray(handle)))
+                entry.buffer, entry.is_newer = variable.read_value(), False
+
+    def watch(self, variable: Any) -> None:
+        """Whoever assigns to this variable says so (`note_assigned`), or has read it from `expose`."""
+        entry = self._entry_of(variable)
+        entry.is_watched = True
+
+    def expose(self, variable: Any) -> None:
+        """The variable itself is handed out, with its newest value."""
+        entry = self._entries.get(id(variable))
+        if entry is None:
+            return
+        if entry.is_newer:
+            self.bring((variable,))
+        entry.is_exposed = True
+
+    def note_assigned(self, variable: Any) -> None:
+        """The variable has been assigned to, here."""
+        entry = self._entries.get(id(variable))
+        if entry is not None:
+            self._take_over(entry, variable.read_value())
+
+    def _entry_of(self, variable: Any) -> _Entry:
+        entry = self._entries.get(id(variable))
+        if entry is None or entry.variable() is not variable:
+            entry = self._entries[id(variable)] = _Entry(variable)
+        return entry
+
+    def _notice_assignments(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            variable = entry.variable()
+            if variable is None or not entry.is_exposed:
+                continue
+            current = variable.read_value()
+            if entry.buffer is None or _address(current) != _address(entry.buffer):
+                self._take_over(entry, current)
+            entry.is_exposed = not entry.is_watched
+
+    @staticmethod
+    def _take_over(entry: _Entry, value: Any) -> None:
+        entry.handle, entry.buffer, entry.is_newer = None, value, False
+
+
+def store_of(session: SessionState) -> VariableStore:
+    """The variables of a session's state."""
+    store = _stores.get(session)
+    if store is None:
+        store = _stores[session] = VariableStore(session)
+    return store
+
+
+def _same(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(jax.numpy.array(value, copy=True) for value in values)
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor's contents lie on this machine."""
+    address: int = np.asarray(tensor).__array_interface__["data"][0]
+    return address
