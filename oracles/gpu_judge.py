@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from benchmarks.gpu_targets import compile_only_devices, environment
+from benchmarks.gpu_targets import compile_only_devices, compiler_environment
 
-os.environ |= environment(sys.argv[3])
+os.environ |= compiler_environment(sys.argv[3])
 
 from oracles.memory_judge import print_memory, read_step
 

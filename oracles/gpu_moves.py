@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from benchmarks.gpu_targets import (
     add_packages_option,
     compile_only_devices,
-    environment,
-    packages,
+    compiler_environment,
+    packages_folder,
     require_packages,
 )
 from shardwright.cost import reshard
@@ -143,8 +143,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_packages_option(parser)
     require_packages(parser.parse_args())
-    os.environ.update(environment(packages()))
-    probe = Probe(compile_only_devices(packages(), "a100", DEVICES))
+    os.environ.update(compiler_environment(packages_folder()))
+    probe = Probe(compile_only_devices(packages_folder(), "a100", DEVICES))
     wrong = total = 0
     for case in list_cases():
         real, model = probe.count_bytes(case) - probe.count_base_bytes(case), predict_transpose_bytes(case)

@@ -33,7 +33,7 @@ import numpy as np
 import optax
 
 import shardwright as sw
-from benchmarks.bench_step import stock_step
+from benchmarks.bench_step import jit_with_plan
 from examples.common import text
 from examples.gpt2.model import Config, make_steps
 
@@ -104,7 +104,7 @@ def train(step: Any, state: Any, batches: list[np.ndarray]) -> tuple[Any, list[f
 
 def build_stock_step(plan: Any, init: Any, train_step: Any) -> tuple[Any, Any]:
     """`jax.jit` of the step, and its initial state, with the plan's shardings."""
-    step, state = stock_step(plan, init, train_step)
+    step, state = jit_with_plan(plan, init, train_step)
     # The initializer itself runs on one device: only the steps are compared.
     return step, jax.device_put(jax.jit(init)(jax.random.key(0)), state)
 
