@@ -207,8 +207,8 @@ def _build_vision_loss(model: Any, variables: Any) -> Any:
         return _cross_entropy(result.logits, batch["labels"]), None
 
     def loss_with_statistics(parameters: Any, statistics: Any, batch: Any, _: Any) -> Any:
-        variables = {"params": parameters, "batch_stats": statistics}
-        result, changed = model(batch["image"], params=variables, train=True)
+        model_variables = {"params": parameters, "batch_stats": statistics}
+        result, changed = model(batch["image"], params=model_variables, train=True)
         return _cross_entropy(result.logits, batch["labels"]), changed["batch_stats"]
 
     return loss_with_statistics if "batch_stats" in variables else loss

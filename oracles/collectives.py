@@ -167,11 +167,11 @@ def prove_case(subject: Subject, plan: str, mesh: str) -> Case:
         if plan in BUDGETS:
             options["memory_budget"] = round(BUDGETS[plan] * subject.peak_bytes)
         step_plan = subject.plan(**options)
-        return Case(subject=subject.name, plan=plan, mesh=str(step_plan.mesh), proof=step_plan.prove())
+        return Case(model=subject.name, plan=plan, mesh=str(step_plan.mesh), proof=step_plan.prove())
     except ShardwrightError as error:
         message = f"{type(error).__name__}: {error.message.splitlines()[0]}"
         refused = isinstance(error, MemoryBudgetError | MicroBatchError)
-        return Case(subject=subject.name, plan=plan, mesh=mesh, error=message, refused=refused)
+        return Case(model=subject.name, plan=plan, mesh=mesh, error=message, refused=refused)
 
 
 def build_table(cases: Sequence[Case]) -> Table:

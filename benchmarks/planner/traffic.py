@@ -40,9 +40,8 @@ def kind_of(body: Body) -> str:
 def count_fused_bytes(body: Body) -> int:
     """Bytes from and to memory of a fused computation's kernel."""
     root = next(instruction for instruction in body.values() if instruction.is_root)
-    return count_moved_bytes(
-        body, root, frozenset(name for name, instruction in body.items() if instruction.opcode == "parameter")
-    )
+    inputs = frozenset(name for name, instruction in body.items() if instruction.opcode == "parameter")
+    return count_moved_bytes(body, root, inputs)
 
 
 def count_moved_bytes(body: Body, root: Instruction, inputs: frozenset[str]) -> int:
