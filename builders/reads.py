@@ -22,7 +22,10 @@ _VIEWS = frozenset({"get-tuple-element", "tuple", "parameter", "optimization-bar
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A leaf of an instruction's result, in the context of the calls around it; leaf: None for an array."""
+    """A leaf of an instruction's result, in the context of the calls around it.
+
+    leaf: index into a tuple's leaves; None for an array, or for a whole tuple.
+    """
 
     instruction: Instruction
     leaf: int | None = None
