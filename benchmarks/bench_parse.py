@@ -1,13 +1,13 @@
-"""How fast and how small `shardwright.hlo.parse` is beside XLA's own parser.
+"""Time and peak memory of `shardwright.hlo.parse` beside XLA's own parser.
 
     python benchmarks/bench_parse.py [--layers 12 96] [--repeats 3]
 
 Lowers a whole GPT-2 training step (forward, backward, AdamW, layers unrolled)
 from shapes alone and parses its HLO text with both parsers, each in its own
 process. Prints one JSON object per depth: seconds of both (best of the
-repeats), their ratio, and the peak memory of a process that does nothing but
-read the text and parse it. Exits 1 where a bar is missed: 12 times XLA's time
-or 3 s, whichever is larger, and 1 GiB.
+repeats), their ratio, and the peak memory of a process with nothing but the
+text and its parser. Exits 1 if a bar is missed: the larger of 12 times XLA's
+time and 3 s, and 1 GiB.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ print(best)
 """
 
 
-def gpt2_step_hlo(
+def lower_gpt2_step(
     layers: int, *, width: int = 768, heads: int = 12, vocabulary: int = 50257, sequence: int = 1024
 ) -> str:
-    """HLO text, source lines included, of one AdamW step of a GPT-2 with unrolled layers."""
+    """Lower one AdamW step of a GPT-2 with unrolled layers to HLO text with source lines."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -114,7 +114,7 @@ def gpt2_step_hlo(
     return lowered.as_text("hlo", debug_info=True)
 
 
-def _measure(program: str, path: Path, repeats: int) -> list[float]:
+def _time_parser(program: str, path: Path, repeats: int) -> list[float]:
     output = subprocess.run(
         [sys.executable, "-c", program, str(path), str(repeats)], check=True, capture_output=True, text=True
     ).stdout
@@ -122,14 +122,14 @@ def _measure(program: str, path: Path, repeats: int) -> list[float]:
 
 
 def measure(layers: int, repeats: int) -> dict[str, Any]:
-    """The figures of one depth; `ok` says whether both bars are kept."""
+    """Measure one depth; `ok`: whether both bars are met."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.hlo"
-        path.write_text(text := gpt2_step_hlo(layers))
-        ours_s, instructions, rss_bytes = _measure(_OURS, path, repeats)
+        path.write_text(text := lower_gpt2_step(layers))
+        ours_s, instructions, rss_bytes = _time_parser(_OURS, path, repeats)
         # One pass for the memory figure: repeats would add the garbage of the pass before.
-        rss_bytes = min(rss_bytes, _measure(_OURS, path, 1)[2])
-        (xla_s,) = _measure(_XLA, path, repeats)
+        rss_bytes = min(rss_bytes, _time_parser(_OURS, path, 1)[2])
+        (xla_s,) = _time_parser(_XLA, path, repeats)
     ratio = ours_s / xla_s
     return {
         "layers": layers,

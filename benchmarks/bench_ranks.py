@@ -1,4 +1,4 @@
-"""How long an eager `allreduce` takes, by size, beside Horovod's.
+"""Time of an eager `allreduce`, by size, beside Horovod's.
 
     python benchmarks/bench_ranks.py [--size 2] [--bytes 4 1024 ...] [--rounds 3] [--horovod-python PYTHON]
 
@@ -27,12 +27,12 @@ _ROOT = Path(__file__).parents[1]
 _Calls = tuple[int, int, Callable[[Any], Callable[[], Any]], Callable[[Any], Callable[[], Any]], Callable[[], Any]]
 
 
-def repeats(nbytes: int) -> int:
-    """How often a size is timed."""
+def count_repeats(nbytes: int) -> int:
+    """Number of timed calls of a size."""
     return 200 if nbytes <= 16 << 10 else 60 if nbytes <= 1 << 20 else 15 if nbytes <= 4 << 20 else 6
 
 
-def shardwright_calls() -> _Calls:
+def init_shardwright() -> _Calls:
     """Rank, size, a sum of one array, a sum of many, a barrier."""
     from shardwright import ranks
 
@@ -47,8 +47,8 @@ def shardwright_calls() -> _Calls:
     return ranks.rank(), ranks.size(), one, many, ranks.barrier
 
 
-def horovod_calls() -> _Calls:
-    """The same of Horovod with TensorFlow."""
+def init_horovod() -> _Calls:
+    """The same calls of Horovod with TensorFlow."""
     import horovod.tensorflow as hvd  # type: ignore[import-not-found]
     import tensorflow as tf  # type: ignore[import-not-found]
 
@@ -72,34 +72,38 @@ def time_call(call: Callable[[], Any], barrier: Callable[[], Any], times: int) -
     call()
     call()
     barrier()
-    taken = []
+    seconds = []
     for _ in range(times):
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    taken.sort()
-    return taken[len(taken) // 2], taken[0]
+        seconds.append(time.perf_counter() - start)
+    seconds.sort()
+    return seconds[len(seconds) // 2], seconds[0]
 
 
 def run_rank(system: str, sizes: list[int]) -> None:
-    """What one rank does; rank 0 prints."""
+    """Time all sizes on one rank; rank 0 prints."""
     import numpy as np
 
-    rank, size, one, many, barrier = shardwright_calls() if system == "shardwright" else horovod_calls()
+    rank, size, one, many, barrier = init_shardwright() if system == "shardwright" else init_horovod()
     rows = {}
     for nbytes in sizes:
-        median, least = time_call(one(np.ones(nbytes // 4, np.float32)), barrier, repeats(nbytes))
-        bandwidth = 2 * (size - 1) / size * nbytes / least / 1e6
-        rows[nbytes] = {"median_us": round(median * 1e6), "min_us": round(least * 1e6), "mb_per_s": round(bandwidth, 1)}
+        median, minimum = time_call(one(np.ones(nbytes // 4, np.float32)), barrier, count_repeats(nbytes))
+        bandwidth = 2 * (size - 1) / size * nbytes / minimum / 1e6
+        rows[nbytes] = {
+            "median_us": round(median * 1e6),
+            "min_us": round(minimum * 1e6),
+            "mb_per_s": round(bandwidth, 1),
+        }
     count, nbytes = GROUP
-    median, least = time_call(many([np.ones(nbytes // 4, np.float32) for _ in range(count)]), barrier, 30)
-    group = {"median_us": round(median * 1e6), "min_us": round(least * 1e6)}
+    median, minimum = time_call(many([np.ones(nbytes // 4, np.float32) for _ in range(count)]), barrier, 30)
+    group = {"median_us": round(median * 1e6), "min_us": round(minimum * 1e6)}
     if rank == 0:
         print(json.dumps({"system": system, "ranks": size, "bytes": rows, f"{count} x {nbytes}": group}), flush=True)
 
 
 def run_shardwright(size: int, sizes: list[int]) -> str:
-    """One round of ours, by the launcher's own parts."""
+    """Run one round of Shardwright's, with the launcher's own parts."""
     from shardwright.launch.hosts import Host, place_ranks
     from shardwright.launch.job import rank_variables
     from shardwright.launch.service import LOOPBACK, CoordinationService
@@ -121,16 +125,16 @@ def run_shardwright(size: int, sizes: list[int]) -> str:
 
 
 def run_horovod(python: str, size: int, sizes: list[int]) -> str:
-    """One round of Horovod's, by horovodrun over Gloo."""
+    """Run one round of Horovod's, by horovodrun over Gloo."""
     horovodrun = str(Path(python).parent / "horovodrun")
     command = [horovodrun, "--gloo", "-np", str(size), python, __file__, "--as-rank", "horovod", "--bytes"]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
-    done = subprocess.run([*command, *map(str, sizes)], env=environment, capture_output=True, text=True, check=True)
-    return "".join(line[line.index("{") :] + "\n" for line in done.stdout.splitlines() if '{"system"' in line)
+    process = subprocess.run([*command, *map(str, sizes)], env=environment, capture_output=True, text=True, check=True)
+    return "".join(line[line.index("{") :] + "\n" for line in process.stdout.splitlines() if '{"system"' in line)
 
 
 def main() -> None:
-    """Read the arguments; be a rank, or start them."""
+    """Start the ranks; with `--as-rank` be one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=2, help="ranks")
     parser.add_argument("--bytes", type=int, nargs="+", default=list(SIZES), help="bytes of the array")

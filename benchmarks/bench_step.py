@@ -3,9 +3,8 @@
     make bench            (or: python -m benchmarks.bench_step --rounds 20)
 
 Both run on eight CPU devices with the shardings of the same plan; the batch starts as a numpy
-array and the step ends when the loss is a Python float. Rounds alternate between the two, so that
-whatever else the machine does hits both. Prints JSON; exit code 1 where the server takes more
-than max(5 %, 2 ms) longer.
+array and the step ends when the loss is a Python float. Rounds alternate between the two: other
+load on the machine hits both. Prints JSON; exit code 1 if the server takes max(5 %, 2 ms) longer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ ALLOWED_S = 2e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A step `(params, opt_state, *batch) -> (params, opt_state, loss)` and what it starts from."""
+    """A step `(params, opt_state, *batch) -> (params, opt_state, loss)`, its initializer and its batches."""
 
     name: str
     init: Callable[[jax.Array], Any]
@@ -47,7 +46,7 @@ class Case:
     batches: Iterator[tuple[np.ndarray, ...]]
 
 
-def gpt2_case() -> Case:
+def make_gpt2_case() -> Case:
     config = Config()
     init, train_step, _ = make_steps(config, optax.adamw(1e-3))
     values, _ = text.split(text.standard_library_text())
@@ -55,7 +54,7 @@ def gpt2_case() -> Case:
     return Case(name="gpt2", init=init, train_step=train_step, batches=batches)
 
 
-def mlp_case() -> Case:
+def make_mlp_case() -> Case:
     random = np.random.default_rng(0)
     batches = iter(lambda: mlp.spirals(random), None)
     return Case(name="mlp", init=mlp.init, train_step=mlp.train_step, batches=batches)
@@ -74,8 +73,8 @@ class ServerRunner:
         return float(loss)
 
 
-def stock_step(plan: Any, init: Any, train_step: Any, donate_argnums: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """(`jax.jit` of the step under the plan's shardings, the shardings of the state that `init` makes)."""
+def jit_with_plan(plan: Any, init: Any, train_step: Any, donate_argnums: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    """(`jax.jit` of the step with the plan's shardings, the shardings of `init`'s state)."""
     arguments, outputs = plan.shardings()
     tree = jax.tree.structure(jax.eval_shape(init, jax.random.key(0)))
     count = tree.num_leaves
@@ -87,10 +86,10 @@ def stock_step(plan: Any, init: Any, train_step: Any, donate_argnums: tuple[int,
 
 
 class StockRunner:
-    """The same step under `jax.jit`, arguments and results laid out as the plan says."""
+    """The same step under `jax.jit`, arguments and results with the plan's shardings."""
 
     def __init__(self, case: Case, plan: Any) -> None:
-        self.step, state_shardings = stock_step(plan, case.init, case.train_step, donate_argnums=(0, 1))
+        self.step, state_shardings = jit_with_plan(plan, case.init, case.train_step, donate_argnums=(0, 1))
         self.state = jax.jit(case.init, out_shardings=state_shardings)(jax.random.key(0))
         self.run(next(case.batches))
 
@@ -99,7 +98,7 @@ class StockRunner:
         return float(loss)
 
 
-def times_s(runner: ServerRunner | StockRunner, batches: list[tuple[np.ndarray, ...]]) -> list[float]:
+def time_steps(runner: ServerRunner | StockRunner, batches: list[tuple[np.ndarray, ...]]) -> list[float]:
     """Seconds of each step, from the numpy batch to the loss as a float."""
     times = []
     for batch in batches:
@@ -121,11 +120,11 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
             order = list(runners) if number % 2 else list(runners)[::-1]
             for name in order:
                 runners[name].run(batches[0])  # the other one's caches are cold now
-                times[name] += times_s(runners[name], batches)
-    return summary(case.name, times, str(server.step.plan.mesh))
+                times[name] += time_steps(runners[name], batches)
+    return summarize(case.name, times, str(server.step.plan.mesh))
 
 
-def summary(name: str, times: dict[str, list[float]], mesh: str) -> dict[str, Any]:
+def summarize(name: str, times: dict[str, list[float]], mesh: str) -> dict[str, Any]:
     server_s, jit_s = (statistics.median(times[key]) for key in ("server", "jit"))
     difference_s = server_s - jit_s
     return {
@@ -146,7 +145,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each in a round")
     parser.add_argument("--only", choices=("gpt2", "mlp"))
     arguments = parser.parse_args()
-    makers = {"gpt2": gpt2_case, "mlp": mlp_case}
+    makers = {"gpt2": make_gpt2_case, "mlp": make_mlp_case}
     chosen = [arguments.only] if arguments.only else list(makers)
     results = [measure(makers[name](), arguments.rounds, arguments.steps) for name in chosen]
     print(json.dumps({"cpus": os.cpu_count(), "jax": jax.__version__, "results": results}, indent=2))

@@ -2,11 +2,10 @@
 
     make bench-transfer    (or: python benchmarks/bench_transfer.py [--leaves 5000] [--mib 512] [--rounds 7])
 
-Each round measures all of them once, one after another, on the same machine; the medians are printed with their
-ratio, and the exit code is 1 where one misses its bar. A first round is not counted: memory is touched for the first
-time. JAX reads arrays that lie as the handles do, on as many CPU devices of this process, made anew in each round (it
-keeps what it has read). The bare stream sends the same bytes in chunks of the same size, without protobuf, to a
-server that copies them into memory that it has.
+Each round measures all of them once, one after another, on the same machine. Medians are printed with their ratio;
+exit code 1 if one misses its bar. The first round is not counted: memory is new to it. JAX reads arrays with the
+handles' shardings on as many CPU devices of this process, new ones each time (it caches the values). The bare stream
+sends the same bytes in chunks of the same size, without protobuf, to a server with preallocated memory.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from contextlib import contextmanager
 from typing import Any
 
 DEVICES = 8
-#: Reading takes at most so many times as long as JAX does, and a little.
-MOST_READ_RATIO, READ_SLACK_S = 3.0, 0.1
-#: Uploads reach at least so much of the bare stream's speed.
-LEAST_UPLOAD_RATIO = 0.6
+#: Bar of reading: this many times JAX's seconds, and a slack.
+MAX_READ_RATIO, READ_SLACK_S = 3.0, 0.1
+#: Bar of uploads: this part of the bare stream's speed.
+MIN_UPLOAD_RATIO = 0.6
 _SERVE = "--serve-bytes"
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
@@ -58,35 +57,35 @@ def _bench_reading(session: Any, count: int, rounds: int) -> Iterator[bool]:
 
     state = {f"leaf{number}": np.full(DEVICES, number, np.float32) for number in range(count)}
     for kind, dims in (("replicated", (None,)), ("split", ("x",))):
-        layout = _layout(state["leaf0"], dims)
-        sharding = _sharding(dims)
-        handles = dict(zip(state, _handles(session, list(state.values()), layout), strict=True))
+        layout = _make_layout(state["leaf0"], dims)
+        sharding = _make_sharding(dims)
+        handles = dict(zip(state, _upload(session, list(state.values()), layout), strict=True))
         ours, plain = [], []
         for _ in range(rounds + 1):
             arrays = jax.block_until_ready(jax.device_put(state, sharding))
-            plain.append(_seconds(jax.device_get, arrays))
-            ours.append(_seconds(jax.device_get, handles))
-        read = jax.device_get(handles)
-        assert all(np.array_equal(read[name], state[name]) for name in state)
+            plain.append(_time_call(jax.device_get, arrays))
+            ours.append(_time_call(jax.device_get, handles))
+        values = jax.device_get(handles)
+        assert all(np.array_equal(values[name], state[name]) for name in state)
         our_s, plain_s = statistics.median(ours[1:]), statistics.median(plain[1:])
         print(
             f"{count} leaves, {kind}: device_get of handles {our_s:.3f} s, of JAX's own arrays {plain_s:.3f} s: "
             f"{our_s / plain_s:.2f} times"
         )
-        yield our_s <= MOST_READ_RATIO * plain_s + READ_SLACK_S
+        yield our_s <= MAX_READ_RATIO * plain_s + READ_SLACK_S
 
 
 def _bench_uploads(session: Any, size_bytes: int, rounds: int) -> Iterator[bool]:
     import numpy as np
 
     value = np.random.default_rng(0).integers(0, 255, (DEVICES, size_bytes // DEVICES), np.uint8)
-    layouts = {"split": _layout(value, ("x", None)), "replicated": _layout(value, (None, None))}
+    layouts = {"split": _make_layout(value, ("x", None)), "replicated": _make_layout(value, (None, None))}
     seconds: dict[str, list[float]] = {kind: [] for kind in ("bare", *layouts)}
-    with _bare_server(size_bytes) as send:
+    with _start_bare_server(size_bytes) as send:
         for _ in range(rounds + 1):
-            seconds["bare"].append(_seconds(send, value, session.info.chunk_bytes))
+            seconds["bare"].append(_time_call(send, value, session.info.chunk_bytes))
             for kind, layout in layouts.items():
-                seconds[kind].append(_seconds(_handles, session, [value], layout))
+                seconds[kind].append(_time_call(_upload, session, [value], layout))
     bare_s = statistics.median(seconds["bare"][1:])
     for kind in layouts:
         our_s = statistics.median(seconds[kind][1:])
@@ -94,10 +93,10 @@ def _bench_uploads(session: Any, size_bytes: int, rounds: int) -> Iterator[bool]
             f"{size_bytes >> 20} MiB up, {kind}: {size_bytes / our_s / 1e9:.2f} GB/s, "
             f"bare stream {size_bytes / bare_s / 1e9:.2f} GB/s: {bare_s / our_s:.2f} of its speed"
         )
-        yield bare_s / our_s >= LEAST_UPLOAD_RATIO
+        yield bare_s / our_s >= MIN_UPLOAD_RATIO
 
 
-def _layout(value: Any, dims: tuple[str | None, ...]) -> Any:
+def _make_layout(value: Any, dims: tuple[str | None, ...]) -> Any:
     from shardwright.dtypes import to_element_type
     from shardwright.plans.layouts import Layout
     from shardwright.plans.shardings import Mesh, TensorSharding
@@ -112,7 +111,7 @@ def _layout(value: Any, dims: tuple[str | None, ...]) -> Any:
     )
 
 
-def _sharding(dims: tuple[str | None, ...]) -> Any:
+def _make_sharding(dims: tuple[str | None, ...]) -> Any:
     import jax
     import numpy as np
 
@@ -120,7 +119,7 @@ def _sharding(dims: tuple[str | None, ...]) -> Any:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*dims))
 
 
-def _handles(session: Any, values: list[Any], layout: Any) -> list[Any]:
+def _upload(session: Any, values: list[Any], layout: Any) -> list[Any]:
     from shardwright.client.array_specs import spec_of
     from shardwright.client.arrays import RemoteArray
 
@@ -131,11 +130,11 @@ def _handles(session: Any, values: list[Any], layout: Any) -> list[Any]:
     ]
 
 
-def _seconds(do: Callable[..., Any], *arguments: Any) -> float:
+def _time_call(function: Callable[..., Any], *arguments: Any) -> float:
     start_s = time.perf_counter()
-    done = do(*arguments)
+    result = function(*arguments)
     elapsed_s = time.perf_counter() - start_s
-    del done
+    del result
     return elapsed_s
 
 
@@ -143,8 +142,8 @@ def _seconds(do: Callable[..., Any], *arguments: Any) -> float:
 
 
 @contextmanager
-def _bare_server(size_bytes: int) -> Iterator[Callable[[Any, int], None]]:
-    """Gives what sends an array to it in chunks of so many bytes."""
+def _start_bare_server(size_bytes: int) -> Iterator[Callable[[Any, int], None]]:
+    """Start a bare gRPC server; yields a function to send it an array in chunks of a given size."""
     import grpc
 
     from shardwright.protocol import wire

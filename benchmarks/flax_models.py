@@ -1,11 +1,11 @@
-"""Models that others wrote: Hugging Face's Flax models, a training step each, planned as JAX lowers them.
+"""Plans training steps of Hugging Face's Flax models.
 
     python3.11 -m venv flax && flax/bin/pip install 'transformers<4.50' flax optax jax==0.10.2
     python -m benchmarks.flax_models --python flax/bin/python [--only bart marian] [--devices 8] [--prove]
 
-A step has dropout, AdamW with masked decay and clipped gradients, and gives its state back (donated). It is lowered by
-the Python given, which needs none of this project; what is planned is its text. Printed are the step, the gap, and CPU
-seconds of planning beside those of lowering; with --prove, how far XLA's collectives are from the plan's.
+A step has dropout, AdamW with masked decay and clipped gradients, and donates its state. The given Python lowers it,
+without this project installed; its text is planned here. Prints the step, the gap, and CPU seconds of planning and of
+lowering; with --prove, the difference between XLA's collectives and the plan's.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Of each model: class and configuration of `transformers`, what differs from its defaults, and the input's length; of
-#: those that translate, of both sequences; of those that see, of the image's sides.
+#: Of each model: class and configuration of `transformers`, changes of its defaults, and the length of the input: of a
+#: sequence, of both sequences of an encoder-decoder model, or of an image's sides.
 BATCH = 32
 LANGUAGE: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "gptneo": (
@@ -52,7 +52,7 @@ LANGUAGE: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "distilbert": ("FlaxDistilBertForMaskedLM", "DistilBertConfig", {}, 512),
     "roberta": ("FlaxRobertaForMaskedLM", "RobertaConfig", {"max_position_embeddings": 514}, 512),
 }  # fmt: skip
-TRANSLATING: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
+SEQUENCE_TO_SEQUENCE: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
     "bart": (
         "FlaxBartForConditionalGeneration", "BartConfig",
         {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,
@@ -70,14 +70,14 @@ TRANSLATING: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
         (256, 256),
     ),
 }  # fmt: skip
-SEEING: dict[str, tuple[str, str, dict[str, Any], int]] = {
+VISION: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "vit": ("FlaxViTForImageClassification", "ViTConfig", {}, 224),
     "beit": ("FlaxBeitForImageClassification", "BeitConfig", {"num_hidden_layers": 8}, 224),
     "dinov2": ("FlaxDinov2ForImageClassification", "Dinov2Config", {"num_hidden_layers": 8}, 224),
     "resnet": ("FlaxResNetForImageClassification", "ResNetConfig", {}, 224),
     "regnet": ("FlaxRegNetForImageClassification", "RegNetConfig", {}, 224),
 }
-NAMES = (*LANGUAGE, *TRANSLATING, *SEEING)
+NAMES = (*LANGUAGE, *SEQUENCE_TO_SEQUENCE, *VISION)
 
 
 def main() -> None:
@@ -96,13 +96,13 @@ def main() -> None:
         parser.error("--python is missing")
     with tempfile.TemporaryDirectory(prefix="flax-models-") as folder:
         for name in arguments.only:
-            results = [arguments.python, __file__, "--lower", folder, "--only", name]
-            subprocess.run(results, check=True, stderr=subprocess.DEVNULL)
-            print(_planned(name, Path(folder), arguments.devices, prove=arguments.prove), flush=True)
+            command = [arguments.python, __file__, "--lower", folder, "--only", name]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            print(_plan_text(name, Path(folder), arguments.devices, prove=arguments.prove), flush=True)
 
 
-def _planned(name: str, folder: Path, devices: int, *, prove: bool) -> str:
-    """Plan a text; what is printed of it."""
+def _plan_text(name: str, folder: Path, devices: int, *, prove: bool) -> str:
+    """Plan a model's text; returns the line to print."""
     import shardwright
     from benchmarks.planner.suite import cluster_json, entries
     from shardwright.clusters.cluster import Cluster
@@ -113,36 +113,36 @@ def _planned(name: str, folder: Path, devices: int, *, prove: bool) -> str:
     started_s = time.process_time()
     plan = shardwright.plan(text, cluster, stages=1, cache=False)
     planning_s = time.process_time() - started_s
-    said = f"{name:11} {plan.mesh!s:38} {plan.cost.step_s * 1e3:7.2f} ms  gap {plan.cost.gap:6.2%}"
-    said += f"  {planning_s:6.1f} s of CPU, lowering {lower_s:4.1f}"
+    line = f"{name:11} {plan.mesh!s:38} {plan.cost.step_s * 1e3:7.2f} ms  gap {plan.cost.gap:6.2%}"
+    line += f"  {planning_s:6.1f} s of CPU, lowering {lower_s:4.1f}"
     if prove:
         proof = plan.prove()
-        said += f"  collectives {'hold' if proof.holds else 'DIFFER'}, {proof.difference:.2%} apart"
-    return said
+        line += f"  collectives {'hold' if proof.holds else 'DIFFER'}, {proof.difference:.2%} apart"
+    return line
 
 
 # ---- in the other Python ------------------------------------------------------
 
 
 def _lower(name: str, folder: Path) -> None:
-    """Write the text of one model's step, and CPU seconds of lowering it."""
+    """Lower one model's step; writes its text and the CPU seconds."""
     import jax
 
-    step, state, batch = _step(name)
+    step, state, batch = _build_step(name)
     started_s = time.process_time()
     text = jax.jit(step, donate_argnums=0).lower(state, batch).as_text("hlo", debug_info=True)
     (folder / f"{name}.json").write_text(json.dumps(time.process_time() - started_s))
     (folder / f"{name}.hlo").write_text(text)
 
 
-def _step(name: str) -> tuple[Any, Any, Any]:
+def _build_step(name: str) -> tuple[Any, Any, Any]:
     """The training step of a model, and shapes of its state and its batch."""
     import jax
     import jax.numpy as jnp
     import optax
     from flax import traverse_util
 
-    loss, variables, batch = _loss(name)
+    loss, variables, batch = _build_loss(name)
     statistics = variables.get("batch_stats")
     parameters = variables["params"] if statistics is not None else variables
 
@@ -153,8 +153,10 @@ def _step(name: str) -> tuple[Any, Any, Any]:
 
     def step(state: Any, batch: Any) -> Any:
         parameters, statistics, moments, key = state
-        key, mine = jax.random.split(key)
-        (value, statistics), gradients = jax.value_and_grad(loss, has_aux=True)(parameters, statistics, batch, mine)
+        key, dropout_key = jax.random.split(key)
+        (value, statistics), gradients = jax.value_and_grad(loss, has_aux=True)(
+            parameters, statistics, batch, dropout_key
+        )
         updates, moments = optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), statistics, moments, key), value
 
@@ -162,50 +164,54 @@ def _step(name: str) -> tuple[Any, Any, Any]:
     return step, (parameters, statistics, moments, jax.ShapeDtypeStruct((2,), jnp.uint32)), batch
 
 
-def _loss(name: str) -> tuple[Any, Any, Any]:
-    """The loss of a model by its parameters, statistics of normalization, batch and key, which gives the statistics
-    back; shapes of its variables and of a batch."""
+def _build_loss(name: str) -> tuple[Any, Any, Any]:
+    """(loss, shapes of the variables, shapes of a batch) of a model.
+
+    loss: (parameters, batch statistics, batch, key) -> (loss, batch statistics).
+    """
     import jax
     import transformers
 
-    (maker, config, changes, size) = ({**LANGUAGE, **TRANSLATING, **SEEING})[name]
+    (maker, config, changes, size) = ({**LANGUAGE, **SEQUENCE_TO_SEQUENCE, **VISION})[name]
     model = getattr(transformers, maker)(getattr(transformers, config)(**changes), _do_init=False)
-    one = (1, size, size, 3) if name in SEEING else (1, size[0] if isinstance(size, tuple) else size)
-    variables = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), one))
-    if name in SEEING:
+    input_shape = (1, size, size, 3) if name in VISION else (1, size[0] if isinstance(size, tuple) else size)
+    variables = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), input_shape))
+    if name in VISION:
         return (
-            _seeing(model, variables),
+            _build_vision_loss(model, variables),
             variables,
-            {"image": _shape(3, size, size, kind="float32"), "labels": _shape()},
+            {"image": _batch_shape(3, size, size, kind="float32"), "labels": _batch_shape()},
         )
     tokens, labels = size if isinstance(size, tuple) else (size, size)
-    batch = {"input_ids": _shape(tokens), "attention_mask": _shape(tokens)}
-    if name in TRANSLATING:
-        batch |= {each: _shape(labels) for each in ("decoder_input_ids", "decoder_attention_mask")}
+    batch = {"input_ids": _batch_shape(tokens), "attention_mask": _batch_shape(tokens)}
+    if name in SEQUENCE_TO_SEQUENCE:
+        batch |= {
+            name_of_input: _batch_shape(labels) for name_of_input in ("decoder_input_ids", "decoder_attention_mask")
+        }
     training = {"deterministic": False} if name == "opt" else {"train": True}
-    return _of_tokens(model, training), variables, {**batch, "labels": _shape(labels)}
+    return _build_token_loss(model, training), variables, {**batch, "labels": _batch_shape(labels)}
 
 
-def _of_tokens(model: Any, training: dict[str, bool]) -> Any:
+def _build_token_loss(model: Any, training: dict[str, bool]) -> Any:
     def loss(parameters: Any, statistics: Any, batch: Any, key: Any) -> Any:
-        read = {name: value for name, value in batch.items() if name != "labels"}
-        result = model(**read, params=parameters, dropout_rng=key, **training)
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        result = model(**inputs, params=parameters, dropout_rng=key, **training)
         return _cross_entropy(result.logits, batch["labels"]), statistics
 
     return loss
 
 
-def _seeing(model: Any, variables: Any) -> Any:
+def _build_vision_loss(model: Any, variables: Any) -> Any:
     def loss(parameters: Any, _: Any, batch: Any, key: Any) -> Any:
         result = model(batch["image"], params=parameters, dropout_rng=key, train=True)
         return _cross_entropy(result.logits, batch["labels"]), None
 
-    def normalized(parameters: Any, statistics: Any, batch: Any, _: Any) -> Any:
-        of = {"params": parameters, "batch_stats": statistics}
-        result, changed = model(batch["image"], params=of, train=True)
+    def loss_with_statistics(parameters: Any, statistics: Any, batch: Any, _: Any) -> Any:
+        model_variables = {"params": parameters, "batch_stats": statistics}
+        result, changed = model(batch["image"], params=model_variables, train=True)
         return _cross_entropy(result.logits, batch["labels"]), changed["batch_stats"]
 
-    return normalized if "batch_stats" in variables else loss
+    return loss_with_statistics if "batch_stats" in variables else loss
 
 
 def _cross_entropy(logits: Any, labels: Any) -> Any:
@@ -214,7 +220,7 @@ def _cross_entropy(logits: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype("float32"), labels).mean()
 
 
-def _shape(*shape: int, kind: str = "int32") -> Any:
+def _batch_shape(*shape: int, kind: str = "int32") -> Any:
     import jax
 
     return jax.ShapeDtypeStruct((BATCH, *shape), kind)

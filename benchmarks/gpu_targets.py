@@ -1,7 +1,7 @@
-"""GPUs that XLA:GPU compiles for without one: their descriptions, and devices of them.
+"""GPU descriptions and compile-only devices: targets of XLA:GPU without a GPU.
 
-The compiler is in a folder of packages: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12, the versions of
-the jax here (`make gpu-packages`). Nothing is tuned, and products go to cuBLAS: the rest takes a device.
+The compiler is a folder of packages: jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12, in the versions of
+the installed jax (`make gpu-packages`). Autotuning is off and products go to cuBLAS: the rest needs a device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: NVIDIA's figures, as XLA asks devices for them (stream_executor.GpuTargetConfigProto). A100 SXM4 80 GB, H100 SXM5
+#: NVIDIA's figures in XLA's format (stream_executor.GpuTargetConfigProto). A100 SXM4 80 GB, H100 SXM5
 #: 80 GB: datasheets (June 2021, 2023), CUDA C++ Programming Guide, "Compute Capabilities".
 TARGETS = {
     "a100": """
@@ -49,12 +49,12 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 _PER_NODE = 8
 
-#: Names the folder where no option does.
+#: Environment variable with the folder, the default of the option.
 PACKAGES_VARIABLE = "SHARDWRIGHT_GPU_PACKAGES"
 
 
 def add_packages_option(parser: argparse.ArgumentParser) -> None:
-    """`--gpu-packages FOLDER` of a command that compiles for GPUs."""
+    """Add `--gpu-packages FOLDER` to a command."""
     parser.add_argument(
         "--gpu-packages", metavar="FOLDER", default=os.environ.get(PACKAGES_VARIABLE),
         help=f"with the compiler for GPUs (make gpu-packages; default: {PACKAGES_VARIABLE})",
@@ -62,20 +62,20 @@ def add_packages_option(parser: argparse.ArgumentParser) -> None:
 
 
 def require_packages(arguments: argparse.Namespace) -> None:
-    """Have `packages` answer with the folder that was given; end the command where there is no compiler in it."""
+    """Export the given folder for `packages_folder`; exit if it has no compiler."""
     folder: str | None = arguments.gpu_packages
     if folder is None or not (Path(folder) / "jax_plugins").is_dir():
         sys.exit(f"no compiler for GPUs in {folder}: make gpu-packages, then --gpu-packages or {PACKAGES_VARIABLE}")
     os.environ[PACKAGES_VARIABLE] = str(Path(folder).resolve())
 
 
-def packages() -> str:
-    """The folder with the compiler, of the process or the one that started it."""
+def packages_folder() -> str:
+    """The folder with the compiler, set by this process or its parent."""
     return os.environ[PACKAGES_VARIABLE]
 
 
-def environment(folder: str) -> dict[str, str]:
-    """What a process that compiles with a folder's packages has in its environment before it imports JAX."""
+def compiler_environment(folder: str) -> dict[str, str]:
+    """Environment of a compiling process; to be set before it imports JAX."""
     return {
         "JAX_PLATFORMS": "cpu",
         "PATH": f"{folder}/nvidia/cuda_nvcc/bin:{os.environ['PATH']}",
@@ -85,14 +85,14 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def compile_only_devices(folder: str, target: str, count: int) -> list[Any]:
-    """`count` devices of a target, nodes of eight, that programs are compiled for and never run on."""
+    """Make `count` compile-only devices of a target, in nodes of eight."""
     from jaxlib import xla_client
 
     library = f"{folder}/jax_plugins/xla_cuda12/xla_cuda_plugin.so"
     plugin = xla_client.load_pjrt_plugin_dynamically("cuda", library)
     xla_client.initialize_pjrt_plugin("cuda")
-    inside = min(count, _PER_NODE)
-    shape = f"1x{count // inside}x{inside}"
+    devices_per_node = min(count, _PER_NODE)
+    shape = f"1x{count // devices_per_node}x{devices_per_node}"
     topology = xla_client.make_c_api_device_topology(plugin, target, topology=shape, target_config=TARGETS[target])
     devices: list[Any] = topology._make_compile_only_devices()
     return devices

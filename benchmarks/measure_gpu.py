@@ -2,11 +2,11 @@
 
     python -m benchmarks.measure_gpu --out DIR [--cases gpt2:124M llama:1B …] [--seconds 240]
 
-Prints a table; DIR gets `figures.json`, and of each case its optimized HLO text and the seconds of each instruction's
-kernels (`NAME.hlo.gz`, `NAME.json`). Needs a GPU and nothing of Shardwright's planner: `benchmarks.gpu_measured` holds
-the files against predictions, on any machine. Durations are the device's own, by XLA's profiler.
+Prints a table. DIR gets `figures.json` and, per case, the optimized HLO text and the seconds of each instruction's
+kernels (`NAME.hlo.gz`, `NAME.json`). Needs a GPU, but not Shardwright's planner: `benchmarks.gpu_measured` compares the
+files with predictions on any machine. Durations are the device's own, from XLA's profiler.
 
-CUDA graphs hide which kernel is whose: where they are on (XLA's default), only whole steps are timed. `XLA_FLAGS=
+CUDA graphs (XLA's default) hide the instructions of kernels: with them only whole steps are timed. `XLA_FLAGS=
 --xla_gpu_enable_command_buffer=` switches them off.
 """
 
@@ -31,7 +31,7 @@ from jax.profiler import ProfileData
 
 from workloads.every_model import EVERY_MODEL
 
-#: model:size, and what of it fits one GPU.
+#: model:size → changes to make it fit one GPU.
 CASES: dict[str, dict[str, Any]] = {
     "gpt2:124M": {"batch_per_device": 8},
     "llama:1B": {},
@@ -92,20 +92,20 @@ def _write(folder: Path, figures: dict[str, Any]) -> None:
 def measure_elementwise(elements: int) -> dict[str, float]:
     """y = 1.1 x + y of float32: bytes moved and seconds of the kernel."""
     x, y = (jax.random.normal(jax.random.key(seed), (elements,)) for seed in (0, 1))
-    seconds = _kernel_s(jax.jit(lambda x, y: 1.1 * x + y), x, y)
+    seconds = _measure_kernels_s(jax.jit(lambda x, y: 1.1 * x + y), x, y)
     return {"bytes": 12.0 * elements, "seconds": seconds}
 
 
 def measure_product(rows: int, inner: int, columns: int, dtype: str) -> dict[str, Any]:
     """A matrix product: operations and seconds of its kernels."""
-    left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
-    right = jax.random.normal(jax.random.key(1), (inner, columns), dtype)
-    seconds = _kernel_s(jax.jit(jnp.matmul), left, right)
+    lhs = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
+    rhs = jax.random.normal(jax.random.key(1), (inner, columns), dtype)
+    seconds = _measure_kernels_s(jax.jit(jnp.matmul), lhs, rhs)
     return {"shape": [rows, inner, columns], "type": dtype, "flops": 2.0 * rows * inner * columns, "seconds": seconds}
 
 
 def measure_chain(length: int = 200) -> dict[str, float]:
-    """Products of 256 × 256, each of the one before: seconds of a step and of its kernels, and how many there are."""
+    """A chain of dependent 256 × 256 products: seconds of a step and of its kernels, number of kernels."""
 
     def chain(x: jax.Array) -> jax.Array:
         for _ in range(length):
@@ -116,13 +116,13 @@ def measure_chain(length: int = 200) -> dict[str, float]:
     compiled = jax.jit(chain).lower(x).compile()
     kernels = _profile(lambda: compiled(x), 3)
     return {
-        "step_s": _step_s(lambda: compiled(x)),
+        "step_s": _measure_step_s(lambda: compiled(x)),
         "kernels_s": sum(seconds for _, seconds, _ in kernels) / 3,
         "kernels": sum(runs for _, _, runs in kernels) / 3,
     }
 
 
-def _kernel_s(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
+def _measure_kernels_s(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
     jax.block_until_ready(function(*arguments))
     return sum(seconds for _, seconds, _ in _profile(lambda: function(*arguments), REPEATS)) / REPEATS
 
@@ -132,7 +132,7 @@ def measure_step(name: str, folder: Path, *, with_kernels: bool) -> dict[str, fl
     """A training step on one device: seconds, memory, and the seconds of its kernels by instruction."""
     model, size = name.split(":")
     case = EVERY_MODEL[model].build(size, 1, **CASES.get(name, {}))
-    state_and_batch = [jax.tree.map(partial(_random, seed=17), avals) for avals in case.avals]
+    state_and_batch = [jax.tree.map(partial(_random_array, seed=17), avals) for avals in case.avals]
     started_s = time.monotonic()
     compiled = jax.jit(case.step, donate_argnums=(0, 1), keep_unused=True).lower(*case.avals).compile()
     compile_s = time.monotonic() - started_s
@@ -150,7 +150,7 @@ def measure_step(name: str, folder: Path, *, with_kernels: bool) -> dict[str, fl
     result = {
         "compile_s": compile_s,
         "loss": loss,
-        "step_s": _step_s(run),
+        "step_s": _measure_step_s(run),
         "argument_bytes": analysis.argument_size_in_bytes,
         "temporary_bytes": analysis.temp_size_in_bytes,
         "peak_bytes_in_use": statistics_before.get("peak_bytes_in_use", 0),
@@ -166,7 +166,7 @@ def measure_step(name: str, folder: Path, *, with_kernels: bool) -> dict[str, fl
     return result
 
 
-def _random(aval: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+def _random_array(aval: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
     """Small positive numbers, or indices below 100."""
     generator = np.random.default_rng(seed)
     if jnp.issubdtype(aval.dtype, jnp.floating):
@@ -177,8 +177,8 @@ def _random(aval: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _step_s(run: Callable[[], Any], repeats: int = 20) -> float:
-    """Median seconds of a call in a row of calls, waited for once in five."""
+def _measure_step_s(run: Callable[[], Any], repeats: int = 20) -> float:
+    """Median seconds of a call, over groups of five calls with one wait each."""
     jax.block_until_ready(run())
     times = []
     for _ in range(max(repeats // 5, 1)):
@@ -192,7 +192,7 @@ def _step_s(run: Callable[[], Any], repeats: int = 20) -> float:
 
 # ---- XLA's profiler ---------------------------------------------------------------------
 def _profile(run: Callable[[], Any], repeats: int) -> list[tuple[str, float, int]]:
-    """(HLO instruction or kernel, seconds, runs) of everything that ran on the device in `repeats` calls."""
+    """(HLO instruction or kernel, seconds, runs) of all device work in `repeats` calls."""
     jax.block_until_ready(run())
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

@@ -32,7 +32,7 @@ _CLUSTER = Path(__file__).resolve().parent.parent / "cluster_configs" / "a100_64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One size on one cluster; the last three are None where no plan was found, and `refusal` says why."""
+    """One size on one cluster; mesh, step_s and peak_bytes are None if the planner refused, with its `refusal`."""
 
     case: str
     cluster: str
@@ -54,16 +54,16 @@ def main() -> None:
     arguments = parser.parse_args()
     clusters = [sw.Cluster.load(path) for path in arguments.cluster or [_CLUSTER]]
     rows = []
-    for name, model, preset in _cases(arguments.only):
+    for name, model, preset in _list_cases(arguments.only):
         for cluster in clusters:
-            rows.append(_planned(f"{name}:{preset}", model, preset, arguments.batch, cluster))
+            rows.append(_plan_preset(f"{name}:{preset}", model, preset, arguments.batch, cluster))
             print(f"{rows[-1].case} on {cluster.name}: {rows[-1].plan_s:.1f} s", file=sys.stderr, flush=True)
-    Console(width=None if sys.stdout.isatty() else 140).print(_table(rows))
+    Console(width=None if sys.stdout.isatty() else 140).print(_build_table(rows))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
-def _cases(only: str | None) -> Iterator[tuple[str, ModuleType, str]]:
+def _list_cases(only: str | None) -> Iterator[tuple[str, ModuleType, str]]:
     for name, model in _MODELS.items():
         for preset in model.PRESETS:
             is_chosen = only is None or only in (name, f"{name}:{preset}")
@@ -71,22 +71,22 @@ def _cases(only: str | None) -> Iterator[tuple[str, ModuleType, str]]:
                 yield name, model, preset
 
 
-def _planned(case: str, model: ModuleType, preset: str, batch: int | None, cluster: sw.Cluster) -> Row:
+def _plan_preset(case: str, model: ModuleType, preset: str, batch: int | None, cluster: sw.Cluster) -> Row:
     config = model.PRESETS[preset]
     config = replace(config, batch=batch or config.batch)
     types = wide_resnet.batch_types(config) if model is wide_resnet else gpt2.batch_types(config)
     init, train_step, _ = model.make_steps(config, optax.adamw(1e-4))
-    started_s = time.monotonic()
+    start_s = time.monotonic()
     state = jax.eval_shape(init, jax.random.key(0))
     text = sw.lower(train_step, *state, *types, donate_argnums=(0, 1), platform=cluster.platform).as_text()
-    lowered_s = time.monotonic()
-    lower_s = lowered_s - started_s
+    end_lower_s = time.monotonic()
+    lower_s = end_lower_s - start_s
     figures: dict[str, Any] = {"case": case, "cluster": cluster.name, "text_bytes": len(text), "lower_s": lower_s}
     try:
         plan = sw.plan(text, cluster, cache=False)
     except sw.PlanError as error:
-        return Row(**figures, plan_s=time.monotonic() - lowered_s, refusal=error.message)
-    plan_s = time.monotonic() - lowered_s
+        return Row(**figures, plan_s=time.monotonic() - end_lower_s, refusal=error.message)
+    plan_s = time.monotonic() - end_lower_s
     if isinstance(plan, PipelinePlan):
         stages = f"{len(plan.stages)} × {plan.stages[0].mesh}, {plan.micro_batches} micro-batches, {plan.schedule}"
         peak = max(stage.memory.peak_bytes for stage in plan.stages)
@@ -100,7 +100,7 @@ def _planned(case: str, model: ModuleType, preset: str, batch: int | None, clust
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _build_table(rows: list[Row]) -> Table:
     table = Table(box=None)
     for heading in ("model", "cluster", "text", "lower", "plan", "mesh", "step", "memory"):
         table.add_column(heading, no_wrap=heading != "mesh")

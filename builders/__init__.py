@@ -1,11 +1,11 @@
-"""Strategy builders: what every variable of a step gets, from its shape, its optimizer slots and the cluster.
+"""Strategy builders: a strategy for every variable of a step, from its shape, its optimizer slots and the cluster.
 
-Users know them as `shardwright.strategies`, after the strategy builders of AutoDist (Zhang et al., "AutoSync: Learning
-to Synchronize for Data-Parallel Distributed Deep Learning", 2020). A builder gives each variable a `VariableStrategy`;
-those become pins of arguments (`force=`, `rest="data"`), which the planner knows, and an entry of the plan's document.
+Public as `shardwright.strategies`, after the strategy builders of AutoDist (Zhang et al., "AutoSync: Learning to
+Synchronize for Data-Parallel Distributed Deep Learning", 2020). A builder gives each variable a `VariableStrategy`. The
+strategies become pins of arguments (`force=`, `rest="data"`) and an entry of the plan's document.
 
-Reading order: reads (what the step reads a variable with) → variables → base (a builder) → the builders, a file a kind
-→ choices (a builder becomes options of plans) → staleness.
+Reading order: reads (data flow from a variable to the loss) → variables → base (a builder) → the builders, a file a
+kind → choices (from a builder to options of plans) → staleness.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardwright.builders.variables import Variable
     from shardwright.plans.variable_strategy import VariableStrategy
 
-#: Public name → the module that holds it.
+#: Public name → its module.
 _LAZY = {
     "AllReduce": "shardwright.builders.all_reduce",
     "Auto": "shardwright.builders.auto",
@@ -54,8 +54,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         from shardwright.spelling import did_you_mean
 
-        known = did_you_mean(name, _LAZY)
-        raise AttributeError(f"module 'shardwright.strategies' has no attribute {name!r}{known and f'; {known}'}")
+        hint = did_you_mean(name, _LAZY)
+        raise AttributeError(f"module 'shardwright.strategies' has no attribute {name!r}{hint and f'; {hint}'}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -14,9 +14,9 @@ from shardwright.plans.variable_strategy import VariableStrategy
 class AllReduce(Builder):
     """Data parallelism: variables and slots are whole on every device, gradients are all-reduced.
 
-    The rows that a lookup reads are exchanged instead of its table's whole gradient, where that is faster.
+    Of a table's gradient only the rows of the batch's lookups are exchanged, if that is faster.
 
-    bucket: most bytes of the gradients that one all-reduce sums, as the option `bucket`; AutoDist's `chunk_size` counts
+    bucket: maximum bytes of the gradients in one all-reduce, like the option `bucket`; AutoDist's `chunk_size` counts
         gradients instead.
     compression: None. Raises OptionError on any other: the sum is part of the planned program, in the gradient's type.
     """

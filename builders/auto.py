@@ -18,18 +18,20 @@ from shardwright.plans.variable_strategy import VariableStrategy
 class Auto(Builder):
     """The fastest plan by prediction: of the search over all layouts, and of the builders, each planned once.
 
-    The search alone is `force=None`; it hardly ever loses to a builder. Auto makes sure, and plans for each of them.
+    The search alone is `force=None`; it hardly ever loses to a builder. Auto compares all of them.
 
-    builders: those to compare; default: all of this module's but the random one. bucket: as of `AllReduce`, of the
+    builders: the compared ones; default: all of this package's but the random one. bucket: see `AllReduce`; of the
         search and of builders without one.
     """
 
     def __init__(self, builders: Sequence[Builder] | None = None, bucket: int | str | None = None) -> None:
         self.bucket = bucket
         self.builders = _all_builders() if builders is None else tuple(builders)
-        for each in self.builders:
-            if not isinstance(each, Builder) or isinstance(each, Auto):
-                raise OptionError(f"{each!r} is no builder to compare", where="Auto(builders=)", remedy="e.g. [PS()]")
+        for builder in self.builders:
+            if not isinstance(builder, Builder) or isinstance(builder, Auto):
+                raise OptionError(
+                    f"{builder!r} is no builder to compare", where="Auto(builders=)", remedy="e.g. [PS()]"
+                )
 
     def build(self, variables: Sequence[Variable], cluster: Cluster) -> Mapping[str, VariableStrategy]:
         raise OptionError("Auto chooses a plan, not strategies", where="Auto", remedy="pass it as force=")

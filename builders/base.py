@@ -1,4 +1,4 @@
-"""What a strategy builder is."""
+"""The interface of strategy builders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardwright.plans.variable_strategy import VariableStrategy
 class Builder:
     """Gives every variable of a step its strategy. Derive from it, define `build`, and pass it as `force=`.
 
-    bucket: most bytes that XLA combines into one collective (as the option `bucket`); None leaves it to the compiler.
+    bucket: maximum bytes of a combined collective, like the option `bucket`; None: the compiler's default.
     """
 
     bucket: int | str | None = None
@@ -22,13 +22,13 @@ class Builder:
     def build(self, variables: Sequence[Variable], cluster: Cluster) -> Mapping[str, VariableStrategy]:
         """Variable name → strategy; variables left out are all-reduced.
 
-        variables: in the order of the step's arguments. cluster: its nodes and their device counts; from a session, its
-        links and hardware are not known.
+        variables: in the order of the step's arguments. cluster: nodes and their device counts; a session's has neither
+        links nor hardware.
         """
         raise NotImplementedError(f"{type(self).__name__}.build")
 
     def notes(self, strategies: Mapping[str, VariableStrategy]) -> Sequence[str]:
-        """What the plan's notes say of the strategies; nothing by default."""
+        """Lines about the strategies for the plan's notes; none by default."""
         return ()
 
     @property
@@ -41,7 +41,7 @@ class Builder:
 
 
 class Synchronous(Builder):
-    """A builder with AutoDist's arguments that say when gradients are applied: here always in the step they are of."""
+    """A builder with AutoDist's arguments `sync` and `staleness`; gradients are always applied in their own step."""
 
     _ASYNCHRONOUS: ClassVar[str] = (
         "wrap the optimizer for gradients that are some steps old: "
@@ -64,10 +64,10 @@ class Synchronous(Builder):
 
 
 def largest_even_dim(variable: Variable, devices: int) -> int | None:
-    """The largest dimension that the devices split evenly, the first of equal ones."""
+    """The largest dimension divisible by the number of devices, the first of equal ones; None without any."""
     return max(variable.even_dims(devices), key=lambda dim: variable.shape[dim], default=None)
 
 
 def first_even_dim(variable: Variable, devices: int) -> int | None:
-    """The first dimension that the devices split evenly."""
+    """The first dimension divisible by the number of devices; None without any."""
     return next(iter(variable.even_dims(devices)), None)

@@ -1,4 +1,4 @@
-"""From a builder to plans: each way to plan a step is a choice, and the fastest plan by prediction is taken."""
+"""From a builder to plans: the ways to plan a step, and the fastest plan of them by prediction."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shardwright.plans.plan import Candidate, Plan
 from shardwright.plans.variable_strategy import VariableStrategy
 from shardwright.spelling import did_you_mean
 
-_Made = TypeVar("_Made")
+_Planned = TypeVar("_Planned")
 _Plan = TypeVar("_Plan", bound=Plan | PipelinePlan)
 
-#: The axis that a builder splits variables and batch over, where the user gives no mesh.
+#: The mesh axis of variables and batch under a builder, by default.
 DATA_AXIS = "data"
 
 
@@ -32,7 +32,7 @@ DATA_AXIS = "data"
 class PlanChoice:
     """One way to plan a step.
 
-    name: the builder, as its `repr`; empty: the user's options as they are. strategies, notes: for the plan's document.
+    name: the builder's `repr`; "" for the user's own options. strategies, notes: for the plan's document.
     """
 
     options: PlanOptions
@@ -41,7 +41,7 @@ class PlanChoice:
     notes: tuple[str, ...] = ()
 
     def record(self, plan: _Plan) -> _Plan:
-        """The plan, with its strategies and where they come from."""
+        """The plan with the builder's name, strategies and notes."""
         if isinstance(plan, PipelinePlan) or not self.name:
             return plan
         notes = (*plan.notes, *self.notes)
@@ -49,7 +49,7 @@ class PlanChoice:
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOptions]:
-    """The user's options, checked, and the builder given as `force`. Raises OptionError that names the option."""
+    """Check the user's options: (the builder given as `force` or None, the options). Raises OptionError."""
     builder = options.get("force")
     if isinstance(builder, type) and issubclass(builder, Builder):
         raise OptionError(
@@ -58,12 +58,12 @@ def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOption
     if not isinstance(builder, Builder):
         return None, plan_options(**options)
     checked = plan_options(**{**options, "force": None})
-    for option, is_taken in (
+    for option, is_given in (
         ("rest", checked.rest != "search"),
         ("mode", checked.mode != "search"),
         ("stages", (checked.stages or 1) > 1),
     ):
-        if is_taken and not (isinstance(builder, Auto) and option == "stages"):
+        if is_given and not (isinstance(builder, Auto) and option == "stages"):
             raise OptionError(
                 f"{option}={options[option]!r} and force={builder!r}, which says all arguments and plans one program",
                 where=option,
@@ -78,19 +78,20 @@ def list_choices(
     cluster: Cluster,
     program: Callable[[], tuple[Module, Sequence[str], Mapping[int, int]]],
 ) -> tuple[PlanChoice, ...]:
-    """The ways to plan a step under a builder; without one the options as they are.
+    """The ways to plan a step under a builder; without a builder the options alone.
 
-    program: the step's module, the names of its arguments, and output → argument updated in place, by flat number.
-    Raises OptionError when a builder's answer fits no variable.
+    program: returns the step's module, the names of its arguments, and output → argument updated in place, by flat
+        number.
+    Raises OptionError for strategies of unknown variables.
     """
     if builder is None:
         return (PlanChoice(options=options),)
     module, names, aliases = program()
     variables = read_variables(module, names, aliases)
     if not isinstance(builder, Auto):
-        return (_choice(builder, variables, options, cluster),)
+        return (_build_choice(builder, variables, options, cluster),)
     search = options if options.bucket_bytes is not None else _with_bucket(options, builder.bucket)
-    choices = [_choice(each, variables, search, cluster) for each in builder.builders]
+    choices = [_build_choice(candidate, variables, search, cluster) for candidate in builder.builders]
     different: dict[str, PlanChoice] = {}
     for choice in choices:
         different.setdefault(repr((choice.options, choice.strategies)), choice)
@@ -99,30 +100,30 @@ def list_choices(
 
 def take_fastest(
     choices: Sequence[PlanChoice],
-    make: Callable[[PlanOptions], _Made],
-    plan_of: Callable[[_Made], Plan | PipelinePlan],
-) -> tuple[PlanChoice, _Made, tuple[Candidate, ...]]:
-    """The choice whose plan has the shortest step by prediction, that plan, and the others as its candidates.
+    make: Callable[[PlanOptions], _Planned],
+    plan_of: Callable[[_Planned], Plan | PipelinePlan],
+) -> tuple[PlanChoice, _Planned, tuple[Candidate, ...]]:
+    """Plan all choices: (the choice with the shortest predicted step, its plan, the others as candidates).
 
-    Choices that cannot be planned are left out, unless none can. Raises the first one's error then.
+    Choices without a plan are left out. Raises the first one's error if no choice has a plan.
     """
     if len(choices) == 1:
         return choices[0], make(choices[0].options), ()
-    made: list[tuple[PlanChoice, _Made]] = []
+    results: list[tuple[PlanChoice, _Planned]] = []
     problems: list[Exception] = []
     started_s = time.monotonic()
     for number, choice in enumerate(choices):
         left_s = (choice.options.deadline_s or math.inf) - (time.monotonic() - started_s)
-        if left_s <= 0 and made:
+        if left_s <= 0 and results:
             break
         try:
-            made.append((choice, make(_within(choice.options, left_s, len(choices) - number))))
+            results.append((choice, make(_share_deadline(choice.options, left_s, len(choices) - number))))
         except (PlanError, AnnotationError) as problem:
             problems.append(problem)
-    if not made:
+    if not results:
         raise problems[0]
-    best, chosen = min(made, key=lambda pair: _step_s(plan_of(pair[1])))
-    others = [(choice, plan_of(each)) for choice, each in made if choice is not best]
+    best, chosen = min(results, key=lambda pair: _step_s(plan_of(pair[1])))
+    others = [(choice, plan_of(result)) for choice, result in results if choice is not best]
     return (
         best,
         chosen,
@@ -134,15 +135,15 @@ def take_fastest(
     )
 
 
-def _within(options: PlanOptions, left_s: float, plans: int) -> PlanOptions:
-    """The options with their part of the time left to so many plans: half of it, the last one all."""
+def _share_deadline(options: PlanOptions, left_s: float, plans: int) -> PlanOptions:
+    """The options with a deadline for one of the remaining plans: half of the time left, all of it for the last."""
     if left_s == math.inf:
         return options
     return replace(options, deadline_s=max(left_s if plans == 1 else left_s / 2, 0.1))
 
 
 def add_candidates(plan: _Plan, candidates: Sequence[Candidate]) -> _Plan:
-    """The plan, with other plans that it was compared with."""
+    """The plan with the compared plans among its candidates."""
     if isinstance(plan, PipelinePlan) or not candidates:
         return plan
     return replace(plan, candidates=(*plan.candidates, *candidates))
@@ -152,13 +153,15 @@ def _step_s(plan: Plan | PipelinePlan) -> float:
     return plan.step_s if isinstance(plan, PipelinePlan) else plan.cost.step_s
 
 
-def _choice(builder: Builder, variables: Sequence[Variable], options: PlanOptions, cluster: Cluster) -> PlanChoice:
-    built = builder.build(variables, cluster)
-    _check(builder, built, variables)
-    strategies = {variable.name: built.get(variable.name, VariableStrategy()) for variable in variables}
+def _build_choice(
+    builder: Builder, variables: Sequence[Variable], options: PlanOptions, cluster: Cluster
+) -> PlanChoice:
+    answer = builder.build(variables, cluster)
+    _check_strategies(builder, answer, variables)
+    strategies = {variable.name: answer.get(variable.name, VariableStrategy()) for variable in variables}
     mesh = dict(options.mesh or {DATA_AXIS: cluster.device_count})
     axes = tuple(mesh)
-    pins = {name: pin for each in variables for name, pin in _pins(each, strategies[each.name], axes)}
+    pins = {name: pin for variable in variables for name, pin in _list_pins(variable, strategies[variable.name], axes)}
     if options.bucket_bytes is None:
         options = _with_bucket(options, builder.bucket)
     return PlanChoice(
@@ -173,8 +176,8 @@ def _with_bucket(options: PlanOptions, bucket: int | str | None) -> PlanOptions:
     return replace(options, bucket_bytes=bucket_bytes(bucket))
 
 
-def _pins(variable: Variable, strategy: VariableStrategy, axes: tuple[str, ...]) -> list[tuple[str, TensorPins]]:
-    """The pins, by argument name, of a variable and its slots."""
+def _list_pins(variable: Variable, strategy: VariableStrategy, axes: tuple[str, ...]) -> list[tuple[str, TensorPins]]:
+    """(argument name, pins) of a variable and its slots."""
     if strategy.split is None:
         return [(name, REPLICATED) for name in (variable.name, *variable.slots)]
     split: Pin = axes[0] if len(axes) == 1 else axes
@@ -183,27 +186,29 @@ def _pins(variable: Variable, strategy: VariableStrategy, axes: tuple[str, ...])
     return [(variable.name, own), *((slot, pins) for slot in variable.slots)]
 
 
-def _check(builder: Builder, built: object, variables: Sequence[Variable]) -> None:
-    """Raises OptionError unless a builder's answer is strategies of these variables."""
+def _check_strategies(builder: Builder, answer: object, variables: Sequence[Variable]) -> None:
+    """Raises OptionError unless a builder's answer maps these variables' names to strategies."""
     where = f"{builder.name}.build"
-    if not isinstance(built, Mapping):
+    if not isinstance(answer, Mapping):
         raise OptionError(
-            f"it returned {type(built).__name__}", where=where, remedy="return {variable.name: VariableStrategy(…)}"
+            f"it returned {type(answer).__name__}", where=where, remedy="return {variable.name: VariableStrategy(…)}"
         )
-    known = {variable.name: variable for variable in variables}
-    for name, strategy in built.items():
-        if name not in known:
-            some = ", ".join(list(known)[:8])
-            remedy = did_you_mean(str(name), known) or (f"the variables are {some}" if known else "donate its state")
+    variable_of = {variable.name: variable for variable in variables}
+    for name, strategy in answer.items():
+        if name not in variable_of:
+            some = ", ".join(list(variable_of)[:8])
+            remedy = did_you_mean(str(name), variable_of) or (
+                f"the variables are {some}" if variable_of else "donate its state"
+            )
             raise OptionError(f"no variable is named {name!r}", where=where, remedy=remedy)
         if not isinstance(strategy, VariableStrategy):
             raise OptionError(
                 f"the strategy of {name} is {strategy!r}", where=where, remedy="write VariableStrategy(split=0)"
             )
-        rank, split = len(known[name].shape), strategy.split
+        rank, split = len(variable_of[name].shape), strategy.split
         if split is not None and not (type(split) is int and 0 <= split < rank):
             raise OptionError(
-                f"{name} of {list(known[name].shape)} has no dimension {split!r} to split",
+                f"{name} of {list(variable_of[name].shape)} has no dimension {split!r} to split",
                 where=where,
                 remedy=f"split one of 0 to {rank - 1}, or None" if rank else "leave a scalar whole",
             )

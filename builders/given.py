@@ -1,4 +1,4 @@
-"""Given: strategies as they are, such as those of a plan that was edited."""
+"""Given: strategies by variable name, such as those of an edited plan."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardwright.json_reader import ObjectReader
 from shardwright.plans.plan_json.reading import read_json, read_strategies
 from shardwright.plans.variable_strategy import VariableStrategy
 
-#: How the options end that hold a plan's bucket.
+#: Suffix of the compile options with a plan's bucket.
 _BUCKET_OPTION = "all_reduce_combine_threshold_bytes"
 
 
 class Given(Builder):
-    """The strategies that are given, by variable name; variables left out are all-reduced.
+    """The given strategies, by variable name; variables left out are all-reduced.
 
-    bucket: as of `AllReduce`.
+    bucket: see `AllReduce`.
     """
 
     def __init__(self, strategies: Mapping[str, VariableStrategy], bucket: int | str | None = None) -> None:
@@ -33,9 +33,9 @@ class Given(Builder):
 
 
 def load(path: str | os.PathLike[str]) -> Given:
-    """The strategies and the bucket of a plan's JSON file; nothing else of the file counts, so both may be edited.
+    """Load the strategies and the bucket of a plan's JSON file; both may be edited, the rest is ignored.
 
-    Raises OptionError when the file cannot be read or holds no strategies, PlanError naming the wrong field.
+    Raises OptionError for an unreadable file or one without strategies, PlanError with the wrong field.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Parallax: tables that are looked up in parts, everything else all-reduced."""
+"""Parallax: embedding tables split by rows, everything else all-reduced."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardwright.plans.variable_strategy import VariableStrategy
 
 
 class Parallax(Builder):
-    """Sparse variables in parts over all devices by rows, dense ones whole and all-reduced.
+    """Sparse variables split by rows over all devices, dense ones whole and all-reduced.
 
-    After Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks" (2019): of a table only
-    the rows that a batch reads travel. Rows that the devices do not divide are stored padded.
+    Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks" (2019): of a table only the
+    batch's rows are exchanged. An uneven number of rows is stored padded.
 
-    bucket: as of `AllReduce`.
+    bucket: see `AllReduce`.
     """
 
     def __init__(self, bucket: int | str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Variables in parts: along their first dimension, evenly or not, or along one drawn at random."""
+"""Sharded variables: along their first dimension, evenly or not, or along a random one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardwright.plans.variable_strategy import VariableStrategy
 
 
 class PartitionedPS(Synchronous):
-    """Every variable in equal parts over all devices, along its first dimension that they divide.
+    """Every variable split evenly over all devices, along its first even dimension.
 
-    A variable without one is all-reduced.
+    A variable without an even dimension is all-reduced.
 
     local_proxy_variable: True: each device keeps all of the variable, and updates its part (ZeRO-1); False: it keeps
-        its part, and gathers the variable where it is used (FSDP).
+        its part, and gathers the variable at each use (FSDP).
     sync, staleness: True and 0; see `Synchronous`.
     """
 
@@ -26,7 +26,7 @@ class PartitionedPS(Synchronous):
         self.local_proxy_variable = local_proxy_variable
 
     def build(self, variables: Sequence[Variable], cluster: Cluster) -> Mapping[str, VariableStrategy]:
-        splits = {variable.name: self._dim(variable, cluster.device_count) for variable in variables}
+        splits = {variable.name: self._choose_dim(variable, cluster.device_count) for variable in variables}
         return {
             name: VariableStrategy(split=dim, local_copy=dim is not None and self.local_proxy_variable)
             for name, dim in splits.items()
@@ -37,27 +37,27 @@ class PartitionedPS(Synchronous):
         what = "the optimizer state (ZeRO-1)" if self.local_proxy_variable else "variables and optimizer state (FSDP)"
         return [f"{self.name}: of {split} of {len(strategies)} variables, all devices share {what}"]
 
-    def _dim(self, variable: Variable, devices: int) -> int | None:
+    def _choose_dim(self, variable: Variable, devices: int) -> int | None:
         return first_even_dim(variable, devices)
 
 
 class UnevenPartitionedPS(PartitionedPS):
-    """Every variable in parts along its first dimension of more than one element, whether the devices divide it or not.
+    """Every variable split along its first dimension of more than one element, evenly or not.
 
     An uneven one is stored padded.
     """
 
-    def _dim(self, variable: Variable, devices: int) -> int | None:
+    def _choose_dim(self, variable: Variable, devices: int) -> int | None:
         return next((dim for dim, size in enumerate(variable.shape) if size > 1), None)
 
 
 class PartitionedAR(Builder):
-    """Every variable in equal parts along its first dimension that the devices divide; no device keeps all of it.
+    """Every variable split evenly along its first even dimension; no device keeps all of it.
 
-    AutoDist all-reduces the parts, so that their sums can overlap. Here each device keeps one part, and the sums are
+    AutoDist all-reduces the parts, to overlap their sums. Here each device keeps one part, and the sums are
     reduce-scatters: half the bytes, and less memory.
 
-    bucket: as of `AllReduce`.
+    bucket: see `AllReduce`.
     """
 
     def __init__(self, bucket: int | str | None = None) -> None:
@@ -65,7 +65,8 @@ class PartitionedAR(Builder):
 
     def build(self, variables: Sequence[Variable], cluster: Cluster) -> Mapping[str, VariableStrategy]:
         return {
-            variable.name: VariableStrategy(split=self._dim(variable, cluster.device_count)) for variable in variables
+            variable.name: VariableStrategy(split=self._choose_dim(variable, cluster.device_count))
+            for variable in variables
         }
 
     def notes(self, strategies: Mapping[str, VariableStrategy]) -> Sequence[str]:
@@ -76,21 +77,21 @@ class PartitionedAR(Builder):
         )
         return [note]
 
-    def _dim(self, variable: Variable, devices: int) -> int | None:
+    def _choose_dim(self, variable: Variable, devices: int) -> int | None:
         return first_even_dim(variable, devices)
 
 
 class RandomAxisPartitionAR(PartitionedAR):
-    """The same along a dimension drawn from those that the devices divide; of a sparse variable along its rows.
+    """The same along a random even dimension; of a sparse variable along its rows.
 
-    seed: of the draw; equal seeds and names draw equal dimensions. bucket: as of `AllReduce`.
+    seed: of the draw; equal seeds and names draw equal dimensions. bucket: see `AllReduce`.
     """
 
     def __init__(self, seed: int = 0, bucket: int | str | None = None) -> None:
         super().__init__(bucket)
         self.seed = seed
 
-    def _dim(self, variable: Variable, devices: int) -> int | None:
+    def _choose_dim(self, variable: Variable, devices: int) -> int | None:
         dims = variable.even_dims(devices)
         if not dims or (variable.is_sparse and dims[0] == 0):
             return first_even_dim(variable, devices)

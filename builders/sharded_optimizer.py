@@ -1,9 +1,8 @@
 """PS and PSLoadBalancing: parameter servers, as their sharded equivalent.
 
-A server that owns a variable receives every device's gradient, updates, and sends the variable to all. When every
-device owns an equal part of it, each sends and receives the same bytes, no link is the bottleneck, and memory and
-update are shared out: ZeRO-1 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models", 2020).
+A variable's server receives every device's gradient, updates, and sends the variable to all. With an equal part on each
+device all send and receive the same bytes, no link is the bottleneck, and memory and update are divided: ZeRO-1
+(Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020).
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from shardwright.plans.variable_strategy import VariableStrategy
 
 
 class PS(Synchronous):
-    """Parameter servers, as ZeRO-1: every device keeps the variables, and updates its part of each.
+    """Parameter servers by ZeRO-1: every device keeps the variables, and updates its part of each.
 
-    A variable that the devices do not split evenly in any dimension is all-reduced.
+    A variable without an even dimension is all-reduced.
 
-    local_proxy_variable: False: devices keep their part of the variable only, and gather it where they use it (FSDP).
+    local_proxy_variable: False: devices keep only their part of a variable, and gather it at each use (FSDP).
     sync, staleness: True and 0; see `Synchronous`.
     """
 
@@ -42,13 +41,13 @@ class PS(Synchronous):
         split = sum(strategy.split is not None for strategy in strategies.values())
         what = "their optimizer state (ZeRO-1)" if self.local_proxy_variable else "them and their state (FSDP)"
         whole = len(strategies) - split
-        left = f"; {whole} that they do not divide are all-reduced" if whole else ""
+        remainder = f"; {whole} that they do not divide are all-reduced" if whole else ""
         note = (
             f"{self.name}: no device is the server of a variable: of {split} variables all devices share "
-            f"{what}, the bytes of parameter servers without a busiest one{left}"
+            f"{what}, the bytes of parameter servers without a busiest one{remainder}"
         )
         return [note]
 
 
 class PSLoadBalancing(PS):
-    """The same: with every variable shared out evenly, all loads are equal."""
+    """The same as PS: with every variable split evenly, all loads are equal."""

@@ -1,4 +1,4 @@
-"""Gradients that are applied some steps late, as an optimizer of optax."""
+"""Delayed gradients, as an optimizer of optax."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StaleState(NamedTuple):
 
 
 def stale(optimizer: optax.GradientTransformation, steps: int) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that applies each gradient `steps` updates after it was computed.
+    """Wrap an optimizer: each gradient is applied `steps` updates after its computation.
 
     Bounded staleness (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
     2013) at its bound, the same on every device and in every run. The first `steps` updates are zero and leave the
-    optimizer's state as it was. Its state holds that many gradients: slots of the variables, laid out as such.
+    optimizer's state unchanged. The state has `steps` gradients: slots of the variables, sharded alike.
 
     Raises OptionError unless `steps` is a number from 0; 0 is the optimizer itself.
     """
@@ -44,9 +44,9 @@ def stale(optimizer: optax.GradientTransformation, steps: int) -> optax.Gradient
         oldest, *younger = state.pending
         is_due = state.applied >= steps
         updates, changed = inner.update(oldest, state.inner, params, **extra)
-        updates = jax.tree.map(lambda each: jnp.where(is_due, each, jnp.zeros_like(each)), updates)
-        kept = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), changed, state.inner)
+        updates = jax.tree.map(lambda leaf: jnp.where(is_due, leaf, jnp.zeros_like(leaf)), updates)
+        next_inner = jax.tree.map(lambda new, old: jnp.where(is_due, new, old), changed, state.inner)
         count = jnp.minimum(state.applied + 1, steps)
-        return updates, StaleState(count, (*younger, gradients), kept)
+        return updates, StaleState(count, (*younger, gradients), next_inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

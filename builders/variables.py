@@ -1,8 +1,8 @@
-"""The variables of a training step: what it trains, with the optimizer's slots of each.
+"""The variables of a training step, with the optimizer's slots of each.
 
-State are the donated arguments; of a program that donates none, those with an output of the same type. A variable is
-state that another output (the loss) depends on; all other state is the optimizer's. A slot belongs to the variable of
-the same shape whose path its own path ends in: `opt_state[0].mu['layer']['w']` to `params['layer']['w']`.
+State: the donated arguments; without donation, those with an output of the same type. Variables: state in the backward
+slice of another output (the loss); all other state is the optimizer's. A slot belongs to the variable of the same shape
+with the same end of its path: `opt_state[0].mu['layer']['w']` to `params['layer']['w']`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _TOKEN = re.compile(r"""\['(?:[^'\\]|\\.)*'\]|\["(?:[^"\\]|\\.)*"\]|\[[^\]]*\]|\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One array that a step trains.
+    """One trained array of a step.
 
-    name: of the argument, a path such as `params['layer']['w']`. bytes: of all of it.
-    is_sparse: whether the loss reads it by lookups only (`table[ids]`), at positions that come with the batch: then a
-        step changes few of its rows.
-    slots: names of the arguments that the optimizer keeps for it, of the same shape.
+    name: of the argument, a path such as `params['layer']['w']`. bytes: of the whole array.
+    is_sparse: whether the loss reads it only by lookups (`table[ids]`) at the batch's positions: a step changes few
+        rows.
+    slots: names of its optimizer's arguments of the same shape.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Variable:
         return ArrayShape(self.element_type, self.shape).size_bytes
 
     def even_dims(self, devices: int) -> tuple[int, ...]:
-        """The dimensions that so many devices split evenly, in order."""
+        """The dimensions divisible by a number of devices, in order."""
         return tuple(dim for dim, size in enumerate(self.shape) if size and size % devices == 0)
 
 
@@ -48,22 +48,22 @@ def read_variables(module: Module, names: Sequence[str], aliases: Mapping[int, i
 
     names: of the arguments, by flat number. aliases: output → argument updated in place, by flat number.
     """
-    places = [(parameter, leaf) for parameter in module.entry.parameters for leaf in _leaves(parameter.shape)]
+    positions = [(parameter, leaf) for parameter in module.entry.parameters for leaf in _leaves(parameter.shape)]
     shapes = [leaf for parameter in module.entry.parameters for leaf in parameter.shape.leaves]
     updated = dict(aliases) or _pair_by_type(shapes, module.entry.root.shape.leaves)
     state = set(updated.values())
     others = [number for number in range(len(module.entry.root.shape.leaves)) if number not in updated]
     reads = Reads(module, others)
-    trained = [number for number in sorted(state) if reads.has(*places[number])] or sorted(state)
+    trained = [number for number in sorted(state) if reads.has(*positions[number])] or sorted(state)
     slots = _assign_slots(names, shapes, trained, sorted(state))
     owned = {slot for of_one in slots.values() for slot in of_one}
-    fed = frozenset(places[number][0] for number in range(len(places)) if number not in state)
+    fed = frozenset(positions[number][0] for number in range(len(positions)) if number not in state)
     return tuple(
         Variable(
             name=names[number],
             shape=shapes[number].dimensions,
             element_type=shapes[number].element_type,
-            is_sparse=shapes[number].rank > 1 and reads.is_looked_up(*places[number], fed),
+            is_sparse=shapes[number].rank > 1 and reads.is_looked_up(*positions[number], fed),
             slots=tuple(names[slot] for slot in slots[number]),
         )
         for number in trained
@@ -93,23 +93,23 @@ def _pair_by_type(arguments: Sequence[ArrayShape], outputs: Sequence[ArrayShape]
 def _assign_slots(
     names: Sequence[str], shapes: Sequence[ArrayShape], trained: Sequence[int], state: Sequence[int]
 ) -> dict[int, list[int]]:
-    """Variable → its slots, by flat number. Each slot goes to the variable that shares most of its path's end."""
+    """Variable → its slots, by flat number. Each slot goes to the variable with the longest common path suffix."""
     paths = {number: _TOKEN.findall(names[number]) for number in state}
-    alike = Counter(shapes[number].dimensions for number in trained)
+    shape_counts = Counter(shapes[number].dimensions for number in trained)
     slots: dict[int, list[int]] = {number: [] for number in trained}
     trained_set = set(trained)
     for slot in state:
-        dims, best, most = shapes[slot].dimensions, None, 0
+        dims, best, longest = shapes[slot].dimensions, None, 0
         for variable in trained:
             if variable == slot or shapes[variable].dimensions != dims or not dims:
                 continue
-            shared = _shared_end(paths[variable], paths[slot])
+            common = _count_common_suffix(paths[variable], paths[slot])
             if slot in trained_set and not _is_copy_of(paths[slot], paths[variable]):
                 continue
-            if len(paths[variable]) == 1 and alike[dims] == 1:
-                shared = max(shared, 1)  # parameters that are one array have no path of their own
-            if shared > most:
-                best, most = variable, shared
+            if len(paths[variable]) == 1 and shape_counts[dims] == 1:
+                common = max(common, 1)  # parameters that are one array have no path of their own
+            if common > longest:
+                best, longest = variable, common
         if best is not None:
             slots[best].append(slot)
     return slots
@@ -120,8 +120,8 @@ def _is_copy_of(path: Sequence[str], variable: Sequence[str]) -> bool:
     return len(path) > len(variable) > 1 and list(path[1 - len(variable) :]) == list(variable[1:])
 
 
-def _shared_end(one: Sequence[str], other: Sequence[str]) -> int:
-    """Parts that two paths have in common at their end, their roots aside."""
+def _count_common_suffix(one: Sequence[str], other: Sequence[str]) -> int:
+    """Length of the longest common suffix of two paths without their roots."""
     count = 0
     while count < min(len(one), len(other)) - 1 and one[-1 - count] == other[-1 - count]:
         count += 1

@@ -1,8 +1,8 @@
-"""The launcher behind `shardwright run`: processes on many hosts, started, watched and ended as one.
+"""The launcher behind `shardwright run`: processes on many hosts, started, supervised and ended as one job.
 
-Reading order: hosts (which hosts, which rank where) → job (what runs where) → settings (what the user asked for) →
-supervision (a pure state machine) → launcher (the shell around it) → node (one host, by a local child or by ssh) →
-node_agent (what runs there) → output (what the user reads) → service (the coordination service of jax.distributed) →
+Reading order: hosts (hosts, placement of ranks) → job (processes on hosts) → settings (the user's options) →
+supervision (a pure state machine) → launcher (its event loop) → node (one host, by a local child or by ssh) →
+node_agent (the agent there) → output (labelled lines) → service (the coordination service of jax.distributed) →
 functions (a Python function instead of a command).
 """
 

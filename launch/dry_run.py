@@ -1,4 +1,4 @@
-"""What a job would do, in text: the command of each host and process, and their variables without secrets."""
+"""A job as text, without running it: commands of hosts and processes, and their variables without secrets."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shardwright.launch.ssh import SshOptions
 
 
 def describe_job(job: Job, ssh: SshOptions, start_timeout_s: float) -> str:
-    """Hosts with the command that reaches them, then their processes. Values that look secret are `***`."""
+    """Hosts with the command of their agent, then their processes. Secret values are `***`."""
     lines = []
     for host in job.hosts:
-        way = ssh_of(host, ssh)
-        how = "this machine" if way is None else shlex.join(node_command(host, way, start_timeout_s))
-        lines += [f"host {host.name}: {how}", f"  in {job.directory}"]
+        host_ssh = ssh_of(host, ssh)
+        text = "this machine" if host_ssh is None else shlex.join(node_command(host, host_ssh, start_timeout_s))
+        lines += [f"host {host.name}: {text}", f"  in {job.directory}"]
         for process in job.processes:
             if process.host.name == host.name:
-                lines += _describe_process(job, process, local=way is None)
+                lines += _describe_process(job, process, local=host_ssh is None)
     return "\n".join(lines)
 
 

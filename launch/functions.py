@@ -1,4 +1,4 @@
-"""A Python function as ranks of this machine: `run(train, np=4)` returns what each rank returned."""
+"""A Python function as ranks of this machine: `run(train, np=4)` returns each rank's result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardwright.launch.service import LOOPBACK, CoordinationService
 CALL_FILE = "call.json"
 RESULT_FILE = "result.{rank}.json"
 
-#: The folder that holds this package.
+#: The folder of this package.
 _PACKAGES = str(Path(shardwright.__file__).parent.parent)
 
 _REMEDY = "give a function that a module defines at its top level"
@@ -38,13 +38,14 @@ def run(
     env: Mapping[str, str] | None = None,
     grace_s: float = DEFAULT_GRACE_S,
 ) -> list[Any]:
-    """Run `function(*args, **kwargs)` in `np` processes of this machine; its results, in the order of ranks.
+    """Run `function(*args, **kwargs)` in `np` processes of this machine; returns the results in rank order.
 
-    function: one that each process can import, by its module and name; in a script's `__main__`, below a guard
-    `if __name__ == "__main__":` for the call itself. Arguments and results: numbers, texts, bytes, None, numpy arrays,
-    and lists, tuples and dicts of them. env: variables of all ranks. What they print is printed here, with their rank.
+    function: importable in each process by module and name; in a script guard the call itself by
+    `if __name__ == "__main__":`. Arguments and results: numbers, texts, bytes, None, numpy arrays, and lists, tuples
+    and dicts of them. env: variables of all ranks. Their output is printed here, with the rank.
 
-    Raises OptionError for what cannot be sent, LaunchError with the first failing rank's traceback. No process is left.
+    Raises OptionError for values of other types, LaunchError with the first failing rank's traceback. No process
+    outlives the call.
     """
     if type(np) is not int or np < 1:
         raise OptionError(f"np={np!r}", where="np", remedy="a whole number from 1")
@@ -59,7 +60,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         Path(folder, CALL_FILE).write_text(text)
         _run_ranks(folder, name, np, env or {}, grace_s)
-        return [_result(folder, name, rank) for rank in range(np)]
+        return [_read_result(folder, name, rank) for rank in range(np)]
 
 
 def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str], grace_s: float) -> None:
@@ -71,7 +72,7 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
         outcome = run_job(
             job,
             RunOptions(
-                sinks={"stdout": _text_sink("stdout"), "stderr": _text_sink("stderr")},
+                sinks={"stdout": _make_text_sink("stdout"), "stderr": _make_text_sink("stderr")},
                 grace_s=grace_s,
                 take_signals=False,
             ),
@@ -87,15 +88,15 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
     raise LaunchError(failure.message, where=name, remedy=failure.remedy or "its last lines are above")
 
 
-def _result(folder: str, name: str, rank: int) -> Any:
+def _read_result(folder: str, name: str, rank: int) -> Any:
     record = Path(folder, RESULT_FILE.format(rank=rank))
     if not record.exists():
         raise LaunchError(f"rank {rank} ended without returning", where=name, remedy="leave out os._exit")
     return values.decode(record.read_text())["value"]
 
 
-def _text_sink(stream: str) -> Sink:
-    """Prints on `sys.stdout` or `sys.stderr`, wherever a notebook or a test has turned it."""
+def _make_text_sink(stream: str) -> Sink:
+    """A sink to the current `sys.stdout` or `sys.stderr`, also a redirected one."""
 
     def write(data: bytes) -> None:
         target = getattr(sys, stream)
@@ -106,9 +107,9 @@ def _text_sink(stream: str) -> Sink:
 
 
 def find_function(function: Callable[..., Any]) -> dict[str, str]:
-    """Where another process finds a function: `{"module", "file", "name"}`; file: a script's, run under another name.
+    """A function's address for another process: `{"module", "file", "name"}`; file: of a script.
 
-    Raises OptionError for lambdas, functions within functions, methods of instances, and what a notebook defines.
+    Raises OptionError for lambdas, nested functions, bound methods, and functions of a notebook.
     """
     module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not callable(function) or not module_name or not name:
@@ -117,7 +118,7 @@ def find_function(function: Callable[..., Any]) -> dict[str, str]:
         kind = "a lambda" if "<lambda>" in name else "a function within a function"
         raise OptionError(f"{name} is {kind}: another process cannot import it", where="run", remedy=_REMEDY)
     module = sys.modules.get(module_name)
-    if _attribute(module, name) != function:  # bound methods are equal, not the same
+    if _find_attribute(module, name) != function:  # bound methods are equal, not the same
         raise OptionError(f"{module_name}:{name} is not this function", where="run", remedy=_REMEDY)
     if module_name != "__main__":
         return {"module": module_name, "file": "", "name": name}
@@ -135,18 +136,18 @@ def find_function(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def load_function(place: Mapping[str, str]) -> Callable[..., Any]:
-    """The function of `find_function`'s answer, in another process. A script runs under the name `__rank__`."""
+    """Load the function at `find_function`'s address. A script runs under the name `__rank__`."""
     if place["module"]:
-        return _attribute(importlib.import_module(place["module"]), place["name"])  # type: ignore[no-any-return]
+        return _find_attribute(importlib.import_module(place["module"]), place["name"])  # type: ignore[no-any-return]
     import runpy
     import types
 
     module = types.ModuleType("__rank__")
     module.__dict__.update(runpy.run_path(place["file"], run_name="__rank__"))
-    return _attribute(module, place["name"])  # type: ignore[no-any-return]
+    return _find_attribute(module, place["name"])  # type: ignore[no-any-return]
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _find_attribute(owner: Any, name: str) -> Any:
     for part in name.split("."):
         owner = getattr(owner, part, None)
     return owner

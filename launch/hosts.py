@@ -1,4 +1,4 @@
-"""Hosts and their slots, and which rank runs where. Placement is pure: the same hosts give the same ranks."""
+"""Hosts, their slots, and the placement of ranks: a pure function of the hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOSTS_HELP = "write host1:4,host2:4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine that runs processes. name: as ssh takes it. slots: how many ranks it holds. user: for ssh."""
+    """A machine of a job. name: for ssh. slots: maximum number of ranks. user: for ssh."""
 
     name: str
     slots: int = 1
@@ -33,7 +33,7 @@ class Host:
 
     @property
     def destination(self) -> str:
-        """What ssh is told: `user@name`."""
+        """ssh's destination: `user@name`."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -41,8 +41,8 @@ class Host:
 class Placement:
     """One rank's place.
 
-    local_rank, local_size: among the ranks of its host. cross_rank, cross_size: among the hosts that have that
-    local rank, as Horovod counts them.
+    local_rank, local_size: among the ranks of its host. cross_rank, cross_size: among the hosts with this local rank
+    (Horovod's definition).
     """
 
     rank: int
@@ -59,7 +59,7 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
     where: the option's name, for errors. Raises OptionError.
     """
     items = [item.strip() for item in text.split(",")]
-    return _distinct([_parse_host(item, where) for item in items], where)
+    return _check_distinct([_parse_host(item, where) for item in items], where)
 
 
 def read_hosts_file(path: Path, where: str) -> tuple[Host, ...]:
@@ -82,7 +82,7 @@ def read_hosts_file(path: Path, where: str) -> tuple[Host, ...]:
             raise OptionError(f"{line.strip()!r} is no host", where=place, remedy="write `host slots=4`, one a line")
     if not hosts:
         raise OptionError(f"{path} names no host", where=where, remedy="write `host slots=4`, one a line")
-    return _distinct(hosts, str(path))
+    return _check_distinct(hosts, str(path))
 
 
 def _parse_host(item: str, where: str) -> Host:
@@ -102,7 +102,7 @@ def _parse_slots(text: str, item: str, where: str) -> int:
     return int(text)
 
 
-def _distinct(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
+def _check_distinct(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
@@ -111,7 +111,7 @@ def _distinct(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
 
 
 def place_ranks(hosts: Sequence[Host], size: int, where: str = "-np") -> tuple[Placement, ...]:
-    """The ranks 0 to `size` - 1, filled host by host in the order given. Raises OptionError for too few slots."""
+    """Place the ranks 0 to `size` - 1, host by host in the given order. Raises OptionError for too few slots."""
     slots = sum(host.slots for host in hosts)
     if size > slots:
         raise OptionError(
@@ -141,7 +141,7 @@ def place_ranks(hosts: Sequence[Host], size: int, where: str = "-np") -> tuple[P
 
 @functools.cache
 def is_this_machine(name: str) -> bool:
-    """Whether a host's name or address is this machine's: such an address can be bound here."""
+    """Whether a host's name or address is this machine's, by binding a socket to it."""
     if is_loopback(name) or name == socket.gethostname():
         return True
     try:

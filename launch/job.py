@@ -1,4 +1,4 @@
-"""What runs where: a job is processes on hosts, of one command or of several."""
+"""Jobs: processes on hosts, of one command or of several."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.launch.hosts import Host, Placement
 
-#: Name of a variable whose value is not shown.
+#: Names of variables with secret values.
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|(^|_)KEY|KEY$|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
 )
 _SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _MASK = "***"
 
-#: Variables that describe the launcher's machine or login: other hosts have their own.
-_OF_THE_MACHINE = re.compile(
+#: Variables of the launcher's machine or login: other hosts have their own.
+_MACHINE_VARIABLE = re.compile(
     r"HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|HOSTNAME|HOST|TERM|DISPLAY|MAIL|TMPDIR|TEMP|TMP|EDITOR|SHLVL|_|LS_COLORS"
     r"|(SSH|XDG|DBUS|LC|LESS|BASH_FUNC|GPG|WAYLAND|SUDO|SYSTEMD|INVOCATION|JOURNAL)_.*|LANG|LANGUAGE|PS\d"
 )
@@ -33,8 +33,8 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class ProcessSpec:
     """One process of a job.
 
-    number: its place in the job, a rank's number. kind: `rank`, `task` or `doctor`. label: what stands before its
-    lines. environment: what it gets on top of what the job's processes share.
+    number: its index in the job, a rank's number. kind: `rank`, `task` or `doctor`. label: prefix of its lines.
+    environment: variables of its own, besides the job's.
     """
 
     number: int
@@ -46,16 +46,16 @@ class ProcessSpec:
 
     @property
     def description(self) -> str:
-        """What messages call it: `rank 3`."""
+        """Its name in messages: `rank 3`."""
         return f"{self.kind} {self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Processes that start together and end together.
+    """Processes with a common start and end.
 
-    directory: where they run. environment: variables of all of them, on every host.
-    fail_fast: the first that fails ends the others; else each runs to its end.
+    directory: their working directory. environment: variables of all of them, on every host.
+    fail_fast: the first failing process ends the others; else each runs to its end.
     """
 
     processes: tuple[ProcessSpec, ...]
@@ -65,12 +65,12 @@ class Job:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts that take part, in order, each once."""
+        """The hosts of the processes, in order, each once."""
         return tuple({process.host.name: process.host for process in self.processes}.values())
 
     def variables(self, process: ProcessSpec, *, local: bool) -> dict[str, str]:
-        """What a process's environment gets: on other hosts the launcher's variables, too."""
-        inherited = {} if local else exported_variables(os.environ)
+        """Variables added to a process's environment; on other hosts also the launcher's."""
+        inherited = {} if local else select_exported_variables(os.environ)
         unbuffered = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
         return {**inherited, **unbuffered, **self.environment, **process.environment}
 
@@ -102,7 +102,7 @@ def rank_job(
 
 
 def rank_variables(place: Placement, size: int, coordinator: str, generation: int) -> dict[str, str]:
-    """What a rank knows of itself and of the others."""
+    """A rank's variables: its place among the ranks, and the coordinator."""
     values = {
         "COORDINATOR": coordinator,
         "SIZE": size,
@@ -133,7 +133,7 @@ def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
 
 
 def server_job(path: Path, environment: Mapping[str, str]) -> Job:
-    """The server of every node of a cluster file, on that node. The file is read there, at the same path.
+    """The server of every node of a cluster file, on that node; the file must have the same path there.
 
     Raises ClusterConfigError.
     """
@@ -164,37 +164,37 @@ def _working_directory() -> str:
 
 
 def resolve_command(words: Sequence[str]) -> tuple[str, ...]:
-    """The command by absolute path, so that every host runs the same program.
+    """The command by absolute path: every host runs the same program.
 
-    `python` and `python3` are the interpreter of the launcher; a `.py` file is run by it. Raises OptionError for a
-    program that is not there.
+    `python` and `python3` are the interpreter of the launcher; it also runs `.py` files. Raises OptionError for a
+    missing program.
     """
     program, *arguments = words
     if program in ("python", "python3"):
         return (sys.executable, *arguments)
     if program.endswith(".py") and Path(program).is_file() and not os.access(program, os.X_OK):
         return (sys.executable, *words)
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise OptionError(
             f"there is no program {program!r}",
             where="shardwright run",
             remedy="write the command after the options: shardwright run -np 4 python train.py",
         )
-    return (os.path.abspath(found), *arguments)
+    return (os.path.abspath(path), *arguments)
 
 
-def exported_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's variables that other hosts get: all but those that describe its own machine."""
+def select_exported_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Select the launcher's variables for other hosts: all but those of its own machine."""
     return {
         name: value
         for name, value in environment.items()
-        if _VARIABLE_NAME.fullmatch(name) and not _OF_THE_MACHINE.fullmatch(name)
+        if _VARIABLE_NAME.fullmatch(name) and not _MACHINE_VARIABLE.fullmatch(name)
     }
 
 
 def mask_secret(name: str, value: str) -> str:
-    """The value as it may be shown: `***` for names such as WANDB_API_KEY, and for passwords in URLs."""
+    """Mask secrets of a value: `***` for names such as WANDB_API_KEY, and for passwords in URLs."""
     if _SECRET_NAME.search(name):
         return _MASK
     return _SECRET_IN_URL.sub(_MASK, value)

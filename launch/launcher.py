@@ -1,4 +1,4 @@
-"""The thin shell around `supervision.py`: starts a job's hosts, feeds what happens to the state machine, acts on it."""
+"""The event loop around `supervision.py`: starts a job's hosts, feeds events to the state machine, does its actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwright.launch.node import Node, node_command
 from shardwright.launch.output import JobOutput, Sink
 from shardwright.launch.ssh import SshOptions
 from shardwright.launch.supervision import (
-    PASSED_ON,
+    FORWARDED_SIGNALS,
     Event,
     Finish,
     NodeLost,
@@ -37,21 +37,21 @@ from shardwright.processes import describe_exit
 DEFAULT_START_TIMEOUT_S = 30.0
 DEFAULT_GRACE_S = 10.0
 
-#: Seconds that hosts have, together, to end what processes left behind.
+#: Seconds for all hosts together to end leftover processes.
 _CLOSE_TIMEOUT_S = 4.0
-#: A signal that the system handed to another thread is seen this late at most.
-_LONGEST_WAIT_S = 0.5
+#: Maximum delay of a signal delivered to another thread.
+_MAX_WAIT_S = 0.5
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a job runs.
+    """Options of running a job.
 
-    sinks: where `stdout` and `stderr` go. ssh: for other hosts. start_timeout_s: for all hosts to answer. grace_s: from
-    a signal that was handed on to SIGKILL. output_dir, timestamps: as `JobOutput` takes them. take_signals: hand the
-    launcher's signals on, from the main thread. note: takes a line of what is going on.
+    sinks: targets of `stdout` and `stderr`. ssh: for other hosts. start_timeout_s: for all hosts to answer. grace_s:
+    from a forwarded signal to SIGKILL. output_dir, timestamps: see `JobOutput`. take_signals: forward the launcher's
+    signals (from the main thread). note: called with lines of progress.
     """
 
     sinks: Mapping[str, Sink]
@@ -65,7 +65,7 @@ class RunOptions:
 
 
 def run_job(job: Job, options: RunOptions) -> Finish:
-    """Run a job to its end: afterwards nothing of it runs. Raises LaunchError where there is no ssh, OptionError."""
+    """Run a job to the end of all of its processes. Raises LaunchError without ssh, OptionError for output_dir."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     output = JobOutput(
         job.processes,
@@ -75,7 +75,7 @@ def run_job(job: Job, options: RunOptions) -> Finish:
         on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
     )
     nodes: dict[str, Node] = {}
-    with contextlib.closing(output), _handed_on(events if options.take_signals else None):
+    with contextlib.closing(output), _forward_signals(events if options.take_signals else None):
         supervisor = Supervisor(
             {process.number: process.host.name for process in job.processes},
             start_timeout_s=options.start_timeout_s,
@@ -93,7 +93,7 @@ def run_job(job: Job, options: RunOptions) -> Finish:
 
 
 def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
-    """What went wrong, in words; None after success, and where the user's signal ended the job."""
+    """The error of a failed job; None after success, or after the user's signal."""
     others = {0: "", 1: "; the other one was ended"}.get(
         outcome.ended_others, f"; the other {outcome.ended_others} were ended"
     )
@@ -110,11 +110,11 @@ def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
                 remedy = ""
             return LaunchError(message, where=process.host.name, remedy=remedy)
         case NodeLost(host, reason):
-            return LaunchError(f"{reason}{others}", where=host, remedy=_remedy(reason, host))
+            return LaunchError(f"{reason}{others}", where=host, remedy=_find_remedy(reason, host))
     return None
 
 
-def _remedy(reason: str, host: str) -> str:
+def _find_remedy(reason: str, host: str) -> str:
     if "Host key verification failed" in reason:
         return f"log in once by hand, and compare the key: ssh {host}"
     if "Permission denied" in reason:
@@ -125,7 +125,7 @@ def _remedy(reason: str, host: str) -> str:
 
 
 def ssh_of(host: Host, ssh: SshOptions) -> SshOptions | None:
-    """How a host is reached: None for this machine."""
+    """The ssh options of a host: None for this machine."""
     return None if is_this_machine(host.name) else ssh
 
 
@@ -151,7 +151,7 @@ def _supervise(
 
 
 def _next_event(events: queue.SimpleQueue[Event], deadline_s: float | None) -> Event:
-    wait_s = _LONGEST_WAIT_S if deadline_s is None else min(_LONGEST_WAIT_S, max(0.0, deadline_s - time.monotonic()))
+    wait_s = _MAX_WAIT_S if deadline_s is None else min(_MAX_WAIT_S, max(0.0, deadline_s - time.monotonic()))
     try:
         return events.get(timeout=wait_s)
     except queue.Empty:
@@ -179,8 +179,8 @@ def _close(nodes: Mapping[str, Node]) -> None:
 
 
 @contextlib.contextmanager
-def _handed_on(events: queue.SimpleQueue[Event] | None) -> Iterator[None]:
-    """While it is open, the launcher's signals are events; one that was ignored before stays ignored."""
+def _forward_signals(events: queue.SimpleQueue[Event] | None) -> Iterator[None]:
+    """Turn the launcher's signals into events within the block; signals ignored before stay ignored."""
     if events is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,7 +188,7 @@ def _handed_on(events: queue.SimpleQueue[Event] | None) -> Iterator[None]:
     def put(number: int, frame: FrameType | None) -> None:
         events.put(SignalReceived(number))
 
-    before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *PASSED_ON)}
+    before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *FORWARDED_SIGNALS)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, put)

@@ -1,4 +1,4 @@
-"""The launcher's side of one host: an agent there, reached by a pipe or by ssh (`node_agent.py` is its other end)."""
+"""The launcher's side of one host: an agent at the end of a pipe or of ssh (`node_agent.py`)."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from shardwright.launch.hosts import Host
 from shardwright.launch.job import Job
 from shardwright.launch.output import JobOutput
 from shardwright.launch.ssh import SshOptions, ssh_command
-from shardwright.launch.supervision import PASSED_ON, Event, NodeLost, NodeReady, ProcessEnded
+from shardwright.launch.supervision import FORWARDED_SIGNALS, Event, NodeLost, NodeReady, ProcessEnded
 from shardwright.processes import describe_exit
 
-#: Lines of a host's own that errors show.
+#: Number of a host's last lines in errors.
 _LAST_LINES = 10
 
 _AGENT_SOURCE = Path(node_agent.__file__).read_bytes()
 
 
 def agent_command() -> list[str]:
-    """Runs the agent from the text that comes first on its standard input; nothing needs to be installed there."""
+    """The agent's command; it reads its own source first from standard input, without installation on the host."""
     program = f"exec(compile(open(0, 'rb', closefd=False).read({len(_AGENT_SOURCE)}), 'node_agent', 'exec'))"
     return [sys.executable, "-I", "-S", "-c", program]
 
 
 def node_command(host: Host, ssh: SshOptions | None, connect_timeout_s: float) -> list[str]:
-    """The command that starts a host's agent. ssh: None for this machine."""
+    """The command of a host's agent. ssh: None for this machine."""
     words = agent_command()
     return words if ssh is None else ssh_command(host, words, ssh, connect_timeout_s)
 
@@ -70,7 +70,7 @@ class Node:
 
     # ---- requests ----
     def start(self, job: Job, numbers: Sequence[int], *, local: bool) -> None:
-        """Start those processes of the job that are this host's."""
+        """Start this host's processes of the job, of the given numbers."""
         for process in job.processes:
             if process.number in numbers and process.host.name == self.host.name:
                 self._request(
@@ -82,11 +82,11 @@ class Node:
                 )
 
     def send_signal(self, signal: int, numbers: Sequence[int]) -> None:
-        """To the process groups; signals that end nothing only to the processes: their children may not know them."""
-        self._request(do="signal", numbers=list(numbers), signal=int(signal), group=signal not in PASSED_ON)
+        """Signal the process groups; `FORWARDED_SIGNALS` only the processes: their children may not handle them."""
+        self._request(do="signal", numbers=list(numbers), signal=int(signal), group=signal not in FORWARDED_SIGNALS)
 
     def begin_close(self) -> None:
-        """Let the agent end: it ends what still runs. An ssh that has not reached its host is not waited for."""
+        """Let the agent end its processes and itself. An ssh without a connection is killed."""
         self.closing = True
         if not self._ready:
             self._process.kill()
@@ -95,7 +95,7 @@ class Node:
             self._process.stdin.close()
 
     def finish_close(self, until_s: float) -> None:
-        """Wait for the agent, until that time of `time.monotonic`, and for the last of its output."""
+        """Wait for the agent, at most until a time of `time.monotonic`, and for the rest of its output."""
         try:
             self._process.wait(max(0.1, until_s - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -108,7 +108,7 @@ class Node:
         self._write(json.dumps(request).encode() + b"\n")
 
     def _write(self, data: bytes) -> None:
-        """A host that is gone is reported where its output ends, not here."""
+        """Write to the agent. A lost host is reported at the end of its output, not here."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(data)
@@ -140,7 +140,7 @@ class Node:
         if not self.closing:
             code = self._process.wait()
             self._threads[1].join(1.0)
-            self._report(NodeLost(self.host.name, self._how_it_ended(code)))
+            self._report(NodeLost(self.host.name, self._describe_end(code)))
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -153,7 +153,7 @@ class Node:
     def _remember(self, line: bytes) -> None:
         self._last_lines = [*self._last_lines[1 - _LAST_LINES :], line.decode(errors="replace").rstrip()]
 
-    def _how_it_ended(self, code: int) -> str:
+    def _describe_end(self, code: int) -> str:
         words = "\n".join(self._last_lines)
         program = Path(str(self._process.args[0])).name if isinstance(self._process.args, list) else "its agent"
         return f"{program} ended with {describe_exit(code)}" + (f": {words}" if words else "")

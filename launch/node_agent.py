@@ -1,6 +1,6 @@
-"""One host's part of a job: starts processes, passes their output on, and leaves nothing of them behind.
+"""One host's part of a job: starts processes, forwards their output, and kills all of their descendants at the end.
 
-The launcher sends this file's text to a Python interpreter on each host, so it imports the standard library alone and
+The launcher sends this file's text to a Python interpreter on each host: it imports the standard library alone and
 runs on Python 3.8. Standard input brings one JSON object a line:
 
     {"do": "start", "number": 3, "command": [...], "environment": {...}, "directory": "/home/me"}
@@ -11,8 +11,8 @@ Standard output carries one JSON object a line; `output` is followed by that man
     {"event": "output", "number": 3, "stream": "stdout", "bytes": 12}
     {"event": "ended", "number": 3, "code": -9, "reason": ""}
 
-The end of standard input means that the launcher is done, or gone: what still runs is ended. Each process leads a
-process group of its own. On Linux orphans become children of the agent, so that it finds them, too.
+The end of standard input is the end of the launcher: the agent ends the running processes. Each process leads a process
+group of its own. On Linux the agent adopts orphans (PR_SET_CHILD_SUBREAPER) and kills them, too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import sys
 import time
 from typing import Any
 
-#: First word of the line that says that the agent runs; before it a shell's startup files may have written.
+#: First word of the agent's first line; a shell's startup files may write lines before.
 GREETING = "shardwright-node-agent"
 
-#: Seconds from SIGTERM to SIGKILL for what still runs when the launcher is gone.
+#: Seconds from SIGTERM to SIGKILL at the end of the launcher.
 _GRACE_S = 1.0
-#: Seconds that output of a process may follow its end, while something else holds its pipes open.
+#: Seconds of output after the end of a process, with its pipes held open by others.
 _DRAIN_S = 0.3
-#: Bytes that wait for the launcher to read them, before processes have to wait.
-_MOST_WAITING_BYTES = 4 << 20
+#: Maximum bytes waiting for the launcher, before processes have to wait.
+_MAX_WAITING_BYTES = 4 << 20
 _CHUNK_BYTES = 1 << 16
 
 _PR_SET_PDEATHSIG = 1
@@ -102,7 +102,7 @@ class Agent:
             if not self._output_open:
                 self._end()
             if self._ending_since is not None:
-                self._press(self._ending_since)
+                self._escalate(self._ending_since)
         _kill_descendants()
 
     def _wait(self) -> None:
@@ -113,7 +113,7 @@ class Agent:
         if self._output and self._output_open:
             poll.register(1, select.POLLOUT)
         sources: dict[int, Process] = {}
-        if len(self._output) < _MOST_WAITING_BYTES:
+        if len(self._output) < _MAX_WAITING_BYTES:
             sources = {fd: process for process in self._processes.values() for fd in process.streams}
             for descriptor in sources:
                 poll.register(descriptor, select.POLLIN)
@@ -126,7 +126,7 @@ class Agent:
             elif descriptor == 1:
                 self._write()
             elif descriptor in sources:
-                self._pass_on(sources[descriptor], descriptor)
+                self._forward_output(sources[descriptor], descriptor)
 
     # ---- requests and events ----
     def _read_requests(self) -> None:
@@ -184,7 +184,7 @@ class Agent:
             return
         self._processes[number] = Process(number, popen)
 
-    def _pass_on(self, process: Process, descriptor: int) -> None:
+    def _forward_output(self, process: Process, descriptor: int) -> None:
         try:
             data = os.read(descriptor, _CHUNK_BYTES)
         except OSError:
@@ -212,19 +212,19 @@ class Agent:
                 process.signal_group(signal.SIGKILL)
 
     def _report_ended(self) -> None:
-        """Report processes in the order in which they ended, each once its output is complete.
+        """Report ended processes in order of their ends, each behind the whole of its output.
 
-        What else holds a process's pipes open is not waited for.
+        Other holders of a process's pipes are not waited for.
         """
         ended = [process for process in self._processes.values() if process.code is not None]
         for process in sorted(ended, key=lambda process: process.ended_at):
             drained = not process.streams or time.monotonic() >= process.ended_at + _DRAIN_S
-            if not drained or len(self._output) >= _MOST_WAITING_BYTES:
+            if not drained or len(self._output) >= _MAX_WAITING_BYTES:
                 return
             for descriptor in list(process.streams):
                 os.set_blocking(descriptor, False)
                 while descriptor in process.streams:
-                    self._pass_on(process, descriptor)
+                    self._forward_output(process, descriptor)
             process.close()
             del self._processes[process.number]
             self._send(event="ended", number=process.number, code=process.code, reason="")
@@ -237,7 +237,7 @@ class Agent:
             for process in self._processes.values():
                 process.signal_group(signal.SIGTERM)
 
-    def _press(self, since_s: float) -> None:
+    def _escalate(self, since_s: float) -> None:
         waited_s = time.monotonic() - since_s
         if waited_s > _GRACE_S:
             for process in self._processes.values():
@@ -246,9 +246,9 @@ class Agent:
             self._output.clear()
 
 
-def _children() -> list[int]:
-    """Numbers of this process's children, by /proc; none where there is no /proc."""
-    found = []
+def _list_children() -> list[int]:
+    """Process ids of this process's children, from /proc; none without /proc."""
+    children = []
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdigit():
             try:
@@ -257,15 +257,15 @@ def _children() -> list[int]:
             except (OSError, ValueError):
                 continue
             if parent == os.getpid():
-                found.append(int(name))
-    return found
+                children.append(int(name))
+    return children
 
 
 def _kill_descendants() -> None:
-    """Kill what processes left behind; children of what is killed become the agent's, and follow."""
+    """Kill leftover descendants; the agent adopts the children of a killed one and kills them next."""
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
-        children = _children()
+        children = _list_children()
         if not children:
             return
         for pid in children:

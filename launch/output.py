@@ -1,4 +1,4 @@
-"""What users read of a job: whole lines, each with the process it comes from, and a file for each stream."""
+"""Output of a job: whole lines with the label of their process, and a file for each stream."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardwright.launch.job import ProcessSpec
 
 #: A line ends at a line feed, a carriage return (progress bars) or both.
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\n|\Z)")
-#: A line without an end is passed on at this length.
-_LONGEST_LINE_BYTES = 1 << 20
+#: A line without an end is written at this length.
+_MAX_LINE_BYTES = 1 << 20
 
 STREAMS = ("stdout", "stderr")
 
@@ -25,7 +25,7 @@ Sink = Callable[[bytes], None]
 
 
 def descriptor_sink(descriptor: int) -> Sink:
-    """Writes to a file descriptor, unbuffered: a reader that stalls does not hold up the interpreter's exit."""
+    """A sink to a file descriptor, unbuffered: a stalled reader does not delay the interpreter's exit."""
 
     def write(data: bytes) -> None:
         rest = memoryview(data)
@@ -49,13 +49,13 @@ class LineSplitter:
                 lines.append(data[start : end.start()])
             start = end.end()
         self._partial = data[start:]
-        if len(self._partial) >= _LONGEST_LINE_BYTES:
+        if len(self._partial) >= _MAX_LINE_BYTES:
             lines.append(self._partial)
             self._partial = b""
         return lines
 
     def finish(self) -> list[bytes]:
-        """What came after the last line's end."""
+        """The rest behind the last line's end."""
         rest, self._partial = self._partial.rstrip(b"\r"), b""
         return [rest] if rest else []
 
@@ -63,9 +63,9 @@ class LineSplitter:
 class JobOutput:
     """The output of all processes of a job; called from one thread a host.
 
-    sinks: where `stdout` and `stderr` go. directory: of the files `rank.N.stdout` and `rank.N.stderr`, with the bytes
-    as they came. timestamps: the time of day ahead of each line. on_broken_pipe: called when nobody reads on; what
-    comes after that goes to the files alone.
+    sinks: targets of `stdout` and `stderr`. directory: of the files `rank.N.stdout` and `rank.N.stderr`, with the raw
+    bytes. timestamps: prefix each line by the time of day. on_broken_pipe: called at a sink's BrokenPipeError; later
+    lines go to the files alone.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class JobOutput:
         self._lock = threading.Lock()
 
     def write(self, number: int, stream: str, data: bytes) -> None:
-        """Pass on a piece of a process's stream."""
+        """Write a piece of a process's stream."""
         if file := self._files.get((number, stream)):
             file.write(data)
             file.flush()
         self._write_lines(self._labels[number], stream, self._splitters[number, stream].feed(data))
 
     def end(self, number: int) -> None:
-        """Pass on what a process wrote without a line's end."""
+        """Write a process's last lines without ends."""
         for stream in STREAMS:
             self._write_lines(self._labels[number], stream, self._splitters[number, stream].finish())
 
     def note(self, label: str, text: str) -> None:
-        """A line that no process wrote, on standard error."""
+        """Write the launcher's own text to standard error."""
         self._write_lines(label, "stderr", text.encode().splitlines())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The coordination service of `jax.distributed`, in the launcher: losing rank 0 is like losing any other rank."""
+"""The coordination service of `jax.distributed`, in the launcher: rank 0 may be lost like any other rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import LaunchError
 from shardwright.launch.hosts import Host
-from shardwright.launch.ssh import SshOptions, address_reached_from
+from shardwright.launch.ssh import SshOptions, find_reachable_address
 from shardwright.xla import private
 
 LOOPBACK = "127.0.0.1"
@@ -20,8 +20,8 @@ LOOPBACK = "127.0.0.1"
 class CoordinationService:
     """The service for the ranks of one generation.
 
-    host: an address of this machine that the ranks' hosts reach; loopback for ranks of this machine. size: how many
-    ranks there are. port: 0 for a free one. address: `host:port` that they connect to. Raises LaunchError.
+    host: an address of this machine reachable from the ranks' hosts; loopback for ranks of this machine. size: number
+    of ranks. port: 0 for a free one. address: `host:port` for the ranks. Raises LaunchError.
     """
 
     def __init__(self, host: str, size: int, port: int = 0) -> None:
@@ -37,7 +37,7 @@ class CoordinationService:
             ) from None
 
     def close(self) -> None:
-        """Ends the service; ranks that are still connected lose it."""
+        """End the service; connected ranks lose it."""
         if self._service is not None:
             self._service.shutdown()
             self._service = None
@@ -52,20 +52,20 @@ class CoordinationService:
 
 
 def coordinator_host(remote_hosts: Sequence[Host], ssh: SshOptions) -> str:
-    """The address that the service listens on: loopback, or the one that the first other host reaches.
+    """The address of the service: loopback, or this machine's address on the way to the first other host.
 
     Raises LaunchError.
     """
-    return address_reached_from(remote_hosts[0], ssh) if remote_hosts else LOOPBACK
+    return find_reachable_address(remote_hosts[0], ssh) if remote_hosts else LOOPBACK
 
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int = 0) -> Iterator[int]:
-    """A port that nobody else can take while the block runs, and that gRPC can listen on in it; of 0 a free one.
+    """Reserve a port for gRPC within the block; port 0: a free one.
 
-    Both sockets share the port (SO_REUSEPORT, which gRPC sets, too); this one never listens. jaxlib may end its process
-    where a port is taken between its choice and its use. Raises OSError for an address of another machine, and for a
-    port that is taken.
+    Both sockets share the port by SO_REUSEPORT (gRPC sets it, too); this one never listens. Without the reservation
+    another process could take the port before its use, and jaxlib would end the process. Raises OSError for an address
+    of another machine, and for a taken port.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as holder:

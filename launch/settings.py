@@ -1,4 +1,4 @@
-"""What the user asked for: options of the command line over those of a YAML file, each checked once."""
+"""The user's settings: options of the command line over those of a YAML file, each checked once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from shardwright.spelling import did_you_mean
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SSH_OPTION = re.compile(r"[A-Za-z]+[= ].+")
-_LARGEST_SIZE = 1_000_000
+_MAX_SIZE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What `shardwright run` was asked.
+    """Settings of `shardwright run`.
 
     size: None for all slots. hosts: empty for this machine alone. coordinator_address: host and port, 0 for any; None
-    for the address that the other hosts reach.
+    for this machine's address on the way to the other hosts.
     """
 
     size: int | None = None
@@ -44,12 +44,12 @@ class RunSettings:
 
 
 def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSettings:
-    """The settings of an option table's names, `given` by the command line, over those of a YAML file.
+    """Read the settings: the command line's options `given` by name, over those of a YAML file.
 
-    Raises OptionError that names the flag, or the file, its line and the key.
+    Raises OptionError with the flag, or with the file, the line and the key.
     """
     values = _read_config(config) if config else {}
-    given_values = {name: _OPTIONS[name].read(value, _OPTIONS[name].flag) for name, value in given.items()}
+    given_values = {name: _OPTIONS[name].parse(value, _OPTIONS[name].flag) for name, value in given.items()}
     if {"hosts", "hosts_file"} <= given_values.keys():
         raise OptionError("-H and --hosts-file name the hosts twice", where="--hosts-file", remedy="give one of them")
     if {"hosts", "hosts_file"} & given_values.keys():
@@ -68,7 +68,7 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSe
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The options of a YAML file by their names. Raises OptionError."""
+    """Parse the options of a YAML file, by name. Raises OptionError."""
     import yaml
 
     try:
@@ -98,105 +98,105 @@ def _read_config(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         where = f"{path}:{lines.get(str(key), 1)}: {key}"
         if name not in _OPTIONS:
-            known = [option.replace("_", "-") for option in _OPTIONS]
-            remedy = did_you_mean(str(key), known) or f"the options are {', '.join(known)}"
+            names = [option.replace("_", "-") for option in _OPTIONS]
+            remedy = did_you_mean(str(key), names) or f"the options are {', '.join(names)}"
             raise OptionError("no option is called so", where=where, remedy=remedy)
         if name in values:
             raise OptionError("the option is given twice", where=where, remedy="give it once")
-        values[name] = _OPTIONS[name].read(value, where)
+        values[name] = _OPTIONS[name].parse(value, where)
     if {"hosts", "hosts_file"} <= values.keys():
         raise OptionError("hosts and hosts-file name the hosts twice", where=str(path), remedy="give one of them")
     return values
 
 
-# ---- readers: a text of the command line, or a value of YAML ----------------------------
-def _wrong(value: Any, where: str, expected: str) -> OptionError:
+# ---- parsers: of a text of the command line, or a value of YAML ----------------------------
+def _make_error(value: Any, where: str, expected: str) -> OptionError:
     return OptionError(f"{format_value(value)} is not {expected}", where=where, remedy=f"give {expected}")
 
 
-def _whole_number(least: int, most: int) -> Callable[[Any, str], int]:
-    def read(value: Any, where: str) -> int:
+def _make_integer_parser(minimum: int, maximum: int) -> Callable[[Any, str], int]:
+    def parse(value: Any, where: str) -> int:
         text = str(value) if type(value) in (int, str) else ""
-        if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
-            raise _wrong(value, where, f"a whole number from {least} to {most}")
+        if not re.fullmatch(r"\d{1,9}", text) or not minimum <= int(text) <= maximum:
+            raise _make_error(value, where, f"a whole number from {minimum} to {maximum}")
         return int(text)
 
-    return read
+    return parse
 
 
-def _seconds(value: Any, where: str) -> float:
+def _parse_seconds(value: Any, where: str) -> float:
     text = str(value) if type(value) in (int, float, str) else ""
     if not re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text):
-        raise _wrong(value, where, "a number of seconds from 0")
+        raise _make_error(value, where, "a number of seconds from 0")
     return float(text)
 
 
-def _switch(value: Any, where: str) -> bool:
+def _parse_bool(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(value, where, "true or false")
+        raise _make_error(value, where, "true or false")
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def _parse_text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise _wrong(value, where, "a text")
+        raise _make_error(value, where, "a text")
     return value
 
 
-def _address(value: Any, where: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[host]:port`; the port is 0 where none is named."""
+def _parse_address(value: Any, where: str) -> tuple[str, int]:
+    """Parse `host`, `host:port` or `[host]:port`; the port is 0 by default."""
     match = re.fullmatch(
         r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?|([0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*)",
-        _text(value, where),
+        _parse_text(value, where),
     )
     if match is None or int(match[3] or 0) > 65535:
-        raise _wrong(value, where, "an address, or an address and a port: 10.0.0.1:6000")
+        raise _make_error(value, where, "an address, or an address and a port: 10.0.0.1:6000")
     return match[1] or match[2] or match[4], int(match[3] or 0)
 
 
-def _path(value: Any, where: str) -> Path:
-    return Path(_text(value, where)).expanduser()
+def _parse_path(value: Any, where: str) -> Path:
+    return Path(_parse_text(value, where)).expanduser()
 
 
-def _hosts(value: Any, where: str) -> tuple[Host, ...]:
+def _parse_hosts(value: Any, where: str) -> tuple[Host, ...]:
     if isinstance(value, dict):
         value = [f"{name}:{slots}" for name, slots in value.items()]
     if isinstance(value, list) and value:
         value = ",".join(map(str, value))
-    return parse_hosts(_text(value, where), where)
+    return parse_hosts(_parse_text(value, where), where)
 
 
-def _hosts_file(value: Any, where: str) -> tuple[Host, ...]:
-    return read_hosts_file(_path(value, where), where)
+def _parse_hosts_file(value: Any, where: str) -> tuple[Host, ...]:
+    return read_hosts_file(_parse_path(value, where), where)
 
 
-def _ssh_options(value: Any, where: str) -> tuple[str, ...]:
+def _parse_ssh_options(value: Any, where: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else value
     if isinstance(items, dict):
         items = [f"{name}={word}" for name, word in items.items()]
     if not isinstance(items, list):
-        raise _wrong(value, where, "Name=value as in ssh_config")
+        raise _make_error(value, where, "Name=value as in ssh_config")
     for item in items:
         if not isinstance(item, str) or not _SSH_OPTION.fullmatch(item):
-            raise _wrong(item, where, "Name=value as in ssh_config")
+            raise _make_error(item, where, "Name=value as in ssh_config")
     return tuple(items)
 
 
-def _environment(value: Any, where: str) -> dict[str, str]:
-    """`NAME=VALUE`, or `NAME` for the launcher's own value; in YAML also `NAME: value`."""
+def _parse_environment(value: Any, where: str) -> dict[str, str]:
+    """Parse `NAME=VALUE`, or `NAME` for the launcher's own value; in YAML also `NAME: value`."""
     if isinstance(value, dict):
-        pairs = [(str(name), _scalar(item, f"{where}.{name}")) for name, item in value.items()]
+        pairs = [(str(name), _parse_scalar(item, f"{where}.{name}")) for name, item in value.items()]
     elif isinstance(value, list):
-        pairs = [_variable(_text(item, where), where) for item in value]
+        pairs = [_parse_variable(_parse_text(item, where), where) for item in value]
     else:
-        raise _wrong(value, where, "NAME: value lines")
+        raise _make_error(value, where, "NAME: value lines")
     for name, _ in pairs:
         if not _VARIABLE_NAME.fullmatch(name):
             raise OptionError(f"{name!r} is no name of a variable", where=where, remedy="write NAME=VALUE")
     return dict(pairs)
 
 
-def _variable(item: str, where: str) -> tuple[str, str]:
+def _parse_variable(item: str, where: str) -> tuple[str, str]:
     name, equals, value = item.partition("=")
     if equals:
         return name, value
@@ -205,47 +205,47 @@ def _variable(item: str, where: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
-def _scalar(value: Any, where: str) -> str:
+def _parse_scalar(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _wrong(value, where, "a text or a number (quote true and false)")
+        raise _make_error(value, where, "a text or a number (quote true and false)")
     return str(value)
 
 
-def _command(value: Any, where: str) -> tuple[str, ...]:
+def _parse_command(value: Any, where: str) -> tuple[str, ...]:
     try:
         words = shlex.split(value) if isinstance(value, str) else value
     except ValueError as error:
         raise OptionError(f"unreadable command: {error}", where=where, remedy="close the quotes") from None
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        raise _wrong(value, where, "a command, or a list of its words")
+        raise _make_error(value, where, "a command, or a list of its words")
     return tuple(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """An option: its flag, its reader, and its attribute of RunSettings where that has another name."""
+    """An option: its flag, its parser, and its attribute of RunSettings (default: the option's own name)."""
 
     flag: str
-    read: Callable[[Any, str], Any]
+    parse: Callable[[Any, str], Any]
     attribute: str = ""
 
 
 _OPTIONS: dict[str, _Option] = {
-    "np": _Option(flag="-np", read=_whole_number(1, _LARGEST_SIZE), attribute="size"),
-    "hosts": _Option(flag="-H", read=_hosts),
-    "hosts_file": _Option(flag="--hosts-file", read=_hosts_file),
-    "command": _Option(flag="COMMAND", read=_command),
-    "env": _Option(flag="--env", read=_environment, attribute="environment"),
-    "output_dir": _Option(flag="--output-dir", read=_path),
-    "start_timeout": _Option(flag="--start-timeout", read=_seconds, attribute="start_timeout_s"),
-    "grace": _Option(flag="--grace", read=_seconds, attribute="grace_s"),
-    "coordinator_address": _Option(flag="--coordinator-address", read=_address),
-    "ssh_port": _Option(flag="--ssh-port", read=_whole_number(1, 65535)),
-    "ssh_identity": _Option(flag="--ssh-identity", read=_path),
-    "ssh_option": _Option(flag="--ssh-option", read=_ssh_options),
-    "timestamps": _Option(flag="--timestamps", read=_switch),
-    "verbose": _Option(flag="--verbose", read=_switch),
+    "np": _Option(flag="-np", parse=_make_integer_parser(1, _MAX_SIZE), attribute="size"),
+    "hosts": _Option(flag="-H", parse=_parse_hosts),
+    "hosts_file": _Option(flag="--hosts-file", parse=_parse_hosts_file),
+    "command": _Option(flag="COMMAND", parse=_parse_command),
+    "env": _Option(flag="--env", parse=_parse_environment, attribute="environment"),
+    "output_dir": _Option(flag="--output-dir", parse=_parse_path),
+    "start_timeout": _Option(flag="--start-timeout", parse=_parse_seconds, attribute="start_timeout_s"),
+    "grace": _Option(flag="--grace", parse=_parse_seconds, attribute="grace_s"),
+    "coordinator_address": _Option(flag="--coordinator-address", parse=_parse_address),
+    "ssh_port": _Option(flag="--ssh-port", parse=_make_integer_parser(1, 65535)),
+    "ssh_identity": _Option(flag="--ssh-identity", parse=_parse_path),
+    "ssh_option": _Option(flag="--ssh-option", parse=_parse_ssh_options),
+    "timestamps": _Option(flag="--timestamps", parse=_parse_bool),
+    "verbose": _Option(flag="--verbose", parse=_parse_bool),
 }
 
-#: Names of all options, as `read_settings` takes them.
+#: Names of all options, the keys of `read_settings`.
 OPTION_NAMES: Collection[str] = _OPTIONS.keys()

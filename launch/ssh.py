@@ -1,4 +1,4 @@
-"""How other hosts are reached. Nothing of a job is on ssh's command line: everything travels over standard input."""
+"""ssh to other hosts. Nothing of a job is on ssh's command line: everything goes over standard input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from shardwright.errors import LaunchError
 from shardwright.launch.hosts import Host
 
-#: Seconds until a dead connection is given up: three unanswered questions.
+#: Seconds between keepalive messages; three unanswered ones end the connection.
 _ALIVE_INTERVAL_S = 15
 _RESOLVE_TIMEOUT_S = 10.0
 #: Any port: no packet is sent.
@@ -22,14 +22,14 @@ _PROBE_PORT = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshOptions:
-    """How other hosts are reached. options: `Name=value` as in ssh_config; the user's own ssh_config holds besides."""
+    """Options of ssh. options: `Name=value` pairs of ssh_config, besides the user's own ssh_config."""
 
     port: int | None = None
     identity: Path | None = None
     options: tuple[str, ...] = ()
 
     def arguments(self, connect_timeout_s: float) -> list[str]:
-        """ssh's arguments ahead of the host: ssh never asks, and connects to known hosts alone."""
+        """ssh's arguments before the host: ssh never prompts, and connects only to hosts with known keys."""
         words = [f"-o{option}" for option in self.options]
         words += [
             "-oBatchMode=yes",
@@ -44,16 +44,16 @@ class SshOptions:
 
 
 def ssh_command(host: Host, words: Sequence[str], ssh: SshOptions, connect_timeout_s: float) -> list[str]:
-    """The command that runs `words` on a host, in place of the login shell."""
+    """The ssh command to run `words` on a host, in place of the login shell."""
     return ["ssh", *ssh.arguments(connect_timeout_s), "--", host.destination, f"exec {shlex.join(words)}"]
 
 
-def address_reached_from(host: Host, ssh: SshOptions) -> str:
-    """The address of this machine that a host's answers come to: the one that packets to the host carry.
+def find_reachable_address(host: Host, ssh: SshOptions) -> str:
+    """This machine's address for a host: the source address of packets to it.
 
-    ssh says which machine a name in ssh_config is. Raises LaunchError where there is no way to tell.
+    ssh resolves the host's name by ssh_config. Raises LaunchError for an unknown host.
     """
-    name = _host_name(host, ssh)
+    name = _resolve_host_name(host, ssh)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(name, _PROBE_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -68,14 +68,14 @@ def address_reached_from(host: Host, ssh: SshOptions) -> str:
     return str(ipaddress.ip_address(own.split("%")[0]))
 
 
-def _host_name(host: Host, ssh: SshOptions) -> str:
-    """The `HostName` that ssh's configuration gives a host; its own name where ssh has none."""
+def _resolve_host_name(host: Host, ssh: SshOptions) -> str:
+    """The `HostName` of a host in ssh's configuration; by default its own name."""
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             ["ssh", "-G", *ssh.arguments(1.0), "--", host.destination],
             capture_output=True, text=True, timeout=_RESOLVE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return host.name
-    names = [line.split()[1] for line in asked.stdout.splitlines() if line.startswith("hostname ")]
+    names = [line.split()[1] for line in process.stdout.splitlines() if line.startswith("hostname ")]
     return names[0] if names else host.name

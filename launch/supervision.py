@@ -1,9 +1,9 @@
-"""What a launcher decides, as a pure state machine: events in, actions out; `launcher.py` carries them out.
+"""The launcher's decisions, a pure state machine: events in, actions out; `launcher.py` does the actions.
 
-A job starts once every host answers, so that a mistyped host costs nothing. The first process that fails ends the
-others. A signal of the user is handed on; who does not end in time is killed.
+A job starts once every host answers: a mistyped host costs nothing. The first failing process ends the others. Signals
+of the user are forwarded; processes still alive after the grace period are killed.
 
-Which processes make up a job is fixed here. Whoever replaces lost ones extends `_on_failure`.
+The processes of a job are fixed here. To replace lost ones, extend `_on_failure`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: Seconds from SIGTERM to SIGKILL after a failure: nobody can go on without the lost process.
+#: Seconds from SIGTERM to SIGKILL after a failure: no process can continue without the lost one.
 FAILURE_GRACE_S = 1.0
-#: Seconds that hosts have to report what SIGKILL ended.
+#: Seconds for hosts to report the killed processes.
 KILL_GRACE_S = 2.0
 
-#: Signals that are handed on and end nothing.
-PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+#: Forwarded signals that do not end the job.
+FORWARDED_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 
 
 # ---- events ----
@@ -31,7 +31,7 @@ class NodeReady:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A host does not answer, or no longer; reason: in ssh's words or ours."""
+    """A host does not answer (any longer); reason: ssh's message or ours."""
 
     host: str
     reason: str
@@ -39,7 +39,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnded:
-    """code: the exit code, or minus the signal's number. reason: why it could not start, or ""."""
+    """A process ended. code: the exit code, or minus the signal's number. reason: of a failed start, else ""."""
 
     number: int
     code: int
@@ -55,7 +55,7 @@ class SignalReceived:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; the deadline may have come."""
+    """Time has passed, perhaps up to the deadline."""
 
 
 Event = NodeReady | NodeLost | ProcessEnded | SignalReceived | Tick
@@ -69,7 +69,7 @@ class StartProcesses:
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """To these processes, and to what they started where the signal ends them."""
+    """Signal these processes; an ending signal also their process groups."""
 
     signal: int
     numbers: tuple[int, ...]
@@ -79,8 +79,8 @@ class SendSignal:
 class Finish:
     """The job is over.
 
-    exit_code: the launcher's. failure: the event that ended it, None for success or a signal.
-    after_s: from the start to the failure. ended_others: processes that were ended because of it.
+    exit_code: the launcher's. failure: the first failing event; None for success or a signal.
+    after_s: from the start to the failure. ended_others: number of processes ended because of it.
     """
 
     exit_code: int
@@ -93,15 +93,15 @@ Action = StartProcesses | SendSignal | Finish
 
 
 def shell_exit_code(code: int) -> int:
-    """The exit code that a shell gives: 128 + n for signal n."""
+    """A shell's exit code: 128 + n for signal n."""
     return 128 - code if code < 0 else code
 
 
 class Supervisor:
     """One job from its start to its end.
 
-    hosts: the host of each process, by number. start_timeout_s: for all hosts to answer. grace_s: from a signal that
-    was handed on to SIGKILL. Times are seconds of any one clock.
+    hosts: the host of each process, by number. start_timeout_s: for all hosts to answer. grace_s: from a forwarded
+    signal to SIGKILL. Times are seconds of any one clock.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Supervisor:
         self.deadline_s: float | None = now_s + start_timeout_s
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
-        """What to do about an event. After `Finish` nothing follows."""
+        """Handle an event: the actions it requires. None follow `Finish`."""
         if self._phase == "finished":
             return []
         match event:
@@ -171,7 +171,7 @@ class Supervisor:
         return self._finish_if_over()
 
     def _on_failure(self, event: ProcessEnded | NodeLost, exit_code: int, now_s: float) -> list[Action]:
-        """A process or host was lost: keep the first one's code, and end the others."""
+        """Handle a lost process or host: keep the first one's code, and end the others."""
         starting = self._phase == "starting"
         if self._outcome is None:
             others = len(self._running) if self._fail_fast and not starting else 0
@@ -186,7 +186,7 @@ class Supervisor:
 
     # ---- signals and deadlines ----
     def _on_signal(self, event: SignalReceived, now_s: float) -> list[Action]:
-        if event.number in PASSED_ON:
+        if event.number in FORWARDED_SIGNALS:
             return self._signal_all(event.number) if self._phase == "running" else []
         self._outcome = self._outcome or Finish(exit_code=128 + event.number)
         if self._phase == "starting":

@@ -1,6 +1,6 @@
-"""Arguments and results of functions in other processes: JSON and `.npy`, nothing that could run code.
+"""Arguments and results of functions in other processes: JSON and `.npy`, without executable code.
 
-JSON alone loses types: tuples become lists, keys become texts. What it would change is written as an object of one key:
+JSON alone loses types: tuples become lists, keys become texts. Such values are objects of one key:
 `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"bytes": base64}`, `{"array": base64 of .npy}`.
 """
 
@@ -17,12 +17,12 @@ _REMEDY = "pass numbers, texts, bytes, None, numpy arrays, and lists, tuples and
 
 
 def encode(value: Any, where: str) -> str:
-    """JSON text of a value. where: its name in errors. Raises OptionError for a type that it cannot hold."""
+    """Encode a value to JSON. where: its name in errors. Raises OptionError for other types."""
     return json.dumps(_to_json(value, where))
 
 
 def decode(text: str) -> Any:
-    """The value of `encode`'s text, equal in types, too."""
+    """Decode `encode`'s text to an equal value of the same types."""
     return _from_json(json.loads(text))
 
 
@@ -39,12 +39,12 @@ def _to_json(value: Any, where: str) -> Any:
     if type(value) is bytes:
         return {"bytes": base64.b64encode(value).decode()}
     if hasattr(value, "__array__") and hasattr(value, "dtype"):
-        return {"array": base64.b64encode(_npy(value, where)).decode(), "type": str(value.dtype)}
+        return {"array": base64.b64encode(_encode_npy(value, where)).decode(), "type": str(value.dtype)}
     raise OptionError(f"a value of type {type(value).__name__} cannot be sent", where=where, remedy=_REMEDY)
 
 
-def _npy(value: Any, where: str) -> bytes:
-    """The `.npy` of an array; of bfloat16 and its like, which `.npy` does not know, as bytes."""
+def _encode_npy(value: Any, where: str) -> bytes:
+    """The `.npy` of an array; types unknown to `.npy`, such as bfloat16, are stored as unsigned integers."""
     import numpy as np
 
     array = np.asarray(value)
@@ -68,10 +68,10 @@ def _from_json(data: Any) -> Any:
         return {_from_json(key): _from_json(item) for key, item in data["dict"]}
     if "bytes" in data:
         return base64.b64decode(data["bytes"])
-    return _array(base64.b64decode(data["array"]), data["type"])
+    return _decode_array(base64.b64decode(data["array"]), data["type"])
 
 
-def _array(npy: bytes, type_name: str) -> Any:
+def _decode_array(npy: bytes, type_name: str) -> Any:
     import numpy as np
 
     array = np.load(io.BytesIO(npy), allow_pickle=False)

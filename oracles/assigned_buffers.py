@@ -1,6 +1,6 @@
-"""What a compiler's buffer assignment takes, read from the `.hlo.pb` that XLA dumps: no message classes are needed.
+"""Bytes of a module's buffer assignment, parsed from XLA's `.hlo.pb` dump without protobuf classes.
 
-Fields are those of HloProto and BufferAssignmentProto in xla/service/hlo.proto.
+Field numbers: HloProto and BufferAssignmentProto in xla/service/hlo.proto.
 """
 
 from __future__ import annotations
@@ -12,84 +12,86 @@ from typing import Any, NamedTuple
 _ALLOC, _FREE, _SHARE = 0, 1, 2
 
 
-class Assigned(NamedTuple):
-    """Bytes of a device's main memory: arguments, results that are not written over them, and of temporaries the most
-    that is live at once."""
+class AssignedBytes(NamedTuple):
+    """Bytes in a device's main memory: arguments, results not aliased to arguments, peak of the live temporaries."""
 
     arguments_bytes: int
     outputs_bytes: int
     live_bytes: int
 
 
-def read_assignment(path: Path) -> Assigned:
-    """The figures of a dumped module. Raises ValueError where the file has no (complete) buffer assignment."""
+def read_assignment(path: Path) -> AssignedBytes:
+    """Parse a dumped module. Raises ValueError on a missing or incomplete buffer assignment."""
     try:
-        module = _message(path.read_bytes())
-        assignment = list(_fields(module[3]))
-        traces = [list(_fields(value)) for number, value in assignment if number == 4]
-        allocations = [_message(value) for number, value in assignment if number == 3]
-        buffers = [_message(value) for number, value in assignment if number == 1]
-        sizes = {each.get(1, 0): each.get(2, 0) for each in buffers if not each.get(4)}
-        live = max(_most_live((_message(value) for number, value in trace if number == 1), sizes) for trace in traces)
+        module = _parse_message(path.read_bytes())
+        assignment = list(_parse_fields(module[3]))
+        traces = [list(_parse_fields(value)) for number, value in assignment if number == 4]
+        allocations = [_parse_message(value) for number, value in assignment if number == 3]
+        buffers = [_parse_message(value) for number, value in assignment if number == 1]
+        sizes = {buffer.get(1, 0): buffer.get(2, 0) for buffer in buffers if not buffer.get(4)}
+        live = max(
+            _peak_live_bytes((_parse_message(value) for number, value in trace if number == 1), sizes)
+            for trace in traces
+        )
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"{path} has no complete buffer assignment") from error
-    main = [each for each in allocations if not each.get(8)]
-    arguments = sum(each.get(2, 0) for each in main if each.get(5))
-    outputs = sum(each.get(2, 0) for each in main if each.get(7) and not each.get(5))
-    return Assigned(arguments, outputs, live)
+    main = [allocation for allocation in allocations if not allocation.get(8)]
+    arguments = sum(allocation.get(2, 0) for allocation in main if allocation.get(5))
+    outputs = sum(allocation.get(2, 0) for allocation in main if allocation.get(7) and not allocation.get(5))
+    return AssignedBytes(arguments, outputs, live)
 
 
-def _most_live(events: Iterator[dict[int, Any]], sizes: Mapping[int, int]) -> int:
-    """The most bytes allocated at once; buffers that share one are counted once, until the last of them is freed.
+def _peak_live_bytes(events: Iterator[dict[int, Any]], sizes: Mapping[int, int]) -> int:
+    """Peak of the bytes allocated at once; buffers that share an allocation count once, until the last is freed.
 
-    sizes: of the buffers in main memory; others take none of it.
+    sizes: bytes of each buffer in main memory.
     """
-    lies_in: dict[int, int] = {}
+    allocation_of: dict[int, int] = {}
     users: dict[int, int] = {}
-    live = most = 0
+    live = peak = 0
     for event in events:
         kind, buffer = event.get(1, _ALLOC), event.get(2, 0)
         if kind == _FREE:
-            place = lies_in[buffer]
-            users[place] -= 1
-            live -= 0 if users[place] else sizes.get(place, 0)
+            allocation = allocation_of[buffer]
+            users[allocation] -= 1
+            live -= 0 if users[allocation] else sizes.get(allocation, 0)
             continue
-        place = lies_in.get(event.get(5, 0), event.get(5, 0)) if kind == _SHARE else buffer
-        lies_in[buffer] = place
-        live += 0 if users.get(place) else sizes.get(place, 0)
-        users[place] = users.get(place, 0) + 1
-        most = max(most, live)
-    return most
+        allocation = allocation_of.get(event.get(5, 0), event.get(5, 0)) if kind == _SHARE else buffer
+        allocation_of[buffer] = allocation
+        live += 0 if users.get(allocation) else sizes.get(allocation, 0)
+        users[allocation] = users.get(allocation, 0) + 1
+        peak = max(peak, live)
+    return peak
 
 
-def _message(data: bytes) -> dict[int, Any]:
-    """Fields by number; of repeated ones the last."""
-    return dict(_fields(data))
+def _parse_message(data: bytes) -> dict[int, Any]:
+    """Fields by number; the last value of a repeated field."""
+    return dict(_parse_fields(data))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message: numbers, or bytes of what has a length."""
-    place = 0
-    while place < len(data):
-        key, place = _number(data, place)
+def _parse_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a message; a value is an integer, or bytes if length-delimited."""
+    position = 0
+    while position < len(data):
+        key, position = _parse_varint(data, position)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            value, place = _number(data, place)
+            value, position = _parse_varint(data, position)
             yield number, value
             continue
-        length, place = _number(data, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
-        if place + length > len(data):
-            raise IndexError(place)
-        yield number, data[place : place + length]
-        place += length
+        length, position = _parse_varint(data, position) if kind == 2 else ({1: 8, 5: 4}[kind], position)
+        if position + length > len(data):
+            raise IndexError(position)
+        yield number, data[position : position + length]
+        position += length
 
 
-def _number(data: bytes, place: int) -> tuple[int, int]:
+def _parse_varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         shift += 7
         if byte < 128:
-            return value, place
+            return value, position

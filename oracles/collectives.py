@@ -1,16 +1,16 @@
-"""Predicted collectives beside those of XLA's partitioned program: models, kinds of plans, meshes.
+"""Predicted collectives beside those of XLA's partitioned program: models × kinds of plans × meshes.
 
-Each case is planned, emitted, partitioned by XLA for CPU devices and proven (`Plan.prove`). Models are small ones
-(`collective_steps`), small ones that nobody built on (`unusual_steps`), planned for CPU devices; and those of the
-planner's benchmark, at the depth that is judged there, and those that it was not built on, planned for A100 nodes of
-eight (`--models gpt2-124M,clip-base`; not in the default grid). Plans are
+Each case is planned, emitted, partitioned by XLA for CPU devices and proven (`Plan.prove`). Small models
+(`collective_steps`, the held-out `unusual_steps`) are planned for CPU devices. Models of the planner's benchmark, at
+their judged depth, and its held-out models are planned for A100 nodes of eight (`--models gpt2-124M,clip-base`; not in
+the default grid). Plans are
 
 - forced: `data`, `fsdp`, `tensor`, `mixed`, on the meshes given;
-- searched: `search` on the meshes given, where `any` leaves the mesh to the search, too;
-- what a memory limit makes of it, on any mesh: `half` and `quarter` of what data parallelism takes, `remat` (every
-  layer computed again), `micro-batches` (two).
+- searched: `search` on the meshes given (`any`: the search takes the mesh, too);
+- searched under a constraint, on any mesh: `half` and `quarter` of data parallelism's peak memory, `remat` (every layer
+  rematerialized), `micro-batches` (two).
 
-Prints a table and what differs; exit code 1 where a proof does not hold. About forty minutes on two cores for the
+Prints a table and the differences; exit code 1 if a proof does not hold. About forty minutes on two cores for the
 whole grid on eight devices; `--cluster 16` (one CPU node of so many devices, or a name of `CLUSTERS`) and
 `--meshes 2x2x2` ask for others.
 
@@ -55,8 +55,8 @@ PLANS = (*FORCED, "search", *BUDGETS, *OPTIONS)
 MESHES = {8: ("8", "2x4", "4x2", "any"), 16: ("16", "2x8", "4x4", "any")}
 
 
-def _nodes(hardware: str, *devices: int, **links: Any) -> Cluster:
-    """A cluster of GPU nodes with so many devices each."""
+def _build_gpu_cluster(hardware: str, *devices: int, **links: Any) -> Cluster:
+    """Build a cluster of GPU nodes; devices: the number of GPUs of each node."""
     nodes = [
         {"ip": f"10.0.0.{number}", "port": 2222, "gpu_ids": list(range(count))}
         for number, count in enumerate(devices, start=1)
@@ -67,20 +67,20 @@ def _nodes(hardware: str, *devices: int, **links: Any) -> Cluster:
 
 #: Clusters that are not one node of CPU devices: nodes of unlike sizes, slow links inside a node.
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "unequal": lambda: _nodes("a100", 6, 2),
-    "unequal-12": lambda: _nodes("v100", 5, 4, 3),
-    "pcie": lambda: _nodes("v100", 8, intra_node="pcie-3"),
-    "pcie-ethernet": lambda: _nodes("v100", 2, 2, 2, 2, intra_node="pcie-3", inter_node="ethernet-10g"),
+    "unequal": lambda: _build_gpu_cluster("a100", 6, 2),
+    "unequal-12": lambda: _build_gpu_cluster("v100", 5, 4, 3),
+    "pcie": lambda: _build_gpu_cluster("v100", 8, intra_node="pcie-3"),
+    "pcie-ethernet": lambda: _build_gpu_cluster("v100", 2, 2, 2, 2, intra_node="pcie-3", inter_node="ethernet-10g"),
 }
 
 
-def cluster_named(name: str) -> Cluster:
-    """One of `CLUSTERS`, or one node of CPU devices by their number. Raises KeyError where it is neither."""
+def find_cluster(name: str) -> Cluster:
+    """One of `CLUSTERS`, or for a number one node with so many CPU devices. Raises KeyError for any other name."""
     return Cluster.local(int(name)) if name.isdecimal() else CLUSTERS[name]()
 
 
-def meshes_of(devices: int) -> tuple[str, ...]:
-    """One axis, the factorizations into two, and whichever the search takes."""
+def list_meshes(devices: int) -> tuple[str, ...]:
+    """Meshes of one axis and of two, and `any`."""
     chosen = MESHES.get(devices)
     pairs = (f"{first}x{devices // first}" for first in range(2, devices) if devices % first == 0)
     return chosen or (str(devices), *pairs, "any")
@@ -88,9 +88,10 @@ def meshes_of(devices: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One plan; `proof` is absent where `error` says why there is none.
+    """One plan and its proof.
 
-    refused: the planner said that there is none: nothing fits the memory, or the batch cannot be cut.
+    proof: None if planning or compiling failed; `error` has the reason.
+    refused: no plan exists: nothing fits the memory, or the micro-batches do not divide the batch.
     """
 
     model: str
@@ -110,14 +111,14 @@ class Case:
 
     @property
     def summary(self) -> str:
-        """One line, as a run goes on."""
-        said = self.error if self.proof is None else f"{self.proof.difference:.2%} of the bytes differ"
-        return f"{self.model} {self.plan} {self.mesh}: {self.verdict}, {said}"
+        """One line of progress."""
+        message = self.error if self.proof is None else f"{self.proof.difference:.2%} of the bytes differ"
+        return f"{self.model} {self.plan} {self.mesh}: {self.verdict}, {message}"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on a cluster; `peak_bytes` is what data parallelism takes there."""
+    """A model on a cluster; `peak_bytes`: peak memory of data parallelism there."""
 
     name: str
     hlo_text: str
@@ -133,30 +134,30 @@ class Subject:
         return self.plan(force="data", mesh=str(self.cluster.device_count)).memory.peak_bytes
 
 
-def subject(model: str, cluster: str) -> Subject:
-    """A model by its name. Raises KeyError where there is none of this name."""
-    named = cluster_named(cluster)
+def load_subject(model: str, cluster: str) -> Subject:
+    """Lower a model by its name. Raises KeyError for an unknown name."""
+    target = find_cluster(cluster)
     if model in SMALL:
-        return Subject(model, SMALL[model](), named)
+        return Subject(model, SMALL[model](), target)
     name, size, changes = LARGE[model]
-    entry = Entry(model=name, size=size, devices=named.device_count, changes=changes)
+    entry = Entry(model=name, size=size, devices=target.device_count, changes=changes)
     if cluster.isdecimal():
-        named = Cluster.from_json(cluster_json(entry.devices, entry.machine))
-    return Subject(model, lower(entry).hlo_text, named)
+        target = Cluster.from_json(cluster_json(entry.devices, entry.machine))
+    return Subject(model, lower(entry).hlo_text, target)
 
 
-def cases(models: Sequence[str], plans: Sequence[str], meshes: Sequence[str], cluster: str) -> Iterator[Case]:
-    """Every case that makes sense: forced strategies on named meshes (`mixed` on more axes than one), the search on
-    each, memory limits on any."""
+def run_cases(models: Sequence[str], plans: Sequence[str], meshes: Sequence[str], cluster: str) -> Iterator[Case]:
+    """Prove every applicable case: forced strategies on named meshes (`mixed` on several axes), the search on each,
+    memory limits on any."""
     for model in models:
-        result = subject(model, cluster)
+        subject = load_subject(model, cluster)
         for plan in plans:
             for mesh in meshes if plan in (*FORCED, "search") else ("any",):
                 if plan not in FORCED or (mesh != "any" and (plan != "mixed" or "x" in mesh)):
-                    yield prove(result, plan, mesh)
+                    yield prove_case(subject, plan, mesh)
 
 
-def prove(model: Subject, plan: str, mesh: str) -> Case:
+def prove_case(subject: Subject, plan: str, mesh: str) -> Case:
     options: dict[str, Any] = dict(OPTIONS.get(plan, {}))
     if plan in FORCED:
         options["force"] = plan
@@ -164,18 +165,18 @@ def prove(model: Subject, plan: str, mesh: str) -> Case:
         options["mesh"] = mesh
     try:
         if plan in BUDGETS:
-            options["memory_budget"] = round(BUDGETS[plan] * model.peak_bytes)
-        step_plan = model.plan(**options)
-        return Case(model=model.name, plan=plan, mesh=str(step_plan.mesh), proof=step_plan.prove())
+            options["memory_budget"] = round(BUDGETS[plan] * subject.peak_bytes)
+        step_plan = subject.plan(**options)
+        return Case(model=subject.name, plan=plan, mesh=str(step_plan.mesh), proof=step_plan.prove())
     except ShardwrightError as error:
-        said = f"{type(error).__name__}: {error.message.splitlines()[0]}"
+        message = f"{type(error).__name__}: {error.message.splitlines()[0]}"
         refused = isinstance(error, MemoryBudgetError | MicroBatchError)
-        return Case(model=model.name, plan=plan, mesh=mesh, error=said, refused=refused)
+        return Case(model=subject.name, plan=plan, mesh=mesh, error=message, refused=refused)
 
 
-def table(found: Sequence[Case]) -> Table:
+def build_table(cases: Sequence[Case]) -> Table:
     view = Table("model", "plan", "mesh", "predicted B", "program B", "difference", "lines", "unlike", "proof")
-    for case in found:
+    for case in cases:
         if case.proof is None:
             view.add_row(case.model, case.plan, case.mesh, "", "", "", "", "", f"{case.verdict}: {case.error[:60]}")
             continue
@@ -196,12 +197,12 @@ def as_dict(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def worst(found: Sequence[Case]) -> float:
-    """The largest difference of a proof: bytes that differ, as a part of the bytes."""
-    return max((case.proof.difference for case in found if case.proof is not None), default=0.0)
+def max_difference(cases: Sequence[Case]) -> float:
+    """The largest difference of a proof: bytes of unmatched collectives over all bytes."""
+    return max((case.proof.difference for case in cases if case.proof is not None), default=0.0)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(SMALL), help=f"also {', '.join(LARGE)} (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="(default: all)")
@@ -213,23 +214,23 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    options = arguments()
-    meshes = options.meshes.split(",") if options.meshes else meshes_of(cluster_named(options.cluster).device_count)
+    options = parse_arguments()
+    meshes = options.meshes.split(",") if options.meshes else list_meshes(find_cluster(options.cluster).device_count)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    found = []
-    for case in cases(options.models.split(","), options.plans.split(","), meshes, options.cluster):
-        found.append(case)
+    cases = []
+    for case in run_cases(options.models.split(","), options.plans.split(","), meshes, options.cluster):
+        cases.append(case)
         console.print(case.summary, style="dim", highlight=False)
         if options.explain and case.failed and case.proof is not None:
             console.print(case.proof.explain(width=140), highlight=False)
-    console.print(table(found))
-    proven = [case for case in found if not case.refused]
+    console.print(build_table(cases))
+    proven = [case for case in cases if not case.refused]
     failed = [case for case in proven if case.failed]
     console.print(
-        f"{len(proven) - len(failed)} of {len(proven)} proofs hold, differences of {worst(found):.2%} at most"
+        f"{len(proven) - len(failed)} of {len(proven)} proofs hold, differences of {max_difference(cases):.2%} at most"
     )
     if options.json:
-        Path(options.json).write_text(json.dumps([as_dict(case) for case in found], indent=1))
+        Path(options.json).write_text(json.dumps([as_dict(case) for case in cases], indent=1))
     return int(bool(failed))
 
 

@@ -1,16 +1,16 @@
-"""Predicted memory beside XLA:CPU's for plans that nobody would ask for: random steps, random layouts, memory limits.
+"""Predicted memory beside XLA:CPU's for random steps, random layouts and memory limits.
 
-Each seed draws a step (`random_steps`, or one of the small models of `collectives`), the speed of the links, and how it
-is planned:
+Each seed draws a step (`random_steps`, or one of the small models of `collectives`), the bandwidth of the links, and a
+kind of plan:
 
 - forced: an expert's strategy on a mesh of one to three axes;
-- layouts: axes of some arguments, as `fuzz_collectives` draws them; the search plans the rest around them;
-- search, and limit: what the search makes of 50 to 80 % of the memory that the unlimited plan must have;
-- remat and parts: everything computed again, or the batch in two parts.
+- layouts: layouts of some arguments, drawn by `fuzz_collectives`; the search plans the rest;
+- search, and limit: the search, without and with a limit of 50 to 80 % of the unlimited plan's memory with its margin;
+- remat and parts: everything rematerialized, or two micro-batches.
 
-XLA:CPU assigns buffers for the plan's program; code generation is not waited for. A plan is over where a device
-takes more than the least limit under which the plan is called feasible (`cost.bytes_with_margin`). The same seed draws
-the same case. Exit code 1 where a plan is over, or a case was not judged.
+XLA:CPU assigns buffers for the plan's program; code generation is skipped. A plan is over if the assigned bytes exceed
+its predicted bytes with the margin (`cost.bytes_with_margin`). A seed reproduces its case. Exit code 1 if a plan is
+over or was not judged.
 
     python -m oracles.fuzz_memory [--models random,mlp] [--cluster 8] [--seeds 0:40] [--plans forced,limit]
         [--keep DIR]: the cases that are over or far off, as HLO, plan and StableHLO
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from benchmarks.planner.partition import PartitionError, partition
 from oracles.collectives import SMALL
-from oracles.fuzz_collectives import LINK_POWERS, drawn, meshes
+from oracles.fuzz_collectives import LINK_POWERS, draw_layout_options, list_mesh_shapes
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Link
 from shardwright.cost import bytes_with_margin, hardware_profile
@@ -48,43 +48,46 @@ PLANS = ("forced", "layouts", "search", "limit", "remat", "parts")
 ONE_AXIS = ("data", "fsdp", "tensor")
 FORCED = (*ONE_AXIS, "mixed")
 
-#: Of the memory that an unlimited plan must have, what a limit leaves.
+#: Range of a limit, as a part of the unlimited plan's memory with its margin.
 LIMITS = (0.5, 0.8)
 
-#: Peaks that are so far off are kept: the bar of the worst.
+#: Error of a peak from which on a case is saved: the bar of the worst.
 FAR_OFF = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """One plan: bytes of a device as predicted, as a limit must leave them, and as XLA:CPU assigns them."""
+class PeakComparison:
+    """Bytes of a device under one plan: predicted, predicted with the margin, and assigned by XLA:CPU.
 
-    predicted: int
-    required: int
-    taken: int
+    temporaries: (predicted, assigned) bytes.
+    """
+
+    predicted_bytes: int
+    required_bytes: int
+    assigned_bytes: int
     temporaries: tuple[int, int]
 
     @property
     def ratio(self) -> float:
-        return self.predicted / self.taken
+        return self.predicted_bytes / self.assigned_bytes
 
     @property
     def is_over(self) -> bool:
-        return self.taken > self.required
+        return self.assigned_bytes > self.required_bytes
 
     def __str__(self) -> str:
-        predicted, taken = self.temporaries
-        said = f"peak {self.ratio:.3f}, temporaries {predicted / max(taken, 1):.3f} of {taken / 2**20:.2f} MiB"
-        return f"{said}{': OVER by ' + format(self.taken / self.required - 1, '.1%') if self.is_over else ''}"
+        predicted_bytes, assigned_bytes = self.temporaries
+        ratio = predicted_bytes / max(assigned_bytes, 1)
+        text = f"peak {self.ratio:.3f}, temporaries {ratio:.3f} of {assigned_bytes / 2**20:.2f} MiB"
+        return f"{text}: OVER by {self.assigned_bytes / self.required_bytes - 1:.1%}" if self.is_over else text
 
 
-def options_drawn(rng: random.Random, kind: str, text: str, devices: int) -> PlanOptions:
-    """Options of one kind of plan; those of `limit` are without the limit."""
+def draw_options(rng: random.Random, kind: str, text: str, devices: int) -> PlanOptions:
+    """Draw the options of one kind of plan; those of `limit` lack the limit itself."""
     if kind == "layouts":
-        return drawn(
-            rng, [leaf.dimensions for each in parse(text).entry.parameters for leaf in each.shape.leaves], devices
-        )
-    mesh = dict(zip(DEFAULT_AXES, rng.choice(list(meshes(devices))), strict=False))
+        shapes = [leaf.dimensions for parameter in parse(text).entry.parameters for leaf in parameter.shape.leaves]
+        return draw_layout_options(rng, shapes, devices)
+    mesh = dict(zip(DEFAULT_AXES, rng.choice(list(list_mesh_shapes(devices))), strict=False))
     force = rng.choice(FORCED if len(mesh) > 1 else ONE_AXIS)
     if kind == "forced":
         return PlanOptions(mesh=mesh, force=force, stages=1)
@@ -95,10 +98,10 @@ def options_drawn(rng: random.Random, kind: str, text: str, devices: int) -> Pla
     return PlanOptions(mesh=rng.choice((mesh, None)), stages=1)
 
 
-def planned(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
-    """The plan of one case. Raises ShardwrightError where there is none."""
+def plan_case(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
+    """Plan one case. Raises ShardwrightError if there is no plan."""
     linked = replace(cluster, intra_node=Link(bandwidth_bytes_per_s=10 ** rng.uniform(*LINK_POWERS)))
-    options = options_drawn(rng, kind, text, cluster.device_count)
+    options = draw_options(rng, kind, text, cluster.device_count)
     step_plan = plan(text, linked, options)
     if kind != "limit":
         return step_plan
@@ -106,39 +109,39 @@ def planned(rng: random.Random, kind: str, text: str, cluster: Cluster) -> Plan:
     return plan(text, linked, replace(options, memory_budget=budget))
 
 
-def judged(made: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> Judged:
-    """A plan beside what XLA:CPU assigns. Raises PartitionError, where that takes longer than the limit, too."""
+def compare_with_xla(step_plan: Plan, cluster: Cluster, *, limit_s: float = 300.0) -> PeakComparison:
+    """Compare a plan with XLA:CPU's buffer assignment. Raises PartitionError, also after `limit_s`."""
     with tempfile.TemporaryDirectory(prefix="fuzz-memory-") as folder:
         program = Path(folder) / "program.mlir"
-        program.write_text(emit_stablehlo(made.require_hlo(), made))
+        program.write_text(emit_stablehlo(step_plan.require_hlo(), step_plan))
         job = {"stablehlo": str(program), "devices": cluster.device_count}
         result = partition(job, cluster.device_count, limit_s=limit_s)
     if result.memory_bytes is None or result.temporaries_bytes is None:
         raise PartitionError("no buffers were assigned")
-    return Judged(
-        predicted=made.memory.peak_bytes,
-        required=bytes_with_margin(made.memory, hardware_profile(cluster.hardware)),
-        taken=result.memory_bytes,
-        temporaries=(made.memory.temporaries_bytes, result.temporaries_bytes),
+    return PeakComparison(
+        predicted_bytes=step_plan.memory.peak_bytes,
+        required_bytes=bytes_with_margin(step_plan.memory, hardware_profile(cluster.hardware)),
+        assigned_bytes=result.memory_bytes,
+        temporaries=(step_plan.memory.temporaries_bytes, result.temporaries_bytes),
     )
 
 
-def cases(models: list[str], plans: list[str], seeds: range) -> Iterator[tuple[str, str, str, str, random.Random]]:
-    """(model, plan, what was drawn, HLO text, generator) of each case; small models have every plan per seed."""
+def draw_cases(models: list[str], plans: list[str], seeds: range) -> Iterator[tuple[str, str, str, str, random.Random]]:
+    """(model, plan, description, HLO text, generator) of each case; small models have every plan per seed."""
     for model in models:
         text = "" if model == RANDOM else SMALL[model]()
         for seed in seeds:
             for kind in [plans[seed % len(plans)]] if model == RANDOM else plans:
                 rng = random.Random(f"{model} {seed} {kind}")
-                said, step = random_step(rng) if model == RANDOM else ("", text)
-                yield f"{model}-{seed}", kind, said, step, rng
+                description, step = random_step(rng) if model == RANDOM else ("", text)
+                yield f"{model}-{seed}", kind, description, step, rng
 
 
-def keep(folder: Path, name: str, made: Plan) -> None:
+def save_case(folder: Path, name: str, step_plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.hlo").write_text(made.require_hlo())
-    (folder / f"{name}.json").write_text(plan_to_json(made))
-    (folder / f"{name}.mlir").write_text(emit_stablehlo(made.require_hlo(), made))
+    (folder / f"{name}.hlo").write_text(step_plan.require_hlo())
+    (folder / f"{name}.json").write_text(plan_to_json(step_plan))
+    (folder / f"{name}.mlir").write_text(emit_stablehlo(step_plan.require_hlo(), step_plan))
 
 
 def main() -> int:
@@ -151,32 +154,34 @@ def main() -> int:
     options = parser.parse_args()
     cluster = Cluster.local(options.cluster)
     seeds = range(*map(int, options.seeds.split(":")))
-    found: list[Judged] = []
+    results: list[PeakComparison] = []
     failed = 0
-    for name, kind, drawn_as, text, rng in cases(options.models.split(","), options.plans.split(","), seeds):
-        said = f"{name} {kind}{': ' + drawn_as if drawn_as else ''}"
+    for name, kind, description, text, rng in draw_cases(options.models.split(","), options.plans.split(","), seeds):
+        label = f"{name} {kind}{': ' + description if description else ''}"
         try:
-            made = planned(rng, kind, text, cluster)
-            found.append(judged(made, cluster))
+            step_plan = plan_case(rng, kind, text, cluster)
+            results.append(compare_with_xla(step_plan, cluster))
         except PlanError as error:  # no such plan: nothing fits, or an axis does not divide the batch
-            print(f"{said}: refused: {error.message.splitlines()[0]}", flush=True)
+            print(f"{label}: refused: {error.message.splitlines()[0]}", flush=True)
             continue
         except (ShardwrightError, PartitionError) as error:
             failed += 1
-            print(f"{said}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+            print(f"{label}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
             continue
-        print(f"{said}: {made.mesh}: {found[-1]}", flush=True)
-        if options.keep and (found[-1].is_over or abs(found[-1].ratio - 1) > FAR_OFF):
-            keep(options.keep, f"{name}-{kind}", made)
-    return summary(found, failed)
+        print(f"{label}: {step_plan.mesh}: {results[-1]}", flush=True)
+        if options.keep and (results[-1].is_over or abs(results[-1].ratio - 1) > FAR_OFF):
+            save_case(options.keep, f"{name}-{kind}", step_plan)
+    return print_summary(results, failed)
 
 
-def summary(found: list[Judged], failed: int) -> int:
-    """Print what came out; the exit code."""
-    over = sum(each.is_over for each in found)
-    if found:
-        errors = [abs(each.ratio - 1) for each in found]
-        print(f"{len(found)} plans: error of the peak {statistics.median(errors):.1%} median, {max(errors):.1%} worst")
+def print_summary(results: list[PeakComparison], failed: int) -> int:
+    """Print the errors of the peaks; returns the exit code."""
+    over = sum(result.is_over for result in results)
+    if results:
+        errors = [abs(result.ratio - 1) for result in results]
+        print(
+            f"{len(results)} plans: error of the peak {statistics.median(errors):.1%} median, {max(errors):.1%} worst"
+        )
     print(f"{over} over, {failed} not judged")
     return int(over + failed > 0)
 

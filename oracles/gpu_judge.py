@@ -1,8 +1,8 @@
-"""What XLA:GPU needs for a plan, as JSON.
+"""Memory of a plan's program compiled by XLA:GPU, as JSON.
 
     python -m oracles.gpu_judge STEP.hlo PLAN.json PACKAGES
 
-Run by `oracles.memory`. It compiles for A100s without one; PACKAGES is a folder as `gpu_targets` says.
+Run by `oracles.memory`. Compiles for A100s without a GPU; PACKAGES: see `benchmarks.gpu_targets`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from benchmarks.gpu_targets import compile_only_devices, environment
+from benchmarks.gpu_targets import compile_only_devices, compiler_environment
 
-os.environ |= environment(sys.argv[3])
+os.environ |= compiler_environment(sys.argv[3])
 
 from oracles.memory_judge import print_memory, read_step
 

@@ -1,13 +1,12 @@
 """Predicted memory beside XLA:CPU's for models at their full width: 24 layers, unseen models, 16 devices.
 
-Models are those of the planner's benchmark (`collectives.LARGE`: the slices that are judged there, and those that it
-was not built on), T5 large and ViT, and GPT-2 and BERT of 24 layers: written out or scanned, each layer computed again
-in the backward pass or not. `name:16` asks for 16 devices. Plans are strategies forced on one axis, `mixed` on two, the
-search, what it makes of 50 % of data parallelism's memory (`half`), everything computed again (`remat`), and the batch
-in two parts (`parts`). No memory limit but `half`'s.
+Models: those of the planner's benchmark (`collectives.LARGE`: judged slices and held-out models), T5 large and ViT, and
+GPT-2 and BERT of 24 layers, unrolled or scanned, each layer rematerialized or not. `name:16` asks for 16 devices.
+Plans: strategies forced on one axis, `mixed` on two, the search, the search in 50 % of data parallelism's memory
+(`half`), everything rematerialized (`remat`), and two micro-batches (`parts`). Only `half` has a memory limit.
 
-XLA:CPU assigns buffers; code generation is not waited for. Exit code 1 where the error of a peak is over 25 %, a
-plan takes more than it was called feasible for, or was not judged; refused plans do not count.
+XLA:CPU assigns buffers; code generation is skipped. Exit code 1 if the error of a peak is over 25 %, the assigned bytes
+exceed the predicted ones with their margin, or a plan was not judged; refused plans do not count.
 
     python -m oracles.large_memory [--models gpt2-24,clip-base:16] [--plans data,search]
 """
@@ -23,7 +22,7 @@ from benchmarks.planner.partition import PartitionError
 from benchmarks.planner.planned import lower
 from benchmarks.planner.suite import Entry
 from oracles.collectives import LARGE
-from oracles.fuzz_memory import FAR_OFF, Judged, judged, summary
+from oracles.fuzz_memory import FAR_OFF, PeakComparison, compare_with_xla, print_summary
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.options.user_options import plan_options
@@ -59,8 +58,8 @@ _UNLIMITED_BYTES = 1 << 42
 _JUDGE_LIMIT_S = 1800.0
 
 
-def planned(text: str, devices: int, name: str) -> Plan:
-    """A step's plan of one kind. Raises ShardwrightError where there is none."""
+def plan_step(text: str, devices: int, name: str) -> Plan:
+    """Plan a step in one way. Raises ShardwrightError if there is no plan."""
     options = dict(_FORCED.get(name, {}))
     if name != "half":
         options["mesh"] = str(devices) if name in _FORCED else _MESHES[devices]
@@ -68,18 +67,18 @@ def planned(text: str, devices: int, name: str) -> Plan:
     if name == "mixed":
         options["force"] = "mixed"
     if name == "half":
-        options["memory_budget"] = round(_LIMIT * planned(text, devices, "data").memory.peak_bytes)
+        options["memory_budget"] = round(_LIMIT * plan_step(text, devices, "data").memory.peak_bytes)
     return plan(text, Cluster.local(devices), plan_options(stages=1, **options))
 
 
-def cases(models: list[str], plans: list[str]) -> Iterator[tuple[str, int, str, str]]:
+def lower_cases(models: list[str], plans: list[str]) -> Iterator[tuple[str, int, str, str]]:
     """(model, devices, plan, HLO text)."""
-    for named in models:
-        model, _, devices = named.partition(":")
+    for request in models:
+        model, _, devices = request.partition(":")
         name, size, changes = MODELS[model]
         entry = Entry(model=name, size=size, devices=int(devices or 8), changes=changes)
         text = lower(entry).hlo_text
-        yield from ((model, entry.devices, each, text) for each in plans)
+        yield from ((model, entry.devices, plan_name, text) for plan_name in plans)
 
 
 def main() -> int:
@@ -87,20 +86,20 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(DEEP), help=f"of {', '.join(MODELS)} (default: %(default)s)")
     parser.add_argument("--plans", default=",".join(PLANS), help="(default: %(default)s)")
     options = parser.parse_args()
-    found: list[Judged] = []
+    results: list[PeakComparison] = []
     failed = 0
-    for model, devices, name, text in cases(options.models.split(","), options.plans.split(",")):
+    for model, devices, name, text in lower_cases(options.models.split(","), options.plans.split(",")):
         try:
-            made = planned(text, devices, name)
-            found.append(judged(made, Cluster.local(devices), limit_s=_JUDGE_LIMIT_S))
-            print(f"{model} {devices} {name}: {made.mesh}: {found[-1]}", flush=True)
+            step_plan = plan_step(text, devices, name)
+            results.append(compare_with_xla(step_plan, Cluster.local(devices), limit_s=_JUDGE_LIMIT_S))
+            print(f"{model} {devices} {name}: {step_plan.mesh}: {results[-1]}", flush=True)
         except PlanError as error:  # nothing fits, or the batch cannot be cut
             print(f"{model} {devices} {name}: refused: {error.message.splitlines()[0]}", flush=True)
         except (ShardwrightError, PartitionError) as error:
             failed += 1
             print(f"{model} {devices} {name}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
-    is_far_off = any(abs(each.ratio - 1) > FAR_OFF for each in found)
-    return max(summary(found, failed), int(is_far_off))
+    is_far_off = any(abs(result.ratio - 1) > FAR_OFF for result in results)
+    return max(print_summary(results, failed), int(is_far_off))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Every way of taking a partial sum through an instruction, against XLA, on meshes of one to three axes.
+"""Every way of passing a partial sum through an instruction, against XLA, on meshes of one to three axes.
 
 Cuts the distinct instructions out of single operations (tests/planner/rules/rule_programs.py), makes operands partial
-by a linear way or the result by a summed factor, lets the other axes idle, split or sum as well, compiles, runs
-and compares (tests/planner/linear_trials.py). Prints what is wrong and what costs more than the sums that were
-meant. Exit code 1 where there is either. On two idle cores all of it takes about ten minutes.
+by a linear way or the result by a contracted factor, lets the other axes idle, split or sum, compiles, runs and
+compares (tests/planner/linear_trials.py). Prints wrong results, and programs with more collectives than the intended
+sums; exit code 1 if there are any. All of it takes about ten minutes on two idle cores.
 
     python -m oracles.linear                            # everything
     python -m oracles.linear --mesh 2x2 --only dot      # opcodes that contain a word
@@ -32,13 +32,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the opcode")
     options = parser.parse_args()
     programs = {name: hlo_text(program) for name, program in operations().items()}
-    instructions = [each for each in instructions_of(programs) if options.only in each.opcode]
+    instructions = [instruction for instruction in instructions_of(programs) if options.only in instruction.opcode]
     print(f"{len(instructions)} distinct instructions that are linear in something", flush=True)
     failed = 0
     for text in options.mesh or MESHES:
         mesh = Mesh.of(dict(zip("xyz", map(int, text.split("x")), strict=False)))
         began = time.perf_counter()
-        verdicts = judge_all([trial for each in instructions for trial in trials_of(each, mesh)])
+        verdicts = judge_all([trial for instruction in instructions for trial in trials_of(instruction, mesh)])
         bad = [verdict for verdict in verdicts if not (verdict.is_exact and verdict.is_cheap)]
         print(f"mesh {mesh}: {len(verdicts)} trials in {time.perf_counter() - began:.0f} s, {len(bad)} bad", flush=True)
         for verdict in bad:

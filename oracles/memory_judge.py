@@ -1,6 +1,6 @@
-"""What the judges of `oracles.memory` have in common: compile a planned step for devices that need not be there.
+"""Compiles a planned step for compile-only devices; shared by the judges of `oracles.memory`.
 
-Importing it loads JAX: a judge sets its environment first.
+Importing this module loads JAX: a judge sets its environment first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shardwright.xla import emit_stablehlo, private
 
 
 def read_step(hlo_path: str, plan_path: str) -> tuple[str, Plan]:
-    """A step's HLO text and its plan, from the files that `oracles.memory` wrote."""
+    """A step's HLO text and its plan, from the files of `oracles.memory`."""
     text = Path(hlo_path).read_text()
     return text, decode(Path(plan_path).read_text(), hlo_text=text)
 
 
 def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> Any:
-    """The executable that a platform's compiler makes of a planned step, with the plan's options."""
+    """Compile a planned step for a platform, with the plan's options."""
     overrides = [*plan.compile_options.items()]
     options = private.compile_options([device.id for device in devices], platform=platform, overrides=overrides)
     stablehlo = emit_stablehlo(text, plan)
@@ -31,7 +31,7 @@ def compile_for(text: str, plan: Plan, devices: Sequence[Any], platform: str) ->
 
 
 def print_memory(text: str, plan: Plan, devices: Sequence[Any], platform: str) -> None:
-    """Print, as one line of JSON, the bytes that a device must have for the plan (`CompiledMemory`'s fields)."""
+    """Print a device's bytes under the plan as one line of JSON (`CompiledMemory`'s fields)."""
     arguments, outputs, alias, temporaries = private.memory_figures(compile_for(text, plan, devices, platform))
     print(
         json.dumps(

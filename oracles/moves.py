@@ -1,8 +1,8 @@
-"""Which collectives XLA realises for every resharding of a small array, beside what the cost model predicts.
+"""XLA's collectives for every resharding of a small array, beside the cost model's.
 
-For each mesh and shape, one program holds all (source, target) pairs, as Shardy constraints on a chain of
-operations each. XLA's partitioner takes a second or two for a few hundred of them; what it inserted is read from
-its dump and held against `shardwright.cost.moves.reshard`. Exit code 1 where one differs in kind, devices or bytes.
+For each mesh and shape, one program has all (source, target) pairs, each a chain of operations with Shardy constraints.
+XLA's partitioner takes a second or two for a few hundred pairs. Its collectives are read from its dump and compared
+with `shardwright.cost.moves.reshard`. Exit code 1 if one differs in kind, devices or bytes.
 
     python -m oracles.moves [--mesh 2x2x2 --shape 16x32x64] [--all]   # --all prints what agrees, too
 """
@@ -52,9 +52,9 @@ GRID = (
 )
 CASES_A_PROGRAM = 1000
 PERMUTE = "collective-permute"
-SUM = "all-reduce"
-SCATTERED = "reduce-scatter"
-CONTRACTED = 144
+ALL_REDUCE = "all-reduce"
+REDUCE_SCATTER = "reduce-scatter"
+CONTRACTED_SIZE = 144
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """groups: the devices of each, in order. A permute's are left out: XLA lists those that keep their data, too."""
+    """groups: the devices of each, in order; empty for permutes: XLA also lists devices that keep their data."""
 
     kind: str
     group_size: int
@@ -76,26 +76,26 @@ class Collective(NamedTuple):
     groups: Groups
 
 
-def shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
-    """Every sharding of an array of that rank: each axis splits one dimension or none, in mesh order or turned."""
+def list_shardings(mesh: Mesh, rank: int) -> Iterator[TensorSharding]:
+    """Every sharding of an array of a rank: each axis splits one dimension or none, axes in mesh order or rotated."""
     for dims in product([None, *range(rank)], repeat=len(mesh.axes)):
         split: list[tuple[str, ...]] = [()] * rank
         for axis, dim in zip(mesh.axes, dims, strict=True):
             if dim is not None:
                 split[dim] = (*split[dim], axis.name)
-        lies = TensorSharding(tuple(split))
-        yield from dict.fromkeys((lies, rotate_axes(lies, mesh)))
+        sharding = TensorSharding(tuple(split))
+        yield from dict.fromkeys((sharding, rotate_axes(sharding, mesh)))
 
 
-def cases(mesh: Mesh, shape: Sequence[int]) -> Iterator[Case]:
-    """All moves of a whole value, and of a matrix product's partial sum that is reduced."""
-    every = list(shardings(mesh, len(shape)))
-    yield from (Case(source, target) for source, target in product(every, repeat=2) if source != target)
+def list_cases(mesh: Mesh, shape: Sequence[int]) -> Iterator[Case]:
+    """All moves of a whole value, and all reductions of a matrix product's partial sum."""
+    all_shardings = list(list_shardings(mesh, len(shape)))
+    yield from (Case(source, target) for source, target in product(all_shardings, repeat=2) if source != target)
     if len(shape) != 2:
         return
     names = tuple(mesh.sizes)
     for reduced in sorted({names[i:j] for i in range(len(names)) for j in range(i + 1, len(names) + 1)}):
-        for source, target in product(every, repeat=2):
+        for source, target in product(all_shardings, repeat=2):
             if not set(reduced) & set(source.axes):
                 yield Case(TensorSharding(source.dims, reduced), target)
 
@@ -105,31 +105,33 @@ def _is_uneven(mesh: Mesh, shape: Sequence[int]) -> bool:
 
 
 # ---- XLA -----------------------------------------------------------------------
-def realised(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[list[Collective]]:
-    """What XLA inserts for each case, in order."""
+def partition_cases(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[list[Collective]]:
+    """Collectives inserted by XLA's partitioner for each case, in order."""
     with CompileService(mesh.device_count) as service:
-        text = service.compile_stablehlo(program(mesh, chosen, shape), inspect="partition-pass")
+        text = service.compile_stablehlo(build_program(mesh, chosen, shape), inspect="partition-pass")
     results: list[list[Collective]] = [[] for _ in chosen]
-    for seen in find_collectives(text, mesh.device_count):
-        if seen.group_size > 1 and seen.op_name.startswith("case"):
-            groups = [range(mesh.device_count)] if seen.groups == "all" else parse_replica_groups(seen.groups)
-            result = _plain(seen.kind, seen.group_size, seen.payload_bytes, groups)
-            results[int(seen.op_name.removeprefix("case"))].append(result)
+    for collective in find_collectives(text, mesh.device_count):
+        if collective.group_size > 1 and collective.op_name.startswith("case"):
+            groups = (
+                [range(mesh.device_count)] if collective.groups == "all" else parse_replica_groups(collective.groups)
+            )
+            result = _make_collective(collective.kind, collective.group_size, collective.payload_bytes, groups)
+            results[int(collective.op_name.removeprefix("case"))].append(result)
     return results
 
 
-def program(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> str:
+def build_program(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> str:
     """StableHLO with one chain of operations a case; locations carry the cases' numbers.
 
-    XLA pads no arguments, so where shards are uneven those are whole and sliced first, and the results gathered
-    under another name.
+    XLA pads no arguments. With uneven shards the arguments are therefore replicated and sliced first, and the results
+    gathered under another name.
     """
     whole = TensorSharding.replicated(len(shape)) if _is_uneven(mesh, shape) else None
-    chains = [_chain(number, case, shape, mesh, whole) for number, case in enumerate(chosen)]
+    chains = [_build_chain(number, case, shape, mesh, whole) for number, case in enumerate(chosen)]
     arguments = ", ".join(argument for chain in chains for argument in chain.arguments)
-    results = ", ".join(_typed(shape, whole or case.target) for case in chosen)
+    results = ", ".join(_format_sharded_tensor(shape, whole or case.target) for case in chosen)
     returned = ", ".join(f"%r{i}" for i in range(len(chosen)))
-    types = ", ".join([_tensor(shape)] * len(chosen))
+    types = ", ".join([_format_tensor(shape)] * len(chosen))
     body = "\n".join(line for chain in chains for line in chain.lines)
     return (
         f"module {{\n{mesh_text(mesh)}\nfunc.func @main({arguments}) -> ({results}) {{\n{body}\n"
@@ -142,85 +144,94 @@ class _Chain(NamedTuple):
     lines: list[str]
 
 
-def _chain(number: int, case: Case, shape: Sequence[int], mesh: Mesh, whole: TensorSharding | None) -> _Chain:
+def _build_chain(number: int, case: Case, shape: Sequence[int], mesh: Mesh, whole: TensorSharding | None) -> _Chain:
     source, target = case
-    kind = _tensor(shape)
+    kind = _format_tensor(shape)
     lines: list[str] = []
 
-    def constrain(value: str, result: str, lies: TensorSharding, name: str, kind: str = kind) -> None:
+    def constrain(value: str, result: str, sharding: TensorSharding, name: str, kind: str = kind) -> None:
         lines.append(
-            f"{result} = sdy.sharding_constraint {value} <@shardwright_mesh, {sharding_text(lies)}> : {kind} {name}"
+            f"{result} = sdy.sharding_constraint {value} <@shardwright_mesh, {sharding_text(sharding)}> : {kind} {name}"
         )
 
     here = f'loc("case{number}")'
     if source.unreduced:
-        left, right = (shape[0], CONTRACTED), (CONTRACTED, shape[1])
-        lies = TensorSharding((source.dims[0], source.unreduced)), TensorSharding((source.unreduced, source.dims[1]))
+        left_shape, right_shape = (shape[0], CONTRACTED_SIZE), (CONTRACTED_SIZE, shape[1])
+        operands = (
+            TensorSharding((source.dims[0], source.unreduced)),
+            TensorSharding((source.unreduced, source.dims[1])),
+        )
         arguments = []
-        for name, dimensions, each in zip("ab", (left, right), lies, strict=True):
-            arguments.append(f"%{name}{number}: {_typed(dimensions, whole or each)}")
-            constrain(f"%{name}{number}", f"%{name}s{number}", each, here, _tensor(dimensions))
-        types = f"({_tensor(left)}, {_tensor(right)}) -> {kind}"
+        for name, dimensions, sharding in zip("ab", (left_shape, right_shape), operands, strict=True):
+            arguments.append(f"%{name}{number}: {_format_sharded_tensor(dimensions, whole or sharding)}")
+            constrain(f"%{name}{number}", f"%{name}s{number}", sharding, here, _format_tensor(dimensions))
+        types = f"({_format_tensor(left_shape)}, {_format_tensor(right_shape)}) -> {kind}"
         lines.append(f"%m{number} = stablehlo.dot %as{number}, %bs{number} : {types} {here}")
     else:
-        arguments = [f"%a{number}: {_typed(shape, whole or source)}"]
+        arguments = [f"%a{number}: {_format_sharded_tensor(shape, whole or source)}"]
         lines.append(f"%m{number} = stablehlo.sine %a{number} : {kind} {here}")
     is_marked = source.is_even(shape, mesh)  # Shardy aborts at summands of uneven shards
     constrain(f"%m{number}", f"%s{number}", source if is_marked else TensorSharding(source.dims), here)
-    reached = f"%s{number}"
-    for step, lies in enumerate((*steps_to(source, target, tuple(shape), mesh), target)):
-        constrain(reached, f"%t{number}_{step}", lies, here)
-        reached = f"%t{number}_{step}"
-    lines.append(f"%e{number} = stablehlo.cosine {reached} : {kind} {here}")
+    value = f"%s{number}"
+    for step, sharding in enumerate((*steps_to(source, target, tuple(shape), mesh), target)):
+        constrain(value, f"%t{number}_{step}", sharding, here)
+        value = f"%t{number}_{step}"
+    lines.append(f"%e{number} = stablehlo.cosine {value} : {kind} {here}")
     constrain(f"%e{number}", f"%k{number}", target, here)
     constrain(f"%k{number}", f"%r{number}", whole or target, here if whole is None else 'loc("out")')
     return _Chain(arguments, lines)
 
 
-def _tensor(shape: Sequence[int]) -> str:
+def _format_tensor(shape: Sequence[int]) -> str:
     return f"tensor<{'x'.join(map(str, shape))}xf32>"
 
 
-def _typed(shape: Sequence[int], lies: TensorSharding) -> str:
-    return f"{_tensor(shape)} {{sdy.sharding = #sdy.sharding<@shardwright_mesh, {sharding_text(lies)}>}}"
+def _format_sharded_tensor(shape: Sequence[int], sharding: TensorSharding) -> str:
+    return f"{_format_tensor(shape)} {{sdy.sharding = #sdy.sharding<@shardwright_mesh, {sharding_text(sharding)}>}}"
 
 
 # ---- the model -------------------------------------------------------------------
-def predicted(mesh: Mesh, case: Case, shape: Sequence[int]) -> list[Collective]:
-    """The same from the model."""
+def predict_collectives(mesh: Mesh, case: Case, shape: Sequence[int]) -> list[Collective]:
+    """Collectives of a case by the cost model."""
     moves = reshard("f32", tuple(shape), case.source, case.target, mesh)
-    return [_plain(move.kind, move.group_size, move.payload_bytes, groups_along(move.atoms, mesh)) for move in moves]
+    return [
+        _make_collective(move.kind, move.group_size, move.payload_bytes, groups_along(move.atoms, mesh))
+        for move in moves
+    ]
 
 
 def agree(real: Sequence[Collective], model: Sequence[Collective]) -> bool:
-    """Whether both have the same collectives, in whatever order, or all-reduces of as many bytes on the wire."""
-    real = [_as_model(each, model) for each in real]
-    same_sums = _wire(real) == _wire(model) and sorted(_others(real, SUM)) == sorted(_others(model, SUM))
-    return sorted(real) == sorted(model) or same_sums
+    """Whether both have equal collectives in any order, all-reduces also if only their bytes on the wire agree."""
+    real = [_as_model(collective, model) for collective in real]
+    if sorted(real) == sorted(model):
+        return True
+    same_others = sorted(_exclude_kind(real, ALL_REDUCE)) == sorted(_exclude_kind(model, ALL_REDUCE))
+    return same_others and _sum_wire_bytes(real) == _sum_wire_bytes(model)
 
 
-def _as_model(seen: Collective, model: Sequence[Collective]) -> Collective:
-    """A sum that XLA slices as it moves on is no reduce-scatter where the model has none there: proofs read it so."""
-    whole = seen._replace(kind=SUM)
-    is_sum = seen not in model and (whole in model or SCATTERED not in {each.kind for each in model})
-    return whole if seen.kind == SCATTERED and is_sum else seen
+def _as_model(collective: Collective, model: Sequence[Collective]) -> Collective:
+    """XLA's reduce-scatter of a sliced sum is an all-reduce if the model has no reduce-scatter; proofs do the same."""
+    whole = collective._replace(kind=ALL_REDUCE)
+    is_sum = collective not in model and (whole in model or all(other.kind != REDUCE_SCATTER for other in model))
+    return whole if collective.kind == REDUCE_SCATTER and is_sum else collective
 
 
-def _wire(collectives: Sequence[Collective]) -> int:
-    return sum(wire_bytes(SUM, each.payload_bytes, each.group_size) for each in collectives if each.kind == SUM)
+def _sum_wire_bytes(collectives: Sequence[Collective]) -> int:
+    sums = (collective for collective in collectives if collective.kind == ALL_REDUCE)
+    return sum(wire_bytes(ALL_REDUCE, collective.payload_bytes, collective.group_size) for collective in sums)
 
 
-def _others(collectives: Sequence[Collective], kind: str) -> list[Collective]:
-    return [each for each in collectives if each.kind != kind]
+def _exclude_kind(collectives: Sequence[Collective], kind: str) -> list[Collective]:
+    return [collective for collective in collectives if collective.kind != kind]
 
 
-def _plain(kind: str, group_size: int, payload_bytes: int, groups: Iterable[Iterable[int]]) -> Collective:
+def _make_collective(kind: str, group_size: int, payload_bytes: int, groups: Iterable[Iterable[int]]) -> Collective:
     if kind == PERMUTE:
         return Collective(kind, 0, payload_bytes, ())
     return Collective(kind, group_size, payload_bytes, tuple(sorted(tuple(sorted(group)) for group in groups)))
 
 
-def parsed_mesh(text: str) -> Mesh:
+def parse_mesh(text: str) -> Mesh:
     return Mesh.of(dict(zip("xyzw", map(int, text.split("x")), strict=False)))
 
 
@@ -232,18 +243,18 @@ def main() -> int:
     options = parser.parse_args()
     wrong = 0
     for sizes, dimensions in [(options.mesh, options.shape)] if options.mesh else GRID:
-        mesh, shape = parsed_mesh(sizes), tuple(map(int, dimensions.split("x")))
+        mesh, shape = parse_mesh(sizes), tuple(map(int, dimensions.split("x")))
         wrong += probe(mesh, shape, show_all=options.all)
     return int(wrong > 0)
 
 
 def probe(mesh: Mesh, shape: tuple[int, ...], *, show_all: bool) -> int:
-    """Print the moves of one mesh and shape on which XLA and the model differ; returns how many do."""
-    remaining = cases(mesh, shape)
+    """Print the differences of XLA and the model on the moves of one mesh and shape; returns their number."""
+    remaining = list_cases(mesh, shape)
     total = wrong = 0
     while chosen := list(islice(remaining, CASES_A_PROGRAM)):
-        for case, real in zip(chosen, realised(mesh, chosen, shape), strict=True):
-            model = predicted(mesh, case, shape)
+        for case, real in zip(chosen, partition_cases(mesh, chosen, shape), strict=True):
+            model = predict_collectives(mesh, case, shape)
             same = agree(real, model)
             total += 1
             wrong += not same

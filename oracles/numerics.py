@@ -1,12 +1,11 @@
-"""Ten GPT-2 steps on servers beside the same ten under single-device JAX, for every way to spread them.
+"""Ten GPT-2 steps on servers beside the same ten under single-device JAX, under several plans.
 
     make numbers          (or: python -m oracles.numerics --only processes --layers 4)
 
-Servers: the embedded one (one process, 8 devices) and two processes of 4 devices each. Plans: the
-planner's own and the forced ones. Optimizers: SGD, whose parameters must agree within 1e-5 of each
-tensor's norm, and AdamW, where the distance may be twice that of stock `jax.jit` under the same
-shardings: Adam divides by the root of a second moment, which turns the rounding noise of a
-gradient that is zero in truth into steps of full size. Prints JSON; exit code 1 where a bar is missed.
+Servers: the embedded one (one process, 8 devices) and two processes of 4 devices each. Plans: the planner's own and the
+forced ones. Optimizers: SGD and AdamW. Parameters under SGD must agree within 1e-5 of each tensor's norm. Under AdamW
+the distance may be twice that of stock `jax.jit` with the same shardings: Adam divides by the root of a second moment,
+and rounding noise of a zero gradient becomes a step of full size. Prints JSON; exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ import numpy as np
 import optax
 
 import shardwright as sw
-from benchmarks.bench_step import stock_step
+from benchmarks.bench_step import jit_with_plan
 from examples.common import text
 from examples.gpt2.model import Config, make_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 LOSS_BAR = 1e-5
 NORM_BAR = 1e-5
-#: A stock distance below this counts as this: so close, one rounding more or less decides the ratio.
+#: Floor of a stock distance in the ratio: below it, single roundings decide.
 NOISE = 1e-6
 FORCES: dict[str, dict[str, Any]] = {
     "planner": {},
@@ -54,7 +53,7 @@ OPTIMIZERS = {"sgd": lambda: optax.sgd(0.1), "adamw": lambda: optax.adamw(1e-3)}
 
 
 @contextlib.contextmanager
-def two_processes() -> Iterator[str]:
+def start_two_processes() -> Iterator[str]:
     """Address of a cluster of two server processes with four CPU devices each."""
     ports = []
     for _ in range(2):
@@ -78,7 +77,7 @@ def two_processes() -> Iterator[str]:
 
 
 def wait_for_listener(port: int, patience_s: float = 60.0) -> None:
-    """Return once the master listens; it then lets sessions wait until its workers are there."""
+    """Wait until the master listens. Sessions then wait at the master for its workers."""
     deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
@@ -87,7 +86,7 @@ def wait_for_listener(port: int, patience_s: float = 60.0) -> None:
     raise TimeoutError(f"no master on port {port} after {patience_s:.0f} s")
 
 
-def distances(ours: Any, theirs: Any) -> list[float]:
+def relative_distances(ours: Any, theirs: Any) -> list[float]:
     """Per tensor, the norm of the difference over the norm of the second."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
     arrays = ((np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
@@ -103,9 +102,9 @@ def train(step: Any, state: Any, batches: list[np.ndarray]) -> tuple[Any, list[f
     return jax.tree.map(np.asarray, state[0]), losses
 
 
-def stock(plan: Any, init: Any, train_step: Any) -> tuple[Any, Any]:
-    """`jax.jit` of the step and the state it starts from, laid out as the plan says."""
-    step, state = stock_step(plan, init, train_step)
+def build_stock_step(plan: Any, init: Any, train_step: Any) -> tuple[Any, Any]:
+    """`jax.jit` of the step, and its initial state, with the plan's shardings."""
+    step, state = jit_with_plan(plan, init, train_step)
     # The initializer itself runs on one device: only the steps are compared.
     return step, jax.device_put(jax.jit(init)(jax.random.key(0)), state)
 
@@ -123,18 +122,18 @@ def compare(session: Any, arguments: argparse.Namespace) -> Iterator[dict[str, A
             step = session.parallelize(train_step, donate_argnums=(0, 1), **options)
             params, losses = train(step, step.init(init, jax.random.key(0)), batches)
             loss_distance = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
-            apart = distances(params, expected)
+            errors = relative_distances(params, expected)
             row = {"optimizer": optimizer, "plan": force, "mesh": str(step.plan.mesh)}
-            row |= {"loss": loss_distance, "parameters": max(apart)}
+            row |= {"loss": loss_distance, "parameters": max(errors)}
             passed = loss_distance <= LOSS_BAR
             if optimizer == "adamw":
-                stock_params, _ = train(*stock(step.plan, init, train_step), batches)
-                stock_apart = distances(stock_params, expected)
-                row["stock_parameters"] = max(stock_apart)
-                row["worst_ratio"] = max(a / max(b, NOISE) for a, b in zip(apart, stock_apart, strict=True))
+                stock_params, _ = train(*build_stock_step(step.plan, init, train_step), batches)
+                stock_errors = relative_distances(stock_params, expected)
+                row["stock_parameters"] = max(stock_errors)
+                row["worst_ratio"] = max(a / max(b, NOISE) for a, b in zip(errors, stock_errors, strict=True))
                 passed = passed and row["worst_ratio"] <= 2
             else:
-                passed = passed and max(apart) <= NORM_BAR
+                passed = passed and max(errors) <= NORM_BAR
             yield row | {"passed": passed}
 
 
@@ -147,7 +146,7 @@ def main() -> int:
     rows = []
     for server in [arguments.only] if arguments.only else ["embedded", "processes"]:
         with contextlib.ExitStack() as stack:
-            address = stack.enter_context(two_processes()) if server == "processes" else None
+            address = stack.enter_context(start_two_processes()) if server == "processes" else None
             session = stack.enter_context(sw.connect(address, devices=8))
             for row in compare(session, arguments):
                 rows.append({"server": server} | row)

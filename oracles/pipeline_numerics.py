@@ -4,7 +4,7 @@
 
 Every schedule on one, two and four workers of a cluster of eight CPU devices, two stages, four micro-batches. The loss
 must agree within 1e-5, parameters within 1e-5 of each tensor's norm (SGD). Prints a line of JSON a case, with the
-seconds of CPU that servers and client took, then the worst of each model; exit code 1 where a bar is missed.
+CPU seconds of servers and client, then the worst of each model; exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.client.pipeline_training import BAR, MODELS, SCHEDULES, parts_of, tra
 WORKERS = (1, 2, 4)
 
 
-def checked(clusters: Clusters, model: str, schedule: str, workers: int) -> dict[str, Any]:
-    """A row of the table; a failing case says why."""
+def check_case(clusters: Clusters, model: str, schedule: str, workers: int) -> dict[str, Any]:
+    """Train one case; returns its row of the table, with the error of a failing case."""
     row: dict[str, Any] = {"model": model, "schedule": schedule, "workers": workers, "holds": False}
     session = clusters.session(workers)
-    begin_s, begin_cpu_s = time.perf_counter(), _cpu_s()
+    begin_s, begin_cpu_s = time.perf_counter(), _measure_cpu_s()
     try:
         case = MODELS[model](parts_of(schedule))
         _, loss, tensor = train(session, case, stages=2, micro_batches=4, schedule=schedule)
@@ -46,36 +46,35 @@ def checked(clusters: Clusters, model: str, schedule: str, workers: int) -> dict
         clusters.stop()
     else:
         row |= {"holds": loss <= BAR and tensor <= BAR, "loss": loss, "tensor": tensor}
-        row["cpu_s"] = round(_cpu_s() - begin_cpu_s, 1)
+        row["cpu_s"] = round(_measure_cpu_s() - begin_cpu_s, 1)
     return row | {"seconds": round(time.perf_counter() - begin_s, 1)}
 
 
-def _cpu_s() -> float:
-    """Of this process and all that it started, ended ones included."""
+def _measure_cpu_s() -> float:
+    """CPU seconds of this process and its children, ended ones included."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(sum(process.cpu_times()[:4]) for process in family)
 
 
-def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def check_grid(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         clusters = Clusters(Path(folder))
         try:
             for workers, model, schedule in product(arguments.workers, MODELS, SCHEDULES):
                 if arguments.model in model and arguments.schedule in ("", schedule):
-                    yield checked(clusters, model, schedule, workers)
+                    yield check_case(clusters, model, schedule, workers)
         finally:
             clusters.stop()
 
 
-def worst(found: list[dict[str, Any]]) -> str:
-    """Per model: cases that hold, largest difference of a loss and of a tensor."""
+def summarize(rows: list[dict[str, Any]]) -> str:
+    """Per model: number of passing cases, largest difference of a loss and of a tensor."""
     lines = []
-    for model in dict.fromkeys(row["model"] for row in found):
-        mine = [row for row in found if row["model"] == model]
-        loss, tensor = (max(row.get(key, float("inf")) for row in mine) for key in ("loss", "tensor"))
-        lines.append(
-            f"{model:22} {sum(row['holds'] for row in mine)} of {len(mine)}, loss {loss:.1e}, parameters {tensor:.1e}"
-        )
+    for model in dict.fromkeys(row["model"] for row in rows):
+        model_rows = [row for row in rows if row["model"] == model]
+        loss, tensor = (max(row.get(key, float("inf")) for row in model_rows) for key in ("loss", "tensor"))
+        passed = sum(row["holds"] for row in model_rows)
+        lines.append(f"{model:22} {passed} of {len(model_rows)}, loss {loss:.1e}, parameters {tensor:.1e}")
     return "\n".join(lines)
 
 
@@ -85,12 +84,12 @@ def main() -> int:
     parser.add_argument("--model", default="", help="models whose name has this in it")
     parser.add_argument("--schedule", default="", help="one schedule")
     arguments = parser.parse_args()
-    results = []
-    for row in rows(arguments):
+    rows = []
+    for row in check_grid(arguments):
         print(json.dumps(row), flush=True)
-        results.append(row)
-    print(worst(results))
-    return any(not row["holds"] for row in results)
+        rows.append(row)
+    print(summarize(rows))
+    return any(not row["holds"] for row in rows)
 
 
 if __name__ == "__main__":

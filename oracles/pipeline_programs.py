@@ -2,9 +2,9 @@
 
     make check-programs          (or: python -m oracles.pipeline_programs --only gpt2 --schedule 1f1b)
 
-Programs, tasks and layouts are tried in this process, without servers: each stage has a mesh of CPU devices of its own.
+Programs, tasks and layouts run in this process, without servers: each stage has a mesh of CPU devices of its own.
 The loss must agree within 1e-5, parameters within 1e-5 of each tensor's norm (SGD with momentum), and every program
-must have exactly the collectives that its plan says. Prints a line of JSON a case; exit code 1 where a bar is missed.
+must have exactly the collectives of its plan. Prints a line of JSON a case; exit code 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ MODELS: dict[str, Callable[[int], cases.Case]] = {
 SCHEDULES = ("gpipe", "1f1b", "2f2b", "interleaved", "zero-bubble")
 
 
-def distances(case: cases.Case, plan: PipelinePlan) -> tuple[float, float]:
-    """(largest distance of a loss, largest of a tensor's as a part of its norm) over the steps."""
+def measure_distances(case: cases.Case, plan: PipelinePlan) -> tuple[float, float]:
+    """Train beside single-device JAX: (largest |a - b| of a loss, largest ||a - b|| / ||b|| of a tensor)."""
     step, arguments, donated = case
     reference = jax.jit(step)
     flat = jax.tree.leaves(arguments)
@@ -68,8 +68,8 @@ def distances(case: cases.Case, plan: PipelinePlan) -> tuple[float, float]:
     return loss, tensor
 
 
-def unproven(plan: PipelinePlan) -> list[str]:
-    """Programs whose collectives are not those of their plan."""
+def list_unproven(plan: PipelinePlan) -> list[str]:
+    """Names of programs with other collectives than their plan's."""
     return [
         program.name
         for program in plan.programs
@@ -79,7 +79,7 @@ def unproven(plan: PipelinePlan) -> list[str]:
     ]
 
 
-def grid(only: str, schedule: str) -> Iterator[tuple[str, str, int]]:
+def list_cases(only: str, schedule: str) -> Iterator[tuple[str, str, int]]:
     """(model, schedule, stages)."""
     for model, way, stages in product(MODELS, SCHEDULES, (2, 4)):
         if (only in model or not only) and schedule in ("", way):
@@ -93,15 +93,15 @@ def main() -> int:
     parser.add_argument("--proof", action="store_true", help="hold every program's collectives against XLA's too")
     options = parser.parse_args()
     failed = 0
-    for model, schedule, stages in grid(options.only, options.schedule):
+    for model, schedule, stages in list_cases(options.only, options.schedule):
         chunks = 2 if schedule == "interleaved" else 1
         start = time.perf_counter()
         case = MODELS[model](stages * chunks)
         plan = pipeline(
             case, stages=stages, chunks=chunks, micro_batches=MICRO_BATCHES, schedule=schedule, devices=8 // stages
         )
-        loss, tensor = distances(case, plan)
-        wrong = unproven(plan) if options.proof else []
+        loss, tensor = measure_distances(case, plan)
+        wrong = list_unproven(plan) if options.proof else []
         holds = loss <= BAR and tensor <= BAR and not wrong
         failed += not holds
         row = {"model": model, "schedule": schedule, "stages": stages, "holds": holds, "loss": loss, "tensor": tensor}

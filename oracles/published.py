@@ -1,11 +1,11 @@
-"""Predicted training throughput of GPT on one device beside what others published for it.
+"""Predicted training throughput of GPT on one device beside published figures.
 
     python -m oracles.published
 
 Published: tokens a second and device, MosaicML llm-foundry, scripts/train/benchmarking/README.md (bfloat16,
-FlashAttention; 8 A100 of 40 GB, whose memory is slower than that of the profile's 80 GB, and 8 H100 of 80 GB).
-Predicted: compute time of the step in examples/gpt2 (attention written out) on one device, from the hardware profile;
-no collective is in it. A prediction below the published figure is expected where attention weighs.
+FlashAttention; 8 H100 of 80 GB, and 8 A100 of 40 GB with slower memory than the profile's 80 GB model). Predicted:
+compute time of the step in examples/gpt2 (attention written out) on one device, from the hardware profile, without
+collectives. Expected: a prediction below the published figure for models with much attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VOCABULARY = 50304
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PublishedThroughput:
     """tokens_per_s: of one device. layers, width, heads as in llm-foundry's yamls of that name."""
 
     name: str
@@ -44,24 +44,28 @@ class Published:
 
 
 MEASURED = (
-    Published(
+    PublishedThroughput(
         name="125m", hardware="a100", layers=12, width=768, heads=12, context=1024, batch=16, tokens_per_s=148289
     ),
-    Published(
+    PublishedThroughput(
         name="350m", hardware="a100", layers=24, width=1024, heads=16, context=1024, batch=16, tokens_per_s=62523
     ),
-    Published(
+    PublishedThroughput(
         name="760m", hardware="a100", layers=24, width=1536, heads=12, context=1024, batch=16, tokens_per_s=33422
     ),
-    Published(name="1b", hardware="a100", layers=24, width=2048, heads=16, context=1024, batch=16, tokens_per_s=20959),
-    Published(
+    PublishedThroughput(
+        name="1b", hardware="a100", layers=24, width=2048, heads=16, context=1024, batch=16, tokens_per_s=20959
+    ),
+    PublishedThroughput(
         name="760m", hardware="h100", layers=24, width=1536, heads=12, context=1024, batch=16, tokens_per_s=78581
     ),
-    Published(name="1b", hardware="h100", layers=24, width=2048, heads=16, context=1024, batch=16, tokens_per_s=48910),
+    PublishedThroughput(
+        name="1b", hardware="h100", layers=24, width=2048, heads=16, context=1024, batch=16, tokens_per_s=48910
+    ),
 )
 
 
-def predicted_tokens_per_s(case: Published) -> float:
+def predict_tokens_per_s(case: PublishedThroughput) -> float:
     """Tokens a second of one device, by the cost model."""
     config = Config(vocabulary=VOCABULARY, context=case.context, layers=case.layers, width=case.width, heads=case.heads)
     init, train, _ = make_steps(config, optax.adamw(1e-4))
@@ -74,8 +78,8 @@ def predicted_tokens_per_s(case: Published) -> float:
     return case.batch * case.context / sw.plan(text, cluster).cost.compute_s
 
 
-def utilization(case: Published, tokens_per_s: float) -> float:
-    """Model operations as a part of the device's bfloat16 peak, counted as llm-foundry does."""
+def model_flops_utilization(case: PublishedThroughput, tokens_per_s: float) -> float:
+    """Model FLOPs utilization: FLOP/s of the model (llm-foundry's count) over the device's bfloat16 peak."""
     parameters = 12 * case.layers * case.width**2 + (VOCABULARY + case.context) * case.width
     per_token = 3 * (2 * parameters + 4 * case.layers * case.width * case.context)
     return per_token * tokens_per_s / hardware_profile(case.hardware).peak_flops_per_s["bf16"]
@@ -84,15 +88,15 @@ def utilization(case: Published, tokens_per_s: float) -> float:
 def main() -> None:
     table = Table("model", "hardware", "published tokens/s", "predicted", "ratio", "published MFU", "predicted MFU")
     for case in MEASURED:
-        predicted = predicted_tokens_per_s(case)
+        predicted = predict_tokens_per_s(case)
         table.add_row(
             case.name,
             case.hardware,
             f"{case.tokens_per_s:,.0f}",
             f"{predicted:,.0f}",
             f"{predicted / case.tokens_per_s:.2f}",
-            f"{utilization(case, case.tokens_per_s):.2f}",
-            f"{utilization(case, predicted):.2f}",
+            f"{model_flops_utilization(case, case.tokens_per_s):.2f}",
+            f"{model_flops_utilization(case, predicted):.2f}",
         )
     Console().print(table)
 

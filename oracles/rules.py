@@ -2,9 +2,9 @@
 
 Cuts the distinct instructions out of training steps and of single operations (tests/planner/rules/rule_programs.py),
 gives their factors to mesh axes in every way, compiles, runs and compares (tests/planner/rules/rule_validator.py).
-Prints what is wrong, what XLA realises with other collectives than the factors promise and, with --missing, splits
-that XLA realises but no rule offers. Exit code 1 where anything is wrong. All of it takes about a quarter of an hour of
-CPU; --sample takes a part, the same every time.
+Prints wrong results, right results with other collectives than the factors promise and, with --missing, splits realised
+by XLA but offered by no rule. Exit code 1 if anything is wrong. All of it takes about a quarter of an hour of CPU;
+--sample takes a part, the same every time.
 
     python -m oracles.rules                                  # operations and models on all meshes
     python -m oracles.rules --mesh 2x2 --only convolution    # names that contain a word
@@ -41,11 +41,11 @@ MESHES = ("2", "4", "2x2", "2x4", "4x2")
 
 
 def main() -> int:
-    options = _parser().parse_args()
+    options = _build_parser().parse_args()
     if options.table:
         print(opcode_table())
         return 0
-    programs = in_child(_programs, options.models)
+    programs = in_child(_load_programs, options.models)
     cases = [
         case
         for case in cases_of(programs, without_factors=options.missing)
@@ -56,14 +56,14 @@ def main() -> int:
     for text in options.mesh or MESHES:
         sizes = [int(size) for size in text.split("x")]
         mesh = Mesh.of(dict(zip("xyz", sizes, strict=False)))
-        trials = list(_missing(cases, mesh) if options.missing else _trials(cases, mesh, options))
+        trials = list(_list_missing(cases, mesh) if options.missing else _list_trials(cases, mesh, options))
         rows.append(_judge(text, trials, options))
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     return 1 if any(row["wrong"] for row in rows) else 0
 
 
-def _programs(models: str) -> dict[str, str]:
+def _load_programs(models: str) -> dict[str, str]:
     programs: dict[str, str] = {}
     if models != "only":
         programs = {name: hlo_text(program) for name, program in operations().items()} | TEXTS
@@ -73,30 +73,33 @@ def _programs(models: str) -> dict[str, str]:
 
 
 def _judge(mesh: str, trials: list[Trial], options: argparse.Namespace) -> dict[str, object]:
-    """Judge the trials of one mesh, print what stands out, and count."""
+    """Judge the trials of one mesh, print the conspicuous ones, and return their counts."""
     possible = len(trials)
     if options.sample and options.sample < possible:
-        drawn = random.Random(options.seed).sample(range(possible), options.sample)
-        trials = [trials[number] for number in sorted(drawn)]  # those of one case stay together
+        sample = random.Random(options.seed).sample(range(possible), options.sample)
+        trials = [trials[number] for number in sorted(sample)]  # those of one case stay together
     began = time.perf_counter()
     verdicts = judge_isolated(trials)
     print(f"mesh {mesh}: {len(trials)} of {possible} trials in {time.perf_counter() - began:.0f} s", flush=True)
     row: dict[str, object] = {"mesh": mesh, "possible": possible, "tried": len(trials), "wrong": 0}
     if options.missing:
-        results = [v for v in verdicts if not v.wrong and not v.extra and (not v.trial.summed or _sums(v))]
-        return row | {"realised": _print("realised, but no rule offers it", results)}
-    row["wrong"] = _print("WRONG", [v for v in verdicts if v.wrong])
+        results = [v for v in verdicts if not v.wrong and not v.extra and (not v.trial.summed or _has_all_reduce(v))]
+        return row | {"realised": _print_verdicts("realised, but no rule offers it", results)}
+    row["wrong"] = _print_verdicts("WRONG", [v for v in verdicts if v.wrong])
     right = [v for v in verdicts if not v.wrong]
-    row["other collectives"] = _print("right, with other collectives", [v for v in right if v.extra or v.absent])
-    row["idle"] = _print("contracted, but no all-reduce", [v for v in right if v.trial.summed and not _sums(v)])
+    row["other collectives"] = _print_verdicts(
+        "right, with other collectives", [v for v in right if v.extra or v.absent]
+    )
+    idle = [v for v in right if v.trial.summed and not _has_all_reduce(v)]
+    row["idle"] = _print_verdicts("contracted, but no all-reduce", idle)
     return row
 
 
-def _sums(verdict: Verdict) -> bool:
+def _has_all_reduce(verdict: Verdict) -> bool:
     return "all-reduce" in verdict.collectives
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", action="append", help=f"sizes of the axes, e.g. 2x4; default: {', '.join(MESHES)}")
     parser.add_argument("--only", action="append", default=[], help="only cases whose names contain this word")
@@ -111,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _trials(cases: list[Case], mesh: Mesh, options: argparse.Namespace) -> Iterator[Trial]:
+def _list_trials(cases: list[Case], mesh: Mesh, options: argparse.Namespace) -> Iterator[Trial]:
     for case in cases:
         for assignment in case.assignments(mesh, uneven=options.uneven):
             trial = Trial(case, assignment, mesh)
@@ -120,13 +123,13 @@ def _trials(cases: list[Case], mesh: Mesh, options: argparse.Namespace) -> Itera
                 yield from trial.scattered()
 
 
-def _missing(cases: list[Case], mesh: Mesh) -> Iterator[Trial]:
+def _list_missing(cases: list[Case], mesh: Mesh) -> Iterator[Trial]:
     (axis,) = mesh.axes
     for case in cases:
         yield from (Trial(case, {axis.name: candidate}, mesh) for candidate in missing_candidates(case, axis.size))
 
 
-def _print(title: str, verdicts: list[Verdict]) -> int:
+def _print_verdicts(title: str, verdicts: list[Verdict]) -> int:
     if verdicts:
         opcodes = Counter(verdict.trial.case.instruction.opcode for verdict in verdicts)
         counts = ", ".join(f"{count} {opcode}" for opcode, count in opcodes.most_common())

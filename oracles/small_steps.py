@@ -1,11 +1,11 @@
-"""Small training steps of many kinds on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
+"""Small training steps on 8 CPU devices: each plan's gap, its proof, and its numbers beside `jax.jit`'s.
 
     python -m oracles.small_steps                     # all 26 (4 minutes)
     python -m oracles.small_steps --steps policy,ctc --devices 6
     python -m oracles.small_steps --memory 0.5        # in half of what data parallelism takes
 
-A gap of more than 1 %, a proof that does not hold, or a result that is further from single-device JAX's than a
-hundredth of its norm (two steps compute in half precision) ends the run with an error.
+Exit code 1 on a gap of more than 1 %, a broken proof, or a result further from single-device JAX's than a hundredth of
+its norm (two steps compute in half precision).
 """
 
 from __future__ import annotations
@@ -41,48 +41,51 @@ def main() -> int:
     missed = 0
     with sw.connect(devices=arguments.devices) as session:
         for name in arguments.steps.split(","):
-            row, is_met = checked(SMALL_STEPS[name](), session, arguments.devices, arguments.memory)
+            row, is_met = check_step(SMALL_STEPS[name](), session, arguments.devices, arguments.memory)
             table.add_row(name, *row)
             missed += not is_met
     Console(width=100).print(table)
     return int(missed > 0)
 
 
-def checked(step: Step, session: sw.Session, devices: int, memory: float | None) -> tuple[list[str], bool]:
-    """A row of the table, and whether every bar is met. memory: part of what data parallelism takes; None: no limit."""
+def check_step(step: Step, session: sw.Session, devices: int, memory: float | None) -> tuple[list[str], bool]:
+    """A row of the table, and whether every bar is met.
+
+    memory: limit as a part of data parallelism's peak memory; None: no limit.
+    """
     text = sw.lower(step.function, *step.arguments).as_text()
-    limit = {} if memory is None else limited(text, devices, memory)
+    memory_options = {} if memory is None else make_memory_options(text, devices, memory)
     began = time.process_time()
     try:
-        plan = sw.plan(text, devices, cache=False, **limit)
+        plan = sw.plan(text, devices, cache=False, **memory_options)
     except MemoryBudgetError:
         return ["nothing fits", "", f"{time.process_time() - began:.1f}", "", ""], True
     planned_s = time.process_time() - began
-    result = session.parallelize(step.function, **limit)(*step.arguments)
-    proof, far = plan.prove(), distance(jax.jit(step.function)(*step.arguments), result)
+    result = session.parallelize(step.function, **memory_options)(*step.arguments)
+    proof, error = plan.prove(), max_relative_distance(jax.jit(step.function)(*step.arguments), result)
     row = [
         str(plan.mesh),
         f"{plan.cost.gap:.2%}",
         f"{planned_s:.1f}",
         "holds" if proof.holds else "differs",
-        f"{far:.1e}",
+        f"{error:.1e}",
     ]
-    return row, plan.cost.gap <= GAP_BAR and proof.holds and far <= NUMBERS_BAR
+    return row, plan.cost.gap <= GAP_BAR and proof.holds and error <= NUMBERS_BAR
 
 
-def limited(text: str, devices: int, part: float) -> dict[str, Any]:
-    """Options of a plan: one program, in this part of what data parallelism takes."""
+def make_memory_options(text: str, devices: int, part: float) -> dict[str, Any]:
+    """Options of a plan: one program, in this part of data parallelism's peak memory."""
     data = sw.plan(text, devices, cache=False, force="data", mesh=str(devices), stages=1)
     return {"memory_budget": round(part * data.memory.peak_bytes), "stages": 1}
 
 
-def distance(wanted: Any, found: Any) -> float:
-    """How far apart two trees of arrays are, as a part of the norm: of the tensor where it is largest."""
-    pairs = zip(map(np.asarray, jax.tree.leaves(wanted)), map(np.asarray, jax.tree.leaves(found)), strict=True)
-    return max(_apart(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if a.dtype.kind == "f")
+def max_relative_distance(expected: Any, result: Any) -> float:
+    """Distance of two trees of arrays: the largest ||a - b|| / ||a|| of a floating-point tensor."""
+    pairs = zip(map(np.asarray, jax.tree.leaves(expected)), map(np.asarray, jax.tree.leaves(result)), strict=True)
+    return max(_relative_distance(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs if a.dtype.kind == "f")
 
 
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
+def _relative_distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / (np.linalg.norm(a) or 1.0))
 
 

@@ -1,13 +1,13 @@
-"""What the TPU compiler needs for a plan, as JSON.
+"""Memory of a plan's program compiled by the TPU compiler, as JSON.
 
     python -m oracles.tpu_judge STEP.hlo PLAN.json [BYTES]
 
-Run by `oracles.memory` in an interpreter that has jax and libtpu. It compiles for a topology: no TPU is needed. The
-compiler runs in a child process, which is ended once buffers are assigned: machine code takes ten times as long.
+Run by `oracles.memory` in an interpreter with jax and libtpu. It compiles for a topology: no TPU is needed. The
+compiler runs in a child process, killed once buffers are assigned: machine code takes ten times longer.
 
-What is live at once counts. The temporaries that this compiler reports are more, as long as there is room: a step that
-it reports 18.0 GB of, 12.2 of them live at once, compiles for the 16 GB of a v5e. With BYTES its scheduler is told that
-a device has no more: it hides less of the collectives.
+Temporaries are the peak of live bytes. The compiler itself reports more while there is room: a step of 12.2 GB live and
+18.0 GB reported compiles for the 16 GB of a v5e. BYTES limits the memory of the scheduler: it overlaps fewer
+collectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from oracles.assigned_buffers import Assigned, read_assignment
+from oracles.assigned_buffers import AssignedBytes, read_assignment
 
 TOPOLOGY = "v5e:2x4"
 ENVIRONMENT = {
@@ -29,15 +29,15 @@ ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "JAX_PLATFORMS": "cpu",
 }
-#: What is dumped once buffers are assigned.
-DUMPED = "*.after_optimizations.hlo.pb"
+#: The file dumped once buffers are assigned.
+DUMP_PATTERN = "*.after_optimizations.hlo.pb"
 POLL_S = 0.5
-#: Memory of a v5e, of which the scheduler's limit is a percentage.
+#: Memory of a v5e; the scheduler's limit is a percentage of it.
 DEVICE_BYTES = 16 << 30
 
 
 def compile_step(hlo: str, plan: str) -> None:
-    """Compile a planned step to the end; in a process with ENVIRONMENT."""
+    """Compile a planned step to the end, in a process with ENVIRONMENT."""
     from jax.experimental import topologies
 
     from oracles.memory_judge import compile_for, read_step
@@ -46,8 +46,8 @@ def compile_step(hlo: str, plan: str) -> None:
     compile_for(*read_step(hlo, plan), devices, "tpu")
 
 
-def assigned(hlo: str, plan: str, limit_bytes: int | None = None) -> Assigned:
-    """The buffers of a step's program. Raises RuntimeError, with what the compiler said, where it refuses the step."""
+def assign_buffers(hlo: str, plan: str, limit_bytes: int | None = None) -> AssignedBytes:
+    """Assign the buffers of a step's program. Raises RuntimeError with the compiler's log if it refuses the step."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"XLA_FLAGS": f"--xla_dump_to={folder} --xla_dump_hlo_as_proto"}
         if limit_bytes is not None:
@@ -58,20 +58,20 @@ def assigned(hlo: str, plan: str, limit_bytes: int | None = None) -> Assigned:
         with log.open("w") as output:
             child = subprocess.Popen(command, env=os.environ | ENVIRONMENT | flags, stdout=output, stderr=output)
             try:
-                while child.poll() is None and _dumped(folder) is None:
+                while child.poll() is None and _read_dump(folder) is None:
                     time.sleep(POLL_S)
             finally:
                 child.kill()
                 child.wait()
-        result = _dumped(folder)
-        if result is None:
+        buffers = _read_dump(folder)
+        if buffers is None:
             raise RuntimeError(log.read_text()[-500:])
-        return result
+        return buffers
 
 
-def _dumped(folder: str) -> Assigned | None:
-    """What has been dumped of the step, which is the only module; None until it is complete."""
-    for path in Path(folder).glob(DUMPED):
+def _read_dump(folder: str) -> AssignedBytes | None:
+    """Read the dump of the step, the only module; None until it is complete."""
+    for path in Path(folder).glob(DUMP_PATTERN):
         try:
             return read_assignment(path)
         except ValueError:
@@ -84,14 +84,14 @@ def main() -> None:
     if more == ["--compile"]:
         compile_step(hlo, plan)
         return
-    result = assigned(hlo, plan, *map(int, more))
+    buffers = assign_buffers(hlo, plan, *map(int, more))
     print(
         json.dumps(
             {
-                "argument_bytes": result.arguments_bytes,
-                "output_bytes": result.outputs_bytes,
+                "argument_bytes": buffers.arguments_bytes,
+                "output_bytes": buffers.outputs_bytes,
                 "alias_bytes": 0,
-                "temporary_bytes": result.live_bytes,
+                "temporary_bytes": buffers.live_bytes,
             }
         )
     )

@@ -1,14 +1,14 @@
-"""What each mechanism of memory and gap closing buys: the whole search with one of them switched off.
+"""Ablation of the mechanisms of memory and gap closing: the whole search with one of them switched off.
 
     python -m benchmarks.planner.ablation [--case lstm-1024-16] [--deadline 60] [--json FILE] [--markdown FILE]
 
-The memory of a case is a part of what data parallelism takes. Each search is a child of its own, so that nothing is
-answered from what another has computed, and its deadline is in CPU seconds. `mechanisms` says what is switched off.
-Where the whole search has not used a mechanism, it is not searched again without it. Every first search is without
-warm start; the column of that is the next search of the same program, from the record of the first.
+The memory of a case is a part of data parallelism's. Each search runs in a child of its own, without shared caches and
+with a deadline in CPU seconds. `mechanisms` lists the switches. A mechanism unused by the whole search is not measured.
+Every first search is without warm start; the column of warm start is the next search of the same program, from the
+record of the first.
 
-With `--json` every outcome is written as soon as it is there, and a run that finds the file takes over what the same
-commit left in it. `ablation_parts` switches off parts of one mesh's chain.
+With `--json` every outcome is written at once, and the next run of the same commit continues from the file.
+`ablation_parts` switches off parts of one mesh's chain.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rich.table import Table
 from benchmarks.planner import frozen
 from benchmarks.planner.mechanisms import MECHANISMS, AblatedSearch
 from benchmarks.planner.planned import lower
-from benchmarks.planner.results import Results, budget_text, commit
-from benchmarks.planner.run import limit_of
+from benchmarks.planner.results import Results, budget_text, find_commit
+from benchmarks.planner.run import compute_limit_bytes
 from benchmarks.planner.suite import Entry, cluster_json, entries
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ShardwrightError
@@ -44,17 +44,17 @@ from shardwright.planner.warm_start.search_records import SearchHistory
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-#: CPU seconds of a search; and those after which its child is ended, as a multiple of them.
+#: CPU seconds of a search; limit of its child, as a multiple of them.
 DEADLINE_S = 60.0
 _MAX_CPU_RATIO = 5.0
 
-#: CPU seconds of a mechanism up to which it counts as not used.
+#: CPU seconds of a mechanism up to which it counts as unused.
 _MIN_CPU_S = 0.01
 
 WARM_START = "warm start"
 COLUMNS = (*MECHANISMS, WARM_START)
 
-#: Cases and the parts of data parallelism's memory that they get, in the order of searching.
+#: (case, part of data parallelism's memory), in the order of searching.
 CASES = (
     *((name, 1.0) for name in ("lstm-1024-16", "gpt2-124M-8", "unet-128-8")),
     *((name, 0.25) for name in ("gpt2-124M-8-b8", "unet-128-8")),
@@ -66,18 +66,18 @@ CASES = (
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome of one search."""
-    import jaxlib  # noqa: F401 - beside it nothing is forked: all CPU seconds are this process's
+    """Run one search; returns its outcome."""
+    import jaxlib  # noqa: F401 - keeps the search from forking: all CPU seconds are this process's
 
     limit_s = math.ceil(_MAX_CPU_RATIO * job["deadline_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s + 10))
-    is_next = job["off"] == WARM_START
+    is_warm_start = job["off"] == WARM_START
     text, cluster = Path(job["hlo"]).read_text(), Cluster.from_json(job["cluster"])
     options = PlanOptions(stages=1, memory_budget=job["budget_bytes"], deadline_s=job["deadline_s"])
     records = SearchHistory(FileStore(Path(job["records"])))
-    begun_s = time.process_time()
+    start_s = time.process_time()
     with gc_paused():
-        search = AblatedSearch("" if is_next else job["off"], text, cluster, options, history=records)
+        search = AblatedSearch("" if is_warm_start else job["off"], text, cluster, options, history=records)
         outcome: dict[str, Any]
         try:
             plan = search.run()
@@ -88,8 +88,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
                 "step_s": plan.cost.step_s, "bound_s": plan.cost.lower_bound_s if plan.cost.is_bounded else None,
                 "mesh": str(plan.mesh), "micro_batches": plan.micro_batches,
             }  # fmt: skip
-        cpu_s = time.process_time() - begun_s
-    if is_next and search.record is None:
+        cpu_s = time.process_time() - start_s
+    if is_warm_start and search.record is None:
         return {"unused": "the first search left no record"}
     is_late = search.clock.elapsed_s > job["deadline_s"]
     return {**outcome, "cpu_s": cpu_s, "is_late": is_late, "spent_s": search.spent_s}
@@ -109,19 +109,19 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(measure(json.load(sys.stdin))))
         return
-    results = Results(path=arguments.json, commit=commit(), how={"deadline_s": arguments.deadline})
-    result = {entry.name: entry for entry in entries()}
-    chosen = [(result[name], budget) for name, budget in CASES if name in (arguments.case or result)]
+    results = Results(path=arguments.json, commit=find_commit(), how={"deadline_s": arguments.deadline})
+    entry_of = {entry.name: entry for entry in entries()}
+    chosen = [(entry_of[name], budget) for name, budget in CASES if name in (arguments.case or entry_of)]
     for entry, budget in chosen:
         run_case(entry, budget, results)
     rows = [results.of([entry], [budget], ("", *COLUMNS)) for entry, budget in chosen]
-    Console(width=None if sys.stdout.isatty() else 160).print(_to_table(rows))
+    Console(width=None if sys.stdout.isatty() else 160).print(_build_table(rows))
     if arguments.markdown:
         arguments.markdown.write_text(to_markdown(rows))
 
 
 def run_case(entry: Entry, budget: float, results: Results) -> None:
-    """Add the outcomes of a case that are not among the results."""
+    """Measure the outcomes of a case missing in the results."""
     missing = [off for off in COLUMNS if not results.has(entry, budget, off)]
     if results.has(entry, budget) and not missing:
         return
@@ -130,7 +130,7 @@ def run_case(entry: Entry, budget: float, results: Results) -> None:
         source.write_text(lower(entry).hlo_text)
         job = {
             "hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine),
-            "budget_bytes": limit_of(frozen.read(entry), budget), "deadline_s": results.how["deadline_s"],
+            "budget_bytes": compute_limit_bytes(frozen.read(entry), budget), "deadline_s": results.how["deadline_s"],
         }  # fmt: skip
 
         def add(off: str, outcome: Mapping[str, Any]) -> None:
@@ -164,33 +164,33 @@ def _run_child(job: Mapping[str, Any]) -> dict[str, Any]:
 # ---- the table ---------------------------------------------------------------------
 
 
-def _to_table(rows: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
+def _build_table(rows: Sequence[Sequence[Mapping[str, Any]]]) -> Table:
     table = Table(title="CPU seconds and step, beside nothing off; gap")
     for heading in ("case", "nothing off", *COLUMNS):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for row in rows:
         if row:
-            table.add_row(*(cell.replace(", ", "\n") for cell in _list_cells(row)))
+            table.add_row(*(cell.replace(", ", "\n") for cell in _format_cells(row)))
     return table
 
 
 def to_markdown(rows: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """The table of the documents."""
     headings = ("case", "nothing off", *COLUMNS)
-    lines = [headings, ["---"] * len(headings), *(_list_cells(row) for row in rows if row)]
+    lines = [headings, ["---"] * len(headings), *(_format_cells(row) for row in rows if row)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _list_cells(row: Sequence[Mapping[str, Any]]) -> list[str]:
+def _format_cells(row: Sequence[Mapping[str, Any]]) -> list[str]:
     """The cells of a case: its name, and for each column CPU seconds, step and gap."""
     outcomes = {outcome["off"]: outcome for outcome in row}
     whole = outcomes[""]
-    cells = [f"{whole['case']} at {budget_text(whole['budget'])}", _to_cell(whole, None)]
-    return cells + [_to_cell(outcomes[off], whole) if off in outcomes else "" for off in COLUMNS]
+    cells = [f"{whole['case']} at {budget_text(whole['budget'])}", _format_cell(whole, None)]
+    return cells + [_format_cell(outcomes[off], whole) if off in outcomes else "" for off in COLUMNS]
 
 
-def _to_cell(outcome: Mapping[str, Any], whole: Mapping[str, Any] | None) -> str:
-    """An outcome beside that of the whole search; by itself when that has none."""
+def _format_cell(outcome: Mapping[str, Any], whole: Mapping[str, Any] | None) -> str:
+    """An outcome relative to the whole search's, or absolute if that has none."""
     if "unused" in outcome:
         return "not used"
     if "error" in outcome:

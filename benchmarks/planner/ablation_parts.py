@@ -1,17 +1,17 @@
-"""What each part of one mesh's chain buys: time and quality with one of them switched off.
+"""Ablation of the parts of one mesh's chain: time and quality with one of them switched off.
 
     python -m benchmarks.planner.ablation_parts [--case gpt2-12] [--json FILE]
 
-The planner has no switches: a search is put together here from the planner's own pieces, one of them replaced.
-Each runs in a child of its own, so that nothing is answered from what another has computed. Times are CPU seconds
-from the read program to the solved one on one mesh. What is switched off:
+The planner has no switches: each search is built of the planner's own pieces, one of them replaced, and runs in a child
+of its own, without shared caches. Times are CPU seconds from the parsed program to its solution on one mesh. Without a
+part:
 
-segments    the program is one segment; so nothing is equal, and nothing is rolled up
-reuse       every segment is reduced by itself, whatever others it is equal to
-runs        equal segments in a row are solved as they stand, not rolled up
-reductions  variables with one or two neighbours are not folded away
-ILP         the best assignment that message passing and local search know is taken
-hubs        a value's readers move it each for itself, unless they are in another segment
+segments    the program is one segment, without equal segments or runs
+reuse       every segment is reduced by itself, also one equal to another
+runs        layers are untied: every repeat of a run is solved by itself
+reductions  variables of degree one and two are not eliminated
+ILP         the solution is the best assignment of message passing and local search
+hubs        no shared layouts inside a segment: each reader reshards a value by itself
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _INTEGER_PROGRAM_S = 60.0
 
 PARTS = ("segments", "reuse", "runs", "reductions", "ILP", "hubs")
 
-#: Case → what is planned; all on one node of eight A100 as data=2 × model=4.
+#: Case → entry; all on one node of eight A100, mesh data=2 × model=4.
 CASES = {
     "gpt2-2": Entry(model="gpt2", size="124M", devices=8, changes={"layers": 2}),
     "gpt2-12": Entry(model="gpt2", size="124M", devices=8),
@@ -65,11 +65,11 @@ _MESH = Mesh.of({"data": 2, "model": 4})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measurement:
     """One case with one part switched off ("" for none).
 
-    cpu_s: of the search. step_s: price of its plan, and bound_s what it proves of any other by its own problem.
-    variables / states: of the largest problem that was left to message passing and the integer program.
+    cpu_s: of the search. step_s: price of its plan. bound_s: lower bound of its own problem. variables, states: size of
+    the core left to message passing and the ILP.
     """
 
     case: str
@@ -84,12 +84,12 @@ class Measured:
 # ---- one search --------------------------------------------------------------------
 
 
-class _Chain(Chain):
-    """A chain whose kinds are reduced, and which is solved, without the part that is off."""
+class _AblatedChain(Chain):
+    """A chain reduced and solved without the part `off`."""
 
     __slots__ = ("core_size", "off")
 
-    def without(self, off: str) -> _Chain:
+    def without(self, off: str) -> _AblatedChain:
         self.off = off
         self.core_size = (0, 0)
         return self
@@ -105,8 +105,8 @@ class _Chain(Chain):
 
     def solve(self, time_limit_s: float, close: float = 0.0) -> ChainSolution:
         problem, variables, states = self.build_tied_problem()
-        reduction = self._reduced(problem)
-        solution = self._solved(reduction.core, time_limit_s)
+        reduction = self._reduce(problem)
+        solution = self._solve_core(reduction.core, time_limit_s)
         self.core_size = len(reduction.core.costs), sum(map(len, reduction.core.costs))
         result = reduction.complete(solution.states)
         chosen = {key: int(states[key][result[i]]) for key, i in variables.items()}
@@ -117,12 +117,12 @@ class _Chain(Chain):
             tied_bound=solution.lower_bound + constant,
         )
 
-    def _reduced(self, problem: Problem) -> Reduction:
-        """Without reductions only states that cannot be are dropped, as message passing needs it."""
+    def _reduce(self, problem: Problem) -> Reduction:
+        """Reduce a problem. Without reductions only infeasible states are dropped: message passing requires it."""
         return pbqp.reduce(problem, range(len(problem.costs)) if self.off == "reductions" else ())
 
-    def _solved(self, core: Problem, time_limit_s: float) -> Solution:
-        """As `planner.solver.solve` does it, the integer program left out where it is off."""
+    def _solve_core(self, core: Problem, time_limit_s: float) -> Solution:
+        """Solve like `planner.solver.solve`, with or without the ILP."""
         if not core.costs:
             return Solution(states=np.zeros(0, np.int64), value=0.0, lower_bound=0.0)
         close = dual.TIGHT if sum(map(len, core.costs)) <= EXACT_STATES else GAP_TOLERANCE
@@ -130,65 +130,65 @@ class _Chain(Chain):
         solution = Solution(states=bounded.states, value=bounded.value, lower_bound=bounded.lower_bound)
         if self.off == "ILP" or solution.value - solution.lower_bound <= close * abs(solution.value):
             return solution
-        result = bounded.surviving_states(bounded.value)
-        rest = self._reduced(core.restrict(result))
-        solved = ilp.solve(rest.core, time_limit_s=time_limit_s)
-        value = rest.constant + solved.value
-        bound = max(solution.lower_bound, min(rest.constant + solved.lower_bound, solution.value))
+        survivors = bounded.surviving_states(bounded.value)
+        rest = self._reduce(core.restrict(survivors))
+        integer_solution = ilp.solve(rest.core, time_limit_s=time_limit_s)
+        value = rest.constant + integer_solution.value
+        bound = max(solution.lower_bound, min(rest.constant + integer_solution.lower_bound, solution.value))
         if value >= solution.value:
             return replace(solution, lower_bound=bound)
-        chosen = rest.complete(solved.states)
-        states = np.array([left[i] for left, i in zip(result, chosen, strict=True)], np.int64)
+        chosen = rest.complete(integer_solution.states)
+        states = np.array([kept_states[i] for kept_states, i in zip(survivors, chosen, strict=True)], np.int64)
         return Solution(states=states, value=value, lower_bound=min(bound, value))
 
 
-def measure(case: str, off: str) -> Measured:
+def measure(case: str, off: str) -> Measurement:
     """Search one case without the part `off`."""
     entry = CASES[case]
     cluster = Cluster.from_json(cluster_json(entry.devices, entry.machine))
     search = Search(lower(entry).hlo_text, cluster, PlanOptions(mesh=_MESH.sizes))
     started_s = time.process_time()
-    chain = _chain_without(search, off)
-    solved = chain.solve(_INTEGER_PROGRAM_S)
+    chain = _build_chain_without(search, off)
+    solution = chain.solve(_INTEGER_PROGRAM_S)
     cpu_s = time.process_time() - started_s
     graph = chain.graph
-    bound_s = lower_bound(chain, _INTEGER_PROGRAM_S) if chain.runs else solved.tied_bound
+    bound_s = lower_bound(chain, _INTEGER_PROGRAM_S) if chain.runs else solution.tied_bound
     variables, states = chain.core_size
-    return Measured(
+    return Measurement(
         case=case,
         off=off,
         cpu_s=cpu_s,
-        step_s=search.evaluate(chain, solved, ()).cost.step_s,
+        step_s=search.evaluate(chain, solution, ()).cost.step_s,
         bound_s=bound_s + graph.min_recompute_s() - MAX_SHARE * graph.min_compute_s(),
         variables=variables,
         states=states,
     )
 
 
-def _chain_without(search: Search, off: str) -> _Chain:
+def _build_chain_without(search: Search, off: str) -> _AblatedChain:
     program, flow = search.program, search.flow
-    result = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
-    graph, instances, runs = result.graph, result.instances, result.runs
+    chain = search.build_chain(_MESH, program.resolve_force(search.options, _MESH), frozenset())
+    graph, instances, runs = chain.graph, chain.instances, chain.runs
     layout = graph.variables
     if off == "segments":
         free = layout.is_cheap_to_recompute
-        segments = Segments(of=tuple(-1 if each else 0 for each in free), count=1, cuts=())
+        segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         keys = dict.fromkeys(program.fed_arguments, ("arriving",))
         layout = build_variables(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
     if off == "hubs":
-        needed = {
+        shared_layouts = {
             hub: weight
             for hub, weight in layout.shared_layouts.items()
             if hub in layout.cross_segment or hub in layout.always_reduced
         }
-        layout = replace(layout, shared_layouts=needed)
+        layout = replace(layout, shared_layouts=shared_layouts)
     if layout is not graph.variables:
         graph = replace(graph, variables=layout, _sets={})
         instances = build_instances(flow, layout.segments, lambda nodes: variables_of(layout, nodes), layout.describe)
         runs = find_runs(instances)
     if off == "reuse":
         instances = tuple(replace(instance, kind=number) for number, instance in enumerate(instances))
-    return _Chain(graph=graph, instances=instances, runs=() if off == "runs" else runs).without(off)
+    return _AblatedChain(graph=graph, instances=instances, runs=() if off == "runs" else runs).without(off)
 
 
 # ---- all of them -------------------------------------------------------------------
@@ -206,14 +206,14 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in arguments.case or CASES:
         for off in ("", *PARTS):
-            rows.append(_in_child(case, off))
+            rows.append(_run_child(case, off))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    Console(width=None if sys.stdout.isatty() else 120).print(_table(rows))
+    Console(width=None if sys.stdout.isatty() else 120).print(_build_table(rows))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def _in_child(case: str, off: str) -> dict[str, Any]:
+def _run_child(case: str, off: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.planner.ablation_parts", "--child", case, off]
     try:
         child = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
@@ -225,7 +225,7 @@ def _in_child(case: str, off: str) -> dict[str, Any]:
     return answer
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _build_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None)
     for heading in ("case", "without", "CPU", "times", "step", "slower by", "gap", "core"):
         table.add_column(heading, justify="left" if heading in ("case", "without") else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Jobs that are planned in a process of their own, by the `child` of a module."""
+"""Plans jobs in processes of their own, with the `child` function of a module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def plan_in_child(module: str, entry: Entry, source: Path, **job: Any) -> dict[str, Any]:
-    """What `child` of a module prints as JSON, given the text in `source`, the entry's cluster and the rest of the job
-    on its standard input."""
+    """Run `child` of a module in a process; returns the JSON from its standard output.
+
+    The job on its standard input: the path `source` of the HLO text, the entry's cluster, and `job`.
+    """
     job |= {"hlo": str(source), "cluster": cluster_json(entry.devices, entry.machine)}
     command = [sys.executable, "-c", f"from {module} import child; child()"]
-    done = subprocess.run(command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
+    process = subprocess.run(command, cwd=_ROOT, input=json.dumps(job), capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(process.stdout)
     return answer

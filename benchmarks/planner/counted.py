@@ -1,4 +1,4 @@
-"""What one device does in a step: collectives and kernels, as they were counted."""
+"""Counts of one device's work in a step: collectives and kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Collective:
 
     payload_bytes: the whole array of an all-reduce, all-gather or reduce-scatter; one device's operand
         of an all-to-all or a permute.
-    groups: device positions that work together; for a permute, its (source, target) pairs.
+    groups: device positions of each group; (source, target) pairs of a permute.
     count: runs a step.
     """
 
@@ -44,8 +44,8 @@ class Collective:
 class Kernel:
     """One kernel of one device's program: arithmetic, bytes to and from memory, runs a step.
 
-    product_type: element type of a product's or convolution's operands; None for other kernels. kind: what it does, as
-        `traffic.kind_of` tells; nothing is judged by it.
+    product_type: element type of a product's or convolution's operands; None for other kernels. kind: from
+        `traffic.kind_of`; only printed.
     """
 
     flops: float
@@ -56,8 +56,8 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
-    """All that one device does in a step, equal collectives and kernels put together."""
+class ProgramCounts:
+    """Counts of one device's step; equal collectives and kernels are merged."""
 
     collectives: tuple[Collective, ...]
     kernels: tuple[Kernel, ...]
@@ -83,9 +83,9 @@ class Counted:
         return dict(sorted(entries.items()))
 
 
-def put_together(collectives: Counter[CollectiveKey], kernels: Counter[KernelKey]) -> Counted:
-    """What was counted, in an order of its own."""
-    return Counted(
+def build_counts(collectives: Counter[CollectiveKey], kernels: Counter[KernelKey]) -> ProgramCounts:
+    """Build the counts, sorted."""
+    return ProgramCounts(
         collectives=tuple(
             Collective(kind=kind, payload_bytes=size, groups=groups, count=runs)
             for (kind, size, groups), runs in sorted(collectives.items())

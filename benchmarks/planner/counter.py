@@ -1,15 +1,15 @@
-"""What a module that XLA has optimized does on one device: bytes on the wire, arithmetic, memory traffic.
+"""Counts an optimized XLA module's work on one device: bytes on the wire, arithmetic, memory traffic.
 
-The judge of the benchmark: it reads XLA's text with regular expressions of its own and shares no code with the
-planner, so that a mistake there cannot hide here. XLA:GPU's text and XLA:CPU's are read alike.
+The judge of the benchmark. It reads XLA's text with regular expressions of its own and shares no code with the planner:
+a mistake there cannot hide here. Texts of XLA:GPU and XLA:CPU are read alike.
 
 Counting rules
-- A collective counts as it is issued: one that the combiner made of many is one, its payload their sum. Synchronous,
-  started and done apart, or wrapped by an `async-start`; loops count their trips.
-- Every fusion, copy, sort and call of a library is a kernel. A fusion reads of each parameter the part that its root
-  needs (slices and gathers need what they give), and writes its results; an update in place writes the update.
-- Calls of cuBLAS and cuDNN count two operations a multiply-add, by the dimension numbers they carry. They read all
-  operands (bias, the array that is added to) and write all results but their workspace.
+- Collectives count per issue. A combined collective is one, its payload the sum. Forms: synchronous, start and done, or
+  wrapped by an `async-start`. Loops count their trips.
+- Every fusion, copy, sort and library call is a kernel. A fusion reads the part of each parameter needed by its root
+  (slices and gathers need their results' elements) and writes its results; an update in place writes the update.
+- Calls of cuBLAS and cuDNN count two operations a multiply-add, from their dimension numbers. They read all operands
+  (bias and accumulator, too) and write all results but their workspace.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from benchmarks.planner.counted import CollectiveKey, Counted, KernelKey, put_together
-from benchmarks.planner.groups import collective_groups
+from benchmarks.planner.counted import CollectiveKey, KernelKey, ProgramCounts, build_counts
+from benchmarks.planner.groups import parse_collective_groups
 from benchmarks.planner.library_calls import call_flops, result_bytes
 from benchmarks.planner.loops import trip_count
 from benchmarks.planner.partitioned_text import CountingError, Instruction, Module, read_module
@@ -41,24 +41,24 @@ _FREE = frozenset({
     "all-reduce-done", "all-gather-done", "collective-permute-done",
 })  # fmt: skip
 
-#: Transfers whose size or partner the text does not say.
+#: Transfers without size or partner in the text.
 _NOT_COUNTED = frozenset({"send", "recv", "infeed", "outfeed"})
 
 
-def count(hlo_text: str, device_count: int) -> Counted:
+def count(hlo_text: str, device_count: int) -> ProgramCounts:
     """Count an optimized module of `device_count` devices.
 
-    Raises CountingError for text it cannot read and for a loop whose trips it cannot tell.
+    Raises CountingError for unreadable text and for a loop of unknown trip count.
     """
     module = read_module(hlo_text)
-    counting = Counting(module, device_count)
-    counting.visit(module.entry, 1)
-    return put_together(counting.collectives, counting.kernels)
+    counter = ProgramCounter(module, device_count)
+    counter.visit(module.entry, 1)
+    return build_counts(counter.collectives, counter.kernels)
 
 
 @dataclass
-class Counting:
-    """What was counted so far, of any instructions of a module."""
+class ProgramCounter:
+    """Running counts of the visited instructions of a module."""
 
     module: Module
     device_count: int
@@ -74,20 +74,20 @@ class Counting:
         opcode = instruction.opcode
         if opcode == "while":
             self.visit(instruction.attribute("body"), runs * trip_count(instruction))
-        elif opcode == "conditional":  # all branches: which one runs is not known here
+        elif opcode == "conditional":  # all branches: the taken one is unknown
             for branch in instruction.branches():
                 self.visit(branch, runs)
         elif opcode == "async-start":
             self.visit(instruction.attribute("calls"), runs)
         elif opcode in KINDS:
-            self._collective(KINDS[opcode], instruction, body, runs)
+            self._add_collective(KINDS[opcode], instruction, body, runs)
         elif opcode in _NOT_COUNTED:
             raise CountingError(f"{opcode} {instruction.name} is not counted")
         elif opcode not in _FREE:
-            self.kernels[self._kernel(instruction, body)] += runs
+            self.kernels[self._count_kernel(instruction, body)] += runs
 
-    def _collective(self, kind: str, instruction: Instruction, body: Body, runs: int) -> None:
-        groups = collective_groups(instruction, self.device_count)
+    def _add_collective(self, kind: str, instruction: Instruction, body: Body, runs: int) -> None:
+        groups = parse_collective_groups(instruction, self.device_count)
         arrays = instruction.operands[:1] if instruction.opcode == "ragged-all-to-all" else instruction.operands
         size = sum(body[name].size_bytes for name in arrays)
         if kind != "collective-permute":
@@ -99,23 +99,23 @@ class Counting:
             return
         self.collectives[kind, size, groups] += runs
 
-    def _kernel(self, instruction: Instruction, body: Body) -> KernelKey:
+    def _count_kernel(self, instruction: Instruction, body: Body) -> KernelKey:
         if instruction.opcode == "fusion":
             inner = self.module.computations[instruction.attribute("calls")]
-            return *_products(inner), float(count_fused_bytes(inner)), kind_of(inner)
+            return *_count_products(inner), float(count_fused_bytes(inner)), kind_of(inner)
         operand_bytes = sum(body[name].size_bytes for name in dict.fromkeys(instruction.operands))
         if instruction.opcode == "custom-call":
             product_type, flops = call_flops(instruction, body)
             return product_type, flops, float(operand_bytes + result_bytes(instruction)), "call"
         if instruction.opcode == "copy-start":
             return "", 0.0, 2.0 * operand_bytes, "copy"
-        alone = {name: body[name] for name in instruction.operands} | {instruction.name: instruction}
-        moved = float(count_moved_bytes(alone, instruction, frozenset(instruction.operands)))
-        return *_products(alone), moved, instruction.opcode
+        operands_and_result = {name: body[name] for name in instruction.operands} | {instruction.name: instruction}
+        moved_bytes = float(count_moved_bytes(operands_and_result, instruction, frozenset(instruction.operands)))
+        return *_count_products(operands_and_result), moved_bytes, instruction.opcode
 
 
-def _products(body: Body) -> tuple[str, float]:
-    """(element type, operations) of the products among some instructions; "" where there are none."""
+def _count_products(body: Body) -> tuple[str, float]:
+    """(element type, operations) of the products among some instructions; "" without any."""
     kind, flops = "", 0.0
 
     def dims(name: str) -> tuple[int, ...]:

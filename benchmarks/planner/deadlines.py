@@ -1,10 +1,10 @@
-"""How long after a deadline there is an answer: seconds from the text to a plan, or to the error that none fits.
+"""Delay of answers after a deadline: seconds from the text to a plan, or to the error that none fits.
 
     python -m benchmarks.planner.deadlines --model gpt2 --size 1.5B --devices 8 16 --budgets 4 2.5 --deadlines 2 5 8
     python -m benchmarks.planner.deadlines --model gpt2 --size 124M --layers 96 --budgets none --deadlines 1 2 5
 
-Budgets are GiB of a device; `none`: all that it has. Each is planned in a process of its own. `promised`: the deadline
-with its grace. What is late on a machine that others use too may be in time alone: CPU seconds are printed beside it.
+Budgets are GiB of a device; `none`: the device's memory. Each is planned in a process of its own. `promised`: the
+deadline with its grace. CPU seconds are printed, too: other load on the machine delays an answer.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def main() -> None:
             for budget in arguments.budgets:
                 for deadline_s in arguments.deadlines:
                     limit = None if budget == "none" else round(float(budget) * 2**30)
-                    asked = {**arguments.options, "memory_budget": limit, "deadline_s": deadline_s}
-                    answer = plan_in_child("benchmarks.planner.deadlines", entry, source, options=asked)
-                    print(f"{entry.name:14} {budget:>5} GiB  {_line(answer)}", flush=True)
+                    options = {**arguments.options, "memory_budget": limit, "deadline_s": deadline_s}
+                    answer = plan_in_child("benchmarks.planner.deadlines", entry, source, options=options)
+                    print(f"{entry.name:14} {budget:>5} GiB  {_format_answer(answer)}", flush=True)
 
 
-def _line(said: dict[str, Any]) -> str:
-    times = f"deadline {said['deadline_s']:4.1f} s, promised {said['promised_s']:4.1f} s"
-    return f"{times}, answered after {said['wall_s']:5.2f} s ({said['cpu_s']:5.2f} s CPU): {said['answer']}"
+def _format_answer(answer: dict[str, Any]) -> str:
+    times = f"deadline {answer['deadline_s']:4.1f} s, promised {answer['promised_s']:4.1f} s"
+    return f"{times}, answered after {answer['wall_s']:5.2f} s ({answer['cpu_s']:5.2f} s CPU): {answer['answer']}"
 
 
 def child() -> None:
-    """Plan the job on stdin; print what came, and when."""
+    """Plan the job on stdin; print the answer and its seconds."""
     from shardwright.clusters.cluster import Cluster
     from shardwright.errors import PlanError
     from shardwright.options.plan_options import PlanOptions
@@ -64,21 +64,21 @@ def child() -> None:
     text, cluster = Path(job["hlo"]).read_text(), Cluster.from_json(job["cluster"])
     options = PlanOptions(**job["options"])
     deadline_s = options.deadline_s or 0.0
-    begun_s, cpu_s = time.perf_counter(), time.process_time()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     try:
-        made = plan_step(text, cluster, options)
-        step_s = made.cost.step_s if isinstance(made, Plan) else made.step_s
-        answer = f"{type(made).__name__}, {step_s * 1e3:.1f} ms a step"
+        step_plan = plan_step(text, cluster, options)
+        step_s = step_plan.cost.step_s if isinstance(step_plan, Plan) else step_plan.step_s
+        answer = f"{type(step_plan).__name__}, {step_s * 1e3:.1f} ms a step"
     except PlanError as error:
         answer = f"{type(error).__name__}: {error.message[:90]}"
-    said = {
+    report = {
         "deadline_s": deadline_s,
         "promised_s": answer_due_s(deadline_s),
-        "wall_s": time.perf_counter() - begun_s,
-        "cpu_s": time.process_time() - cpu_s,
+        "wall_s": time.perf_counter() - start_s,
+        "cpu_s": time.process_time() - start_cpu_s,
         "answer": answer,
     }
-    print(json.dumps(said))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How soon the first plan is there: CPU seconds from the end of parsing to the first that fits, with a deadline.
+"""Time to the first plan: CPU seconds from the end of parsing to the first plan that fits, with a deadline.
 
     python -m benchmarks.planner.first --case unet-128-8 --case gpt2-124M-16 --budgets 1 0.5
     python -m benchmarks.planner.first --case gpt2-124M-8 --layers 96 --budgets none
 
-Budgets are parts of what data parallelism takes (`benchmarks/planner/experts`); `none`: all that a device has. Each is
-planned in a process of its own, which ends there.
+Budgets are parts of data parallelism's memory (`benchmarks/planner/experts`); `none`: the device's memory. Each is
+planned in a process of its own, up to its first plan.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="layers of these cases' models")
     parser.add_argument("--budgets", nargs="*", default=["none"], metavar="PART", help="of data parallelism, or `none`")
     arguments = parser.parse_args()
-    result = {entry.name: entry for entry in entries()}
+    entry_of = {entry.name: entry for entry in entries()}
     for name in arguments.case:
-        entry = result[name]
+        entry = entry_of[name]
         if arguments.layers:
             entry = replace(entry, changes={"layers": arguments.layers})
         with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
@@ -40,8 +40,10 @@ def main() -> None:
             source.write_text(lower(entry).hlo_text)
             for budget in arguments.budgets:
                 limit = _limit_bytes(entry, budget)
-                said = plan_in_child("benchmarks.planner.first", entry, source, memory_budget=limit)
-                print(f"{name:16} {budget:>5}  {said['first_s']:6.2f} s  {said['step_s'] * 1e3:9.2f} ms", flush=True)
+                answer = plan_in_child("benchmarks.planner.first", entry, source, memory_budget=limit)
+                print(
+                    f"{name:16} {budget:>5}  {answer['first_s']:6.2f} s  {answer['step_s'] * 1e3:9.2f} ms", flush=True
+                )
 
 
 def _limit_bytes(entry: Entry, budget: str) -> int | None:
@@ -49,7 +51,7 @@ def _limit_bytes(entry: Entry, budget: str) -> int | None:
 
 
 def child() -> None:
-    """Plan the job on stdin until the first plan that fits is offered; print when that was, and its step."""
+    """Plan the job on stdin until the first plan that fits; print its CPU seconds and its step."""
     from shardwright.clusters.cluster import Cluster
     from shardwright.options.plan_options import PlanOptions
     from shardwright.planner.graph.source import Source
@@ -58,15 +60,15 @@ def child() -> None:
 
     job: dict[str, Any] = json.load(sys.stdin)
     source = Source(Path(job["hlo"]).read_text())
-    assert source.module, "parsed ahead of what is timed"
+    assert source.module, "parsed ahead of the timed part"
     cluster = Cluster.from_json(job["cluster"])
-    started_s = time.process_time()
+    start_s = time.process_time()
 
-    def first(_: Search, found: CandidatePlan) -> NoReturn:
-        print(json.dumps({"first_s": time.process_time() - started_s, "step_s": found.cost.step_s}))
+    def report_first(_: Search, candidate: CandidatePlan) -> NoReturn:
+        print(json.dumps({"first_s": time.process_time() - start_s, "step_s": candidate.cost.step_s}))
         sys.exit()
 
-    Search.offer = first  # type: ignore[assignment,method-assign]
+    Search.offer = report_first  # type: ignore[assignment,method-assign]
     options = PlanOptions(deadline_s=600.0, memory_budget=job["memory_budget"])
     plan(source, cluster, options)
 

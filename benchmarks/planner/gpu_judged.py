@@ -1,11 +1,11 @@
-"""What one program takes on GPUs, as XLA:GPU compiles it without one.
+"""Judged seconds of one program on GPUs, compiled by XLA:GPU without one.
 
     python -m benchmarks.planner.gpu_judged --gpu-packages F --case gpt2-124M-8 --expert zero1
     python -m benchmarks.planner.gpu_judged --gpu-packages F --stablehlo step.mlir --devices 8 --machine h100
 
-`--changes '{"layers": 2}'`: of the model. `--collectives`, `--kinds`, `--kernels N`: each collective, kernels by what
-they do, the N longest. `--beside`: how long kernels wait for collectives, as XLA has scheduled them. `--xla
-OPTION=VALUE`: compiled with it, e.g. `xla_gpu_enable_latency_hiding_scheduler=true`. `--text FILE` keeps the HLO.
+`--changes '{"layers": 2}'`: of the model. `--collectives`, `--kinds`, `--kernels N`: each collective, kernels by kind,
+the N longest. `--beside`: the kernels' waits for collectives in XLA's schedule. `--xla OPTION=VALUE`: an option of the
+compiler, e.g. `xla_gpu_enable_latency_hiding_scheduler=true`. `--text FILE` keeps the HLO.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_targets import TARGETS, add_packages_option, require_packages
-from benchmarks.planner.beside import beside
-from benchmarks.planner.counted import Counted
+from benchmarks.planner.beside import measure_overlap
+from benchmarks.planner.counted import ProgramCounts
 from benchmarks.planner.counter import count
 from benchmarks.planner.judge import MACHINES, Machine, collective_s, judge, kernel_s
 from benchmarks.planner.partition import compile_for_gpus
@@ -25,33 +25,36 @@ from benchmarks.planner.suite import UNSEEN, entries
 
 
 def main() -> None:
-    arguments = _arguments()
-    job, machine = _job(arguments)
+    arguments = _parse_arguments()
+    job, machine = _build_job(arguments)
     require_packages(arguments)
     compiled = compile_for_gpus(job, machine, options=arguments.xla, limit_s=arguments.limit)
     if arguments.text:
         arguments.text.write_text(compiled.hlo_text)
-    counted = count(compiled.hlo_text, job["devices"])
-    judged = judge(counted, MACHINES[machine])
+    counts = count(compiled.hlo_text, job["devices"])
+    step_time = judge(counts, MACHINES[machine])
     print(
-        f"step {judged.step_s * 1e3:.2f} ms: communication {judged.communication_s * 1e3:.2f}, "
-        f"memory {judged.memory_s * 1e3:.2f}, products {judged.product_s * 1e3:.2f}; "
-        f"{sum(c.count for c in counted.collectives)} collectives, {counted.wire_bytes / 1e6:.1f} MB on the wire, "
-        f"{sum(k.count for k in counted.kernels)} kernels, {counted.memory_bytes / 1e9:.2f} GB moved, "
+        f"step {step_time.step_s * 1e3:.2f} ms: communication {step_time.communication_s * 1e3:.2f}, "
+        f"memory {step_time.memory_s * 1e3:.2f}, products {step_time.product_s * 1e3:.2f}; "
+        f"{sum(c.count for c in counts.collectives)} collectives, {counts.wire_bytes / 1e6:.1f} MB on the wire, "
+        f"{sum(k.count for k in counts.kernels)} kernels, {counts.memory_bytes / 1e9:.2f} GB moved, "
         f"{compiled.memory_bytes} bytes of memory"
     )
     if arguments.beside:
-        found = beside(compiled.hlo_text, job["devices"], MACHINES[machine])
-        print(f"waits {found.waited_s * 1e3:.2f} ms for collectives, {found.hidden:.0%} of them run beside kernels")
+        overlap = measure_overlap(compiled.hlo_text, job["devices"], MACHINES[machine])
+        print(
+            f"waits {overlap.exposed_s * 1e3:.2f} ms for collectives, "
+            f"{overlap.hidden_fraction:.0%} of them run beside kernels"
+        )
     if arguments.collectives:
-        _print_collectives(counted, MACHINES[machine])
+        _print_collectives(counts, MACHINES[machine])
     if arguments.kinds:
-        _print_kinds(counted, MACHINES[machine])
-    _print_kernels(counted, MACHINES[machine], arguments.kernels)
+        _print_kinds(counts, MACHINES[machine])
+    _print_kernels(counts, MACHINES[machine], arguments.kernels)
 
 
-def _job(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The job of `partition_child`, and the machine it is for."""
+def _build_job(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The job of `partition_child`, and its machine."""
     if arguments.stablehlo:
         return {"stablehlo": str(arguments.stablehlo.resolve()), "devices": arguments.devices}, arguments.machine
     entry = {entry.name: entry for entry in (*entries(), *UNSEEN)}[arguments.case]
@@ -60,36 +63,39 @@ def _job(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return {**job, "expert": arguments.expert}, arguments.machine or entry.machine
 
 
-def _print_collectives(counted: Counted, machine: Machine) -> None:
-    for each in sorted(counted.collectives, key=lambda each: -collective_s(each, machine) * each.count):
+def _print_collectives(counts: ProgramCounts, machine: Machine) -> None:
+    for collective in sorted(counts.collectives, key=lambda c: -collective_s(c, machine) * c.count):
         print(
-            f"{each.count:5} × {each.kind:18} {each.payload_bytes / 1e6:10.3f} MB of groups of {each.group_size}, "
-            f"{collective_s(each, machine) * each.count * 1e3:.3f} ms"
+            f"{collective.count:5} × {collective.kind:18} {collective.payload_bytes / 1e6:10.3f} MB "
+            f"of groups of {collective.group_size}, "
+            f"{collective_s(collective, machine) * collective.count * 1e3:.3f} ms"
         )
 
 
-def _print_kinds(counted: Counted, machine: Machine) -> None:
-    """Kernels without products: how many of a kind, what they move, how long they take."""
+def _print_kinds(counts: ProgramCounts, machine: Machine) -> None:
+    """Print kernels without products by kind: runs, bytes moved, seconds."""
     sums: dict[str, tuple[int, float, float]] = {}
-    for each in counted.kernels:
-        if each.product_type is None:
-            runs, moved, seconds = sums.get(each.kind, (0, 0.0, 0.0))
-            sums[each.kind] = (
-                runs + each.count, moved + each.bytes * each.count, seconds + kernel_s(each, machine) * each.count
-            )  # fmt: skip
-    for kind, (runs, moved, seconds) in sorted(sums.items(), key=lambda each: -each[1][2]):
-        print(f"{runs:5} × {kind:20} {moved / 1e6:10.1f} MB {seconds * 1e3:8.3f} ms")
+    for kernel in counts.kernels:
+        if kernel.product_type is None:
+            runs, moved_bytes, seconds = sums.get(kernel.kind, (0, 0.0, 0.0))
+            sums[kernel.kind] = (
+                runs + kernel.count,
+                moved_bytes + kernel.bytes * kernel.count,
+                seconds + kernel_s(kernel, machine) * kernel.count,
+            )
+    for kind, (runs, moved_bytes, seconds) in sorted(sums.items(), key=lambda item: -item[1][2]):
+        print(f"{runs:5} × {kind:20} {moved_bytes / 1e6:10.1f} MB {seconds * 1e3:8.3f} ms")
 
 
-def _print_kernels(counted: Counted, machine: Machine, limit: int) -> None:
-    for each in sorted(counted.kernels, key=lambda each: -kernel_s(each, machine) * each.count)[:limit]:
+def _print_kernels(counts: ProgramCounts, machine: Machine, limit: int) -> None:
+    for kernel in sorted(counts.kernels, key=lambda k: -kernel_s(k, machine) * k.count)[:limit]:
         print(
-            f"{each.count:5} × {each.product_type or each.kind:14} {each.bytes / 1e6:10.3f} MB, {each.flops / 1e9:.1f} "
-            f"Gflop, {kernel_s(each, machine) * each.count * 1e3:.3f} ms"
+            f"{kernel.count:5} × {kernel.product_type or kernel.kind:14} {kernel.bytes / 1e6:10.3f} MB, "
+            f"{kernel.flops / 1e9:.1f} Gflop, {kernel_s(kernel, machine) * kernel.count * 1e3:.3f} ms"
         )
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--case", metavar="NAME", help="a case of the suite, with --expert")

@@ -1,10 +1,10 @@
-"""Seconds of a counted program on reference machines: rooflines, and ring collectives over the links they cross.
+"""Seconds of a counted program on reference machines: rooflines and ring collectives.
 
 Deliberately simple, and the same for both sides. Compute and communication add up: nothing overlaps.
-Kernels: the larger of arithmetic and memory time, and a launch (Williams, Waterman, Patterson, 2009).
-Collectives: ring algorithms (Thakur, Rabenseifner, Gropp, 2005), latency a step and the bytes of one device over
-what its group gets of the slowest link. A ring enters and leaves each node once, through that node's ports, which all
-groups that cross there share.
+Kernels: max(arithmetic, memory, launch) (Williams, Waterman, Patterson, 2009).
+Collectives: ring algorithms (Thakur, Rabenseifner, Gropp, 2005), seconds = steps · latency + bytes of one device /
+bandwidth of the slowest link. A ring enters and leaves each node once, through the node's ports, shared by all groups
+there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.planner.counted import Collective, Counted, Kernel
+from benchmarks.planner.counted import Collective, Kernel, ProgramCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ MACHINES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Seconds of one step: kernels with products or convolutions in them, all other kernels, collectives."""
+class StepTime:
+    """Seconds of one step: kernels with products or convolutions, all other kernels, collectives."""
 
     product_s: float
     memory_s: float
@@ -101,14 +101,14 @@ class Judged:
         return self.compute_s + self.communication_s
 
 
-def judge(counted: Counted, machine: Machine) -> Judged:
-    """Seconds of a step of `counted` on `machine`, devices numbered node by node."""
-    products = [kernel for kernel in counted.kernels if kernel.product_type]
-    others = [kernel for kernel in counted.kernels if not kernel.product_type]
-    return Judged(
+def judge(counts: ProgramCounts, machine: Machine) -> StepTime:
+    """Judge a step on `machine`, devices numbered node by node."""
+    products = [kernel for kernel in counts.kernels if kernel.product_type]
+    others = [kernel for kernel in counts.kernels if not kernel.product_type]
+    return StepTime(
         product_s=sum(kernel.count * kernel_s(kernel, machine) for kernel in products),
         memory_s=sum(kernel.count * kernel_s(kernel, machine) for kernel in others),
-        communication_s=sum(collective.count * collective_s(collective, machine) for collective in counted.collectives),
+        communication_s=sum(collective.count * collective_s(collective, machine) for collective in counts.collectives),
     )
 
 
@@ -125,34 +125,34 @@ def collective_s(collective: Collective, machine: Machine) -> float:
     n = collective.group_size
     rounds = 2 if collective.kind == "all-reduce" else 1
     steps = 1 if collective.kind == "collective-permute" else rounds * (n - 1)
-    crosses = any(len(_nodes(group, machine)) > 1 for group in collective.groups)
+    crosses = any(len(_nodes_of(group, machine)) > 1 for group in collective.groups)
     latency_s = machine.ports_latency_s if crosses else machine.inside_latency_s
     seconds = collective.wire_bytes / (machine.inside * machine.link_efficiency)
     if crosses:
         ports = machine.node_ports * machine.link_efficiency
-        seconds = max(seconds, _bytes_out_of_a_node(collective, machine) / ports)
+        seconds = max(seconds, _max_egress_bytes(collective, machine) / ports)
     return steps * latency_s + seconds
 
 
-def _nodes(group: tuple[int, ...], machine: Machine) -> set[int]:
+def _nodes_of(group: tuple[int, ...], machine: Machine) -> set[int]:
     return {device // machine.devices_per_node for device in group}
 
 
-def _bytes_out_of_a_node(collective: Collective, machine: Machine) -> float:
-    """Bytes that leave the busiest node in one run."""
-    leaving: defaultdict[int, float] = defaultdict(float)
+def _max_egress_bytes(collective: Collective, machine: Machine) -> float:
+    """Bytes out of the busiest node in one run."""
+    egress_bytes: defaultdict[int, float] = defaultdict(float)
     sent = collective.wire_bytes
     for group in collective.groups:
         members = Counter(device // machine.devices_per_node for device in group)
         if len(members) == 1:
             continue
         if collective.kind == "collective-permute":
-            leaving[group[0] // machine.devices_per_node] += sent
-        elif collective.kind == "all-to-all":  # every device sends each other one its part
+            egress_bytes[group[0] // machine.devices_per_node] += sent
+        elif collective.kind == "all-to-all":  # every device sends a part to each other one
             others = len(group) - 1
             for node, count in members.items():
-                leaving[node] += sent * count * (len(group) - count) / others
-        else:  # a ring leaves each node once, with what one device sends
+                egress_bytes[node] += sent * count * (len(group) - count) / others
+        else:  # a ring leaves each node once, with one device's bytes
             for node in members:
-                leaving[node] += sent
-    return max(leaving.values(), default=0.0)
+                egress_bytes[node] += sent
+    return max(egress_bytes.values(), default=0.0)

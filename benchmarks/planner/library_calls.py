@@ -1,4 +1,4 @@
-"""Calls of cuBLAS and cuDNN in XLA:GPU's optimized text: their arithmetic, and what they write."""
+"""Calls of cuBLAS and cuDNN in XLA:GPU's optimized text: their arithmetic, and the bytes of their results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.planner.traffic import Body
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
-#: Calls of cuDNN's convolutions → which of (first operand, second operand, result) is the forward convolution's input,
-#: kernel and output, which labels and window describe.
+#: Calls of cuDNN's convolutions → indices into (first operand, second operand, result) of the forward convolution's
+#: input, kernel and output; labels and window are the forward convolution's.
 _CONVOLUTIONS = {
     "__cudnn$convForward": (0, 1, 2),
     "__cudnn$convForwardGraph": (0, 1, 2),
@@ -26,7 +26,7 @@ _CONVOLUTIONS = {
 def call_flops(call: Instruction, body: Body) -> tuple[str, float]:
     """(element type of the operands, operations) of a product or convolution; ("", 0.0) of any other call.
 
-    Raises CountingError for a call of cuBLAS or cuDNN that is none of the known ones.
+    Raises CountingError for an unknown call of cuBLAS or cuDNN.
     """
     match = _TARGET.search(call.attributes)
     target = match[1] if match else ""
@@ -51,7 +51,7 @@ def _product_flops(call: Instruction, body: Body) -> float:
 
 
 def result_bytes(call: Instruction) -> int:
-    """All results but the workspace: bytes in one dimension that a tuple ends with."""
+    """Bytes of all results but the workspace: a tuple's last array, of one dimension."""
     kind, dims = call.arrays[-1]
     has_workspace = len(call.arrays) > 1 and kind in ("s8", "u8") and len(dims) == 1
     return call.size_bytes - (dims[0] if has_workspace else 0)

@@ -1,4 +1,4 @@
-"""How often a loop runs: XLA annotates what it could tell."""
+"""Trip counts of loops, from XLA's annotations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 def trip_count(loop: Instruction) -> int:
-    """Runs of a while's body. Raises CountingError where XLA does not know."""
+    """Runs of a while's body. Raises CountingError without an annotation."""
     match = _KNOWN.search(loop.attributes)
     if match is None:
         raise CountingError(f"loop {loop.name}: its trips are not known")

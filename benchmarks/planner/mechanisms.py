@@ -1,6 +1,6 @@
 """The whole search with one of its mechanisms switched off.
 
-The planner has no switches: `AblatedSearch` overrides the methods that carry a mechanism out.
+The planner has no switches: `AblatedSearch` overrides the methods of a mechanism.
 
 exact fit       one integer program over a small program, bytes as rows (`memory/ilp_with_memory_rows`)
 merging         plans merged into one by an integer program over their strategies (`memory/restricted_master`)
@@ -9,7 +9,7 @@ branching       branch and bound on the bytes of one value (`search/branching`)
 neighborhoods   descents to three axes, and by blocks of them; off: meshes of two axes (`segments/descent`,
                 `search/local_search`)
 closing         a better bound and plan on three axes until the gap is 1 %, branching included (`search/gap_closing`)
-experts         what experts write by hand, compared with what the search found (`search/experts`)
+experts         hand-written layouts, compared with the search's plan (`search/experts`)
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AblatedSearch(Search):
     """A search without one mechanism.
 
     off: the mechanism; "" for none.
-    spent_s: CPU seconds of each mechanism that was asked for, those that it asked for itself included.
+    spent_s: CPU seconds of each used mechanism, nested ones included.
     """
 
     lagrangian_search = _AblatedFit
@@ -93,14 +93,14 @@ class AblatedSearch(Search):
             self.background_bound.cancel()
 
     def take(self, mechanism: str, otherwise: T, work: Callable[[], T]) -> T:
-        """The result of a mechanism's work; `otherwise` when it is off."""
+        """Time a mechanism's work and return its result; `otherwise` without work if it is off."""
         if mechanism == self.off:
             return otherwise
-        begun_s = time.process_time()
+        start_s = time.process_time()
         try:
             return work()
         finally:
-            self.spent_s[mechanism] = self.spent_s.get(mechanism, 0.0) + time.process_time() - begun_s
+            self.spent_s[mechanism] = self.spent_s.get(mechanism, 0.0) + time.process_time() - start_s
 
     def refine_multipliers(self, found: CandidatePlan) -> CandidatePlan:
         return self.take("multipliers", found, partial(super().refine_multipliers, found))

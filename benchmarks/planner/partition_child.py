@@ -1,7 +1,7 @@
-"""The child of `partition`: reads one job as JSON on stdin, hands the program to XLA, leaves dumps behind.
+"""The child of `partition`: reads one job as JSON on stdin and compiles the program; XLA writes dumps.
 
 A job is {"stablehlo": path, "devices": n}, or {"model", "size", "devices", "changes", "expert"}: an expert's name.
-"target" and "packages" of both: the GPUs to compile for, and the folder with their compiler; else the host's devices.
+"target" and "packages" of both: the target GPUs, and the folder with their compiler; else the host's devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
         _compile_expert(job)
 
 
-def _devices(job: dict[str, Any]) -> list[Any]:
+def _select_devices(job: dict[str, Any]) -> list[Any]:
     from shardwright.xla import private
 
     if "target" in job:
@@ -34,7 +34,7 @@ def _devices(job: dict[str, Any]) -> list[Any]:
 def _compile_stablehlo(text: str, job: dict[str, Any]) -> None:
     from shardwright.xla import private
 
-    devices = _devices(job)
+    devices = _select_devices(job)
     ids = [device.id for device in devices]
     if "target" in job:
         options = private.compile_options(ids, platform="cuda")
@@ -45,15 +45,15 @@ def _compile_stablehlo(text: str, job: dict[str, Any]) -> None:
 
 
 def _compile_expert(job: dict[str, Any]) -> None:
-    from benchmarks.planner.experts.plans import experts_of
+    from benchmarks.planner.experts.plans import build_experts
     from benchmarks.planner.experts.rules import DoesNotApply, lower
     from workloads.every_model import EVERY_MODEL
 
     model = EVERY_MODEL[job["model"]]
-    expert = experts_of(model, job["devices"])[job["expert"]]
+    expert = build_experts(model, job["devices"])[job["expert"]]
     case = model.build(job["size"], job["devices"], **{**job["changes"], **expert.changes})
     try:
-        lowered = lower(case, expert, _devices(job))
+        lowered = lower(case, expert, _select_devices(job))
     except DoesNotApply as reason:
         sys.exit(f"{DOES_NOT_APPLY}{reason}")
     lowered.compile()

@@ -1,4 +1,4 @@
-"""Partitioned HLO text as XLA dumps it, read line by line: names, shapes, operands, attributes as text."""
+"""Parser of XLA's dumped HLO text, line by line: names, shapes, operands, attributes as text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _BITS = {
 
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,]*)\]")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
-_LEFT = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_HEAD = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
 
 
 class CountingError(Exception):
-    """The text is not what the counter can read; the message names the line."""
+    """The counter cannot read the text; the message names the line."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line: `shape` and `attributes` stay text until someone asks."""
+    """One line; `shape` and `attributes` are parsed on demand."""
 
     name: str
     shape: str
@@ -44,7 +44,7 @@ class Instruction:
 
     @cached_property
     def size_bytes(self) -> int:
-        return sum(prod(dims) * _bits(kind) for kind, dims in self.arrays) // 8
+        return sum(prod(dims) * _count_bits(kind) for kind, dims in self.arrays) // 8
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -55,35 +55,35 @@ class Instruction:
         return self.arrays[0][0]
 
     def attribute(self, key: str) -> str:
-        """The value of `key=%name` or `key=word`; CountingError where there is none."""
+        """The value of `key=%name` or `key=word`. Raises CountingError for a missing key."""
         match = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
         if match is None:
             raise CountingError(f"{self.opcode} {self.name} has no {key}")
         return match[1]
 
     def numbers(self, key: str) -> tuple[int, ...]:
-        """The value of `key={1,2}`; empty where there is none."""
+        """The value of `key={1,2}`; empty for a missing key."""
         match = re.search(rf"\b{key}=\{{([0-9,]*)\}}", self.attributes)
         return tuple(int(n) for n in match[1].split(",") if n) if match else ()
 
     def branches(self) -> tuple[str, ...]:
         """Computations of a conditional."""
-        listed = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
-        if listed:
-            return tuple(_NAME.findall(listed[1]))
+        match = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        if match:
+            return tuple(_NAME.findall(match[1]))
         return (self.attribute("true_computation"), self.attribute("false_computation"))
 
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name, each a dict of instructions in program order; calls are written out in place."""
+    """Computations by name, each a dict of instructions in program order; calls are inlined."""
 
     computations: dict[str, dict[str, Instruction]]
     entry: str
 
 
 def read_module(text: str) -> Module:
-    """Read a dumped module. Raises CountingError naming the line that is not understood."""
+    """Parse a dumped module. Raises CountingError with the unreadable line."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, name = "", ""
     body: dict[str, Instruction] | None = None
@@ -94,63 +94,63 @@ def read_module(text: str) -> Module:
                 name, body = header[2], {}
                 entry = name if header[1] else entry
         elif line.startswith("}"):
-            computations[name] = _with_calls_in_place(body, computations)  # what is called stands above its callers
+            computations[name] = _inline_calls(body, computations)  # callees stand above their callers
             body = None
         elif line.strip():
-            instruction = _read_instruction(line, number)
+            instruction = _parse_instruction(line, number)
             body[instruction.name] = instruction
     if not entry or body is not None:
         raise CountingError("the text has no complete ENTRY computation")
     return Module(computations, entry)
 
 
-def _with_calls_in_place(
+def _inline_calls(
     body: dict[str, Instruction], computations: dict[str, dict[str, Instruction]]
 ) -> dict[str, Instruction]:
-    """XLA inlines calls behind the partitioner: a reader inside one is a reader like any other."""
+    """Inline calls, like XLA after the partitioner."""
     if not any(instruction.opcode == "call" for instruction in body.values()):
         return body
-    written: dict[str, Instruction] = {}
-    same: dict[str, str] = {}  # a call that hands a parameter back → its operand
+    inlined: dict[str, Instruction] = {}
+    aliases: dict[str, str] = {}  # a call with a parameter for its result → its operand
     for instruction in body.values():
-        operands = tuple(same.get(operand, operand) for operand in instruction.operands)
+        operands = tuple(aliases.get(operand, operand) for operand in instruction.operands)
         if instruction.opcode != "call":
-            written[instruction.name] = replace(instruction, operands=operands)
+            inlined[instruction.name] = replace(instruction, operands=operands)
             continue
         names: dict[str, str] = {}
         for inner in computations[instruction.attribute("to_apply")].values():
             if inner.opcode == "parameter":
                 names[inner.name] = operands[int(inner.inside)]
                 if inner.is_root:
-                    same[instruction.name] = names[inner.name]
+                    aliases[instruction.name] = names[inner.name]
                 continue
             names[inner.name] = instruction.name if inner.is_root else f"{instruction.name}/{inner.name}"
-            written[names[inner.name]] = replace(
+            inlined[names[inner.name]] = replace(
                 inner,
                 name=names[inner.name],
                 operands=tuple(names[operand] for operand in inner.operands),
                 is_root=inner.is_root and instruction.is_root,
             )
-    return written
+    return inlined
 
 
-def _read_instruction(line: str, number: int) -> Instruction:
-    left = _LEFT.match(line)
-    if left is None:
+def _parse_instruction(line: str, number: int) -> Instruction:
+    head = _HEAD.match(line)
+    if head is None:
         raise CountingError(f"line {number} is no instruction: {line.strip()[:80]}")
-    start = left.end()
-    end = _closing(line, start) if line[start] == "(" else line.index(" ", start)
+    start = head.end()
+    end = _find_closing(line, start) if line[start] == "(" else line.index(" ", start)
     opcode = _OPCODE.match(line, end)
     if opcode is None:
         raise CountingError(f"line {number} has no opcode: {line.strip()[:80]}")
-    close = _closing(line, opcode.end() - 1)
+    close = _find_closing(line, opcode.end() - 1)
     inside = line[opcode.end() : close - 1]
     operands = () if opcode[1] == "constant" else tuple(_NAME.findall(inside))
-    return Instruction(left[2], line[start:end], opcode[1], operands, inside, line[close:], bool(left[1]))
+    return Instruction(head[2], line[start:end], opcode[1], operands, inside, line[close:], bool(head[1]))
 
 
-def _closing(line: str, start: int) -> int:
-    """Position after the parenthesis that closes the one at `start`."""
+def _find_closing(line: str, start: int) -> int:
+    """Position behind the parenthesis matching the one at `start`."""
     depth = 0
     for position in range(start, len(line)):
         if line[position] == "(":
@@ -162,7 +162,7 @@ def _closing(line: str, start: int) -> int:
     raise CountingError(f"a parenthesis does not close: {line.strip()[:80]}")
 
 
-def _bits(element_type: str) -> int:
+def _count_bits(element_type: str) -> int:
     if element_type not in _BITS:
         raise CountingError(f"unknown element type {element_type}")
     return _BITS[element_type]

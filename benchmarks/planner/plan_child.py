@@ -1,4 +1,4 @@
-"""The child of `planned`: plans one program and emits it, so that time and peak memory are the planner's own.
+"""The child of `planned`: plans and emits one program; time and peak memory are the planner's own.
 
 Reads {"hlo": path, "cluster": JSON text, "options": {...}, "stablehlo": path or null} on stdin, prints one JSON line.
 """
@@ -28,13 +28,13 @@ def main() -> None:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if job["stablehlo"]:
             Path(job["stablehlo"]).write_text(plan.emit())
-        answer = {**_summary(plan), "planning_s": planning_s, "planner_peak_bytes": peak_bytes}
+        answer = {**_summarize(plan), "planning_s": planning_s, "planner_peak_bytes": peak_bytes}
     except ShardwrightError as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer))
 
 
-def _summary(plan: Any) -> dict[str, Any]:
+def _summarize(plan: Any) -> dict[str, Any]:
     from shardwright.plans.plan import count_combined
 
     predicted: dict[str, float] = {}

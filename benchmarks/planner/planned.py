@@ -1,4 +1,4 @@
-"""Our side: plan a case's text in a child, compile what the plan emits, count it."""
+"""The planner's side: plans a case's text in a child, compiles the emitted program, counts it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner.counted import Counted
+from benchmarks.planner.counted import ProgramCounts
 from benchmarks.planner.counter import count
-from benchmarks.planner.partition import Partitioned, compile_for
+from benchmarks.planner.partition import PartitionedProgram, compile_for
 from benchmarks.planner.suite import Entry, cluster_json
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -26,12 +26,12 @@ class PlanningFailed(Exception):
 
 
 class PlanRefused(PlanningFailed):
-    """The planner raised a typed error, e.g. that no plan fits the memory; the message is its own."""
+    """The planner raised a typed error, such as MemoryBudgetError; the message is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """A case as the planner gets it, and the seconds that JAX took for it."""
+    """A case's HLO text, and JAX's seconds for it."""
 
     hlo_text: str
     lower_s: float
@@ -44,17 +44,20 @@ class Lowered:
 
 
 def lower(entry: Entry) -> Lowered:
-    """The HLO text of a case, written for one device."""
+    """Lower a case for one device to HLO text."""
     from workloads.every_model import EVERY_MODEL
 
     case = EVERY_MODEL[entry.model].build(entry.size, entry.devices, **entry.changes)
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     lowered = case.lower()
-    middle = time.perf_counter()
+    lowered_at = time.perf_counter()
     text = lowered.as_text("hlo", debug_info=True)
-    ended = time.perf_counter()
+    ended_at = time.perf_counter()
     return Lowered(
-        hlo_text=text, lower_s=middle - started, as_text_s=ended - middle, parameter_count=case.parameter_count
+        hlo_text=text,
+        lower_s=lowered_at - started_at,
+        as_text_s=ended_at - lowered_at,
+        parameter_count=case.parameter_count,
     )
 
 
@@ -66,10 +69,11 @@ def plan(
     limit_s: float,
     emitted: Path | None = None,
 ) -> dict[str, Any]:
-    """What the planner says of its plan; the program it emits goes to `emitted`.
+    """Plan a text in a child: predicted figures of the plan, seconds and peak memory of planning.
 
-    One program on all devices is asked for, as the experts' are: the judge reads no pipelines. Raises PlanningFailed
-    or PlanRefused.
+    options: of the plan; `stages=1` is added, like the experts' (the judge reads no pipelines).
+    emitted: file for the emitted StableHLO.
+    Raises PlanningFailed or PlanRefused.
     """
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as folder:
         source = Path(folder) / "step.hlo"
@@ -79,28 +83,28 @@ def plan(
             "options": {"stages": 1, **options},
             "stablehlo": None if emitted is None else str(emitted),
         }  # fmt: skip
-        return _run(job, limit_s)
+        return _run_child(job, limit_s)
 
 
-class Judging:
-    """Compiles and counts emitted programs of one case, equal ones once."""
+class ProgramJudge:
+    """Compiles and counts emitted programs of one case; caches by content."""
 
     def __init__(self, entry: Entry, limit_s: float) -> None:
         self.entry = entry
         self._limit_s = limit_s
-        self._known: dict[str, tuple[Partitioned, Counted]] = {}
+        self._programs: dict[str, tuple[PartitionedProgram, ProgramCounts]] = {}
 
-    def __call__(self, emitted: Path) -> tuple[Partitioned, Counted]:
-        """XLA's program of a StableHLO file, and its count. Raises PartitionError or CountingError."""
+    def __call__(self, emitted: Path) -> tuple[PartitionedProgram, ProgramCounts]:
+        """XLA's program of a StableHLO file, and its counts. Raises PartitionError or CountingError."""
         key = hashlib.sha256(emitted.read_bytes()).hexdigest()
-        if key not in self._known:
+        if key not in self._programs:
             job = {"stablehlo": str(emitted), "devices": self.entry.devices}
             partitioned = compile_for(job, self.entry.machine, limit_s=self._limit_s)
-            self._known[key] = partitioned, count(partitioned.hlo_text, self.entry.devices)
-        return self._known[key]
+            self._programs[key] = partitioned, count(partitioned.hlo_text, self.entry.devices)
+        return self._programs[key]
 
 
-def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def _run_child(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
     try:
         child = subprocess.run(
             [sys.executable, "-m", "benchmarks.planner.plan_child"],
@@ -111,8 +115,8 @@ def _run(job: dict[str, Any], limit_s: float) -> dict[str, Any]:
         raise PlanningFailed(f"no plan within {limit_s:.0f} s") from None
     lines = child.stdout.splitlines()
     if child.returncode or not lines:
-        said = [line for line in child.stderr.splitlines() if line.strip()]
-        raise PlanningFailed(said[-1][:400] if said else f"the planner ended with {child.returncode}")
+        error_lines = [line for line in child.stderr.splitlines() if line.strip()]
+        raise PlanningFailed(error_lines[-1][:400] if error_lines else f"the planner ended with {child.returncode}")
     answer: dict[str, Any] = json.loads(lines[-1])
     if "error" in answer:
         raise PlanRefused(answer["error"])

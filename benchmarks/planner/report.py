@@ -1,4 +1,4 @@
-"""Tables of what a run found."""
+"""Tables of a run's outcomes."""
 
 from __future__ import annotations
 
@@ -9,79 +9,87 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.planner.frozen import collectives_of, step_s
+from benchmarks.planner.frozen import count_collectives, step_s
 from benchmarks.planner.results import budget_text
 
-#: A plan is no worse than the best expert within this part of its time.
+#: A plan within this part of the best expert's time counts as no worse.
 TOLERANCE = 0.01
 
 
-def ratio_of(outcome: dict[str, Any]) -> float | None:
-    """Our step time over the best expert's; None where there is none of one of them."""
+def step_ratio(outcome: dict[str, Any]) -> float | None:
+    """Our step time over the best expert's; None without either."""
     if not outcome.get("expert") or "ours" not in outcome:
         return None
     return step_s(outcome["ours"]) / step_s(outcome["expert"])
 
 
 def misses_the_bar(outcome: dict[str, Any]) -> bool:
-    """Whether a plan failed, is over its budget, or is slower than the best expert by more than the tolerance."""
-    ratio = ratio_of(outcome)
+    """Whether a plan failed, is over its budget, or is slower than the best expert by over the tolerance."""
+    ratio = step_ratio(outcome)
     return "error" in outcome or not outcome.get("fits", True) or (ratio is not None and ratio > 1 + TOLERANCE)
 
 
 def print_outcomes(outcomes: Sequence[dict[str, Any]]) -> None:
-    """One row a case and budget, and how many plans are faster and slower than the best expert."""
+    """Print a row for each case and budget, and the numbers of plans faster and slower than the best expert."""
     table = Table(title="As compiled: ms a step = communication + memory + products; collectives issued")
     for title in ("case", "budget", "ours", "", "predicted", "best expert", "its", "", "ratio", "gap", "plan/lower"):
         table.add_column(title, justify="left" if title in ("case", "best expert") else "right")
     for outcome in outcomes:
-        table.add_row(*_cells(outcome))
+        table.add_row(*_format_cells(outcome))
     console = Console(width=160)
     console.print(table)
-    console.print(summary(outcomes))
-    console.print(deviations(outcomes))
+    console.print(summarize(outcomes))
+    console.print(format_deviations(outcomes))
 
 
-def _cells(outcome: dict[str, Any]) -> list[str]:
+def _format_cells(outcome: dict[str, Any]) -> list[str]:
     head = [outcome["case"], budget_text(outcome["budget"])]
     if "ours" not in outcome:
-        said = outcome.get("error") or outcome["refused"]
-        return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", said[:60]]
-    ours, expert, said = outcome["ours"], outcome["expert"], outcome["planner"]
+        message = outcome.get("error") or outcome["refused"]
+        return [*head, "[red]failed[/red]" if "error" in outcome else "refused", "", message[:60]]
+    ours, expert, prediction = outcome["ours"], outcome["expert"], outcome["planner"]
     lowering_s = outcome["lower_s"] + outcome["as_text_s"]
-    own = [f"{seconds(ours)}{'' if outcome['fits'] else ' (over)'}", str(collectives_of(ours)), predicted(said)]
+    own = [
+        f"{format_seconds(ours)}{'' if outcome['fits'] else ' (over)'}",
+        str(count_collectives(ours)),
+        format_prediction(prediction),
+    ]
     against = ["none fits", "", "", ""]
     if expert:
-        issued = str(collectives_of(expert))
-        against = [outcome["best_expert"], seconds(expert), issued, _colour(ratio_of(outcome))]
-    return [*head, *own, *against, _percent(said["gap"]), f"{said['planning_s'] / lowering_s:.1f}"]
+        issued = str(count_collectives(expert))
+        against = [outcome["best_expert"], format_seconds(expert), issued, _colour_ratio(step_ratio(outcome))]
+    return [*head, *own, *against, _format_percent(prediction["gap"]), f"{prediction['planning_s'] / lowering_s:.1f}"]
 
 
-def _percent(gap: float | None) -> str:
+def _format_percent(gap: float | None) -> str:
     return "-" if gap is None else f"{gap:.2%}"
 
 
-def seconds(figures: dict[str, Any]) -> str:
-    """Milliseconds of a step as compiled: their sum, communication, memory, products."""
+def format_seconds(figures: dict[str, Any]) -> str:
+    """Milliseconds of a compiled step: sum = communication + memory + products."""
     parts = (figures[part] * 1e3 for part in ("communication_s", "memory_s", "product_s"))
     return f"{step_s(figures) * 1e3:.2f} = {' + '.join(f'{part:.2f}' for part in parts)}"
 
 
-def predicted(said: dict[str, Any]) -> str:
-    """Milliseconds of communication and compute, and collectives, as the plan predicts them."""
-    times = f"{said['predicted_communication_s'] * 1e3:.2f} + {said['predicted_compute_s'] * 1e3:.2f}"
-    return f"{times}; {said['predicted_collectives']}"
+def format_prediction(prediction: dict[str, Any]) -> str:
+    """The plan's milliseconds of communication + compute; its number of collectives."""
+    times = f"{prediction['predicted_communication_s'] * 1e3:.2f} + {prediction['predicted_compute_s'] * 1e3:.2f}"
+    return f"{times}; {prediction['predicted_collectives']}"
 
 
-def deviations(outcomes: Sequence[dict[str, Any]]) -> str:
-    """How far the plans' own figures are from those of the compiled programs, as parts of the latter."""
+def format_deviations(outcomes: Sequence[dict[str, Any]]) -> str:
+    """Relative errors of the plans' predictions: |predicted - compiled| / compiled, median and maximum."""
     pairs = [(outcome["planner"], outcome["ours"]) for outcome in outcomes if "ours" in outcome]
     if not pairs:
         return "nothing was compiled"
     compiled = {
-        "communication": [(said["predicted_communication_s"], ours["communication_s"]) for said, ours in pairs],
-        "compute": [(said["predicted_compute_s"], ours["memory_s"] + ours["product_s"]) for said, ours in pairs],
-        "collectives": [(said["predicted_collectives"], collectives_of(ours)) for said, ours in pairs],
+        "communication": [
+            (prediction["predicted_communication_s"], ours["communication_s"]) for prediction, ours in pairs
+        ],
+        "compute": [
+            (prediction["predicted_compute_s"], ours["memory_s"] + ours["product_s"]) for prediction, ours in pairs
+        ],
+        "collectives": [(prediction["predicted_collectives"], count_collectives(ours)) for prediction, ours in pairs],
     }
     return "Predicted against compiled: " + "; ".join(
         f"{name} off by {median(parts):.1%} in the median, {max(parts):.1%} at worst"
@@ -90,20 +98,20 @@ def deviations(outcomes: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _colour(ratio: float | None) -> str:
+def _colour_ratio(ratio: float | None) -> str:
     if ratio is None:
         return ""
     colour = "green" if ratio < 1 - TOLERANCE else "red" if ratio > 1 + TOLERANCE else "white"
     return f"[{colour}]{ratio:.3f}[/{colour}]"
 
 
-def summary(outcomes: Sequence[dict[str, Any]]) -> str:
-    """How many plans are no slower than the best expert, how many are faster, and what became of the others.
+def summarize(outcomes: Sequence[dict[str, Any]]) -> str:
+    """Numbers of plans no slower than the best expert, faster, slower, without expert, refused and failed.
 
-    Only a plan that fits its budget by XLA's count is as good as an expert, however fast it is.
+    A plan over its budget by XLA's count is never as good as an expert.
     """
     against = [outcome for outcome in outcomes if outcome.get("expert")]
-    ratios = [ratio for outcome in against if (ratio := ratio_of(outcome)) is not None and outcome["fits"]]
+    ratios = [ratio for outcome in against if (ratio := step_ratio(outcome)) is not None and outcome["fits"]]
     alone = sum("ours" in outcome and not outcome["expert"] for outcome in outcomes)
     refused = sum("refused" in outcome for outcome in outcomes)
     failed = sum("error" in outcome for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""The outcomes of a run as a file that grows with it, so that the next run goes on where one was stopped."""
+"""The outcomes of a run in a file, written one by one; the next run continues from it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from benchmarks.planner.suite import Entry
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-#: Case, budget, and the mechanism that is off, if any.
+#: (case, budget, mechanism off or "").
 Key = tuple[str, float, str]
 
 
-def commit() -> str | None:
-    """The commit of the files here; None where they are no commit's, or that cannot be told."""
+def find_commit() -> str | None:
+    """The commit of the working tree; None if it is dirty or unknown."""
     try:
-        said = subprocess.run(
+        process = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             cwd=_ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         return None
-    name = said.stdout.strip()
+    name = process.stdout.strip()
     return None if name.endswith("-dirty") else name
 
 
 @dataclass(kw_only=True)
 class Results:
-    """Outcomes of one commit, with those that its file holds already.
+    """Outcomes of one commit, with those already in its file.
 
-    path: where they are kept; None: nowhere. commit: None takes nothing over. how: what was asked of all plans.
+    path: the file; None: none. commit: None reads nothing. how: options of all plans.
     """
 
     path: Path | None
@@ -62,7 +62,7 @@ class Results:
     def of(
         self, entries: Iterable[Entry], budgets: Sequence[float], offs: Sequence[str] = ("",)
     ) -> list[dict[str, Any]]:
-        """Those of these cases, in their order."""
+        """Outcomes of these cases, in their order."""
         keys = [(entry.name, budget, off) for entry in entries for budget in budgets for off in offs]
         return [self._outcomes[key] for key in keys if key in self._outcomes]
 
@@ -70,13 +70,13 @@ class Results:
         if self.path is None:
             return
         report = {"outcomes": list(self._outcomes.values()), "timings": self.timings}
-        whole = self.path.with_name(f"{self.path.name}.new")
-        whole.write_text(json.dumps(report, indent=1) + "\n")
-        whole.replace(self.path)
+        new_file = self.path.with_name(f"{self.path.name}.new")
+        new_file.write_text(json.dumps(report, indent=1) + "\n")
+        new_file.replace(self.path)
 
 
 def read_outcomes(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The outcomes of some files; of the same case and budget the one in the last of them."""
+    """The outcomes of some files; for the same key the last file's."""
     entries: dict[Key, dict[str, Any]] = {}
     for path in paths:
         entries.update((_key(outcome), outcome) for outcome in json.loads(path.read_text())["outcomes"])
@@ -84,7 +84,7 @@ def read_outcomes(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def budget_text(budget: float) -> str:
-    """`50%` of what data parallelism takes, or all of the `device`."""
+    """A budget in text: `50%` of data parallelism's memory, or all of the `device`."""
     return "device" if math.isinf(budget) else f"{budget:.0%}"
 
 

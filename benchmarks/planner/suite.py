@@ -1,4 +1,4 @@
-"""The cases of the benchmark, and the clusters they run on."""
+"""The cases of the benchmark, and their clusters."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BUDGETS = (1.0, 0.5, 0.25)
 class Entry:
     """A model at one size on one number of devices.
 
-    changes: what is judged instead of the whole model where that is deep, a slice of its equal layers, or with another
-        batch. variant: tells such cases apart. machine: of `judge.MACHINES`; its own compiler judges.
+    changes: arguments of the model's build: a slice of equal layers of a deep model, or another batch. variant: suffix
+        of the name of such a case. machine: of `judge.MACHINES`; its own compiler judges.
     """
 
     model: str
@@ -35,8 +35,8 @@ class Entry:
         return "-".join(filter(None, (self.model, self.size, str(self.devices), self.variant, machine)))
 
 
-#: (model, size) → the slice that is judged: a few of many equal layers, so that XLA takes seconds for each program.
-#: What scans over its layers is judged whole, and so is GPT-2 124M on 8 devices.
+#: (model, size) → the judged slice: a few of many equal layers, to compile in seconds. Models with a scan over their
+#: layers are judged whole, and so is GPT-2 124M on 8 devices.
 JUDGED: dict[tuple[str, str], dict[str, Any]] = {
     ("gpt2", "124M"): {"layers": 4},
     ("gpt2", "1.5B"): {"layers": 4},
@@ -58,7 +58,7 @@ JUDGED: dict[tuple[str, str], dict[str, Any]] = {
 #: GPT-2 124M with other batches on 8 devices than 16 sequences: name → sequences of a device.
 BATCHES = {"b8": 1, "b32": 4, "b128": 16}
 
-#: What `make bench-planner-quick` runs: every model once, where it does not take long.
+#: Cases of `make bench-planner-quick`: every model once.
 QUICK = (
     "gpt2-124M-8", "gpt2-1.5B-16", "llama-1B-8", "moe-8e-8", "bert-large-8", "vit-L16-8", "resnet-250M-8", "unet-128-8",
     "t5-base-8", "lstm-1024-8", "dlrm-1M-8",
@@ -67,29 +67,29 @@ QUICK = (
 
 def entries() -> Iterator[Entry]:
     """All cases: 8 A100 first, then 8 H100, then more A100, then 8 CPUs."""
-    yield from _on(8, "a100")
+    yield from _list_on(8, "a100")
     for name, batch in BATCHES.items():
         yield Entry(model="gpt2", size="124M", devices=8, changes={"batch_per_device": batch}, variant=name)
-    yield from _on(8, "h100")
+    yield from _list_on(8, "h100")
     for devices in DEVICES[1:]:
-        yield from _on(devices, "a100")
-    yield from (entry for entry in _on(8, "cpu") if entry.name.removesuffix("-cpu") in QUICK)
+        yield from _list_on(devices, "a100")
+    yield from (entry for entry in _list_on(8, "cpu") if entry.name.removesuffix("-cpu") in QUICK)
 
 
-def _on(devices: int, machine: str) -> Iterator[Entry]:
+def _list_on(devices: int, machine: str) -> Iterator[Entry]:
     """Every model and size; GPT-2 124M is judged whole on 8 devices."""
     for (model, size), layers in JUDGED.items():
         whole = (model, size, devices) == ("gpt2", "124M", 8)
         yield Entry(model=model, size=size, devices=devices, changes={} if whole else layers, machine=machine)
 
 
-def is_meant(entry: Entry, name: str) -> bool:
-    """Whether a name that was asked for is this case's; where it is no case's, whether this one's begins so."""
-    values = {each.name for each in (*entries(), *UNSEEN)}
-    return entry.name == name if name in values else entry.name.startswith(name)
+def matches_name(entry: Entry, name: str) -> bool:
+    """Whether a name selects this case: its own name, or a prefix of it (unless some case has this very name)."""
+    names = {case.name for case in (*entries(), *UNSEEN)}
+    return entry.name == name if name in names else entry.name.startswith(name)
 
 
-#: What `--unseen` runs: models that the planner was not built on. Their experts are counted on the way, none is frozen.
+#: Cases of `--unseen`: held-out models. Their experts are counted on the fly, not frozen.
 UNSEEN = (
     Entry(model="mixtral", size="base", devices=8), Entry(model="mamba", size="base", devices=8),
     Entry(model="tied-llama", size="lion", devices=8), Entry(model="tied-llama", size="adafactor", devices=16),
@@ -102,7 +102,7 @@ UNSEEN = (
 
 
 def cluster_json(devices: int, machine: str) -> str:
-    """A cluster file of the machine's nodes, with the links that the judge assumes.
+    """A cluster file of the machine's nodes, with the judge's links.
 
     A file gives one device's share of its node's ports.
     """

@@ -1,4 +1,4 @@
-"""Made-up pipelines of one device a stage, run by the workers' own task runner."""
+"""Synthetic pipelines of one device a stage, run by the workers' own task runner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WIDTH = 96 * 96
 #: Devices of a process.
 DEVICES = 8
 
-#: A step that takes longer has failed.
+#: Limit in seconds of a step.
 WAIT_S = 120.0
 
 _ARRAY_BYTES = 4 * WIDTH
@@ -40,10 +40,10 @@ _ARRAY_BYTES = 4 * WIDTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One pipeline: its shape, its schedule, and how unequal its chunks and how slow its links are.
+    """One pipeline: its shape, its schedule, the imbalance of its chunks, the speed of its links.
 
-    uneven: chunks take between 1 − uneven and 1 + uneven of the mean. link_s: seconds that one micro-batch's
-    activations take from a stage to another.
+    uneven: chunks take between 1 − uneven and 1 + uneven of the mean. link_s: seconds of one micro-batch's activations
+    between two stages.
     """
 
     stages: int
@@ -58,32 +58,32 @@ class Case:
         return f"{self.stages} stages, {self.micro_batches} micro-batches, {self.schedule}{chunks}"
 
 
-def pieces_of(case: Case, forward_s: float) -> StepSpec:
-    """A chain of chunks whose backward part takes twice the forward's, and an update that waits for all stages.
+def build_step_spec(case: Case, forward_s: float) -> StepSpec:
+    """A chain of chunks, backward twice as long as forward, and an update behind all stages.
 
-    With a zero-bubble schedule the gradients of variables are a program of their own, a third of all.
+    With a zero-bubble schedule weight gradients are a program of their own, a third of all.
     """
     count = case.stages * case.chunks
     rng = random.Random(0)
-    at = tuple(chunk % case.stages for chunk in range(count))
+    stage_of_chunk = tuple(chunk % case.stages for chunk in range(count))
     is_split = case.schedule == "zero-bubble"
-    pieces: list[ProgramSpec] = []
+    programs: list[ProgramSpec] = []
     for chunk in range(count):
         time_s = forward_s * (1 + case.uneven * rng.uniform(-1, 1)) / case.chunks
-        ahead = (f"y{chunk - 1}",) if chunk else ("x",)
-        back = (f"g{chunk + 1}",) if chunk + 1 < count else ()
-        place = {"stage": at[chunk], "chunk": chunk}
-        pieces += [
+        inputs = (f"y{chunk - 1}",) if chunk else ("x",)
+        gradients = (f"g{chunk + 1}",) if chunk + 1 < count else ()
+        place = {"stage": stage_of_chunk[chunk], "chunk": chunk}
+        programs += [
             ProgramSpec(
-                program=f"f{chunk}", kind="forward", reads=ahead, writes=(f"y{chunk}",), time_s=time_s, **place
+                program=f"f{chunk}", kind="forward", reads=inputs, writes=(f"y{chunk}",), time_s=time_s, **place
             ),
             ProgramSpec(
-                program=f"b{chunk}", kind="backward", reads=(f"y{chunk}", *back), writes=(f"g{chunk}",),
+                program=f"b{chunk}", kind="backward", reads=(f"y{chunk}", *gradients), writes=(f"g{chunk}",),
                 time_s=time_s if is_split else 2 * time_s, **place,
             ),
         ]  # fmt: skip
         if is_split:
-            pieces.append(
+            programs.append(
                 ProgramSpec(
                     program=f"w{chunk}",
                     kind="weight",
@@ -95,9 +95,9 @@ def pieces_of(case: Case, forward_s: float) -> StepSpec:
             )
     last = "d" if is_split else "g"
     for stage in range(case.stages):
-        own = tuple(f"{last}{chunk}" for chunk in range(count) if at[chunk] == stage)
+        own = tuple(f"{last}{chunk}" for chunk in range(count) if stage_of_chunk[chunk] == stage)
         sums = tuple(f"n{other}" for other in range(case.stages))
-        pieces += [
+        programs += [
             ProgramSpec(
                 program=f"norm{stage}",
                 kind="apply",
@@ -116,13 +116,13 @@ def pieces_of(case: Case, forward_s: float) -> StepSpec:
             ),
         ]
     outputs = tuple((f"o{stage}", stage) for stage in range(case.stages))
-    once = {"x", *(name for piece in pieces if piece.kind == "apply" for name in piece.writes)}
-    names = dict.fromkeys(["x", *(name for piece in pieces for name in piece.writes)])
+    once = {"x", *(name for program in programs if program.kind == "apply" for name in program.writes)}
+    names = dict.fromkeys(["x", *(name for program in programs for name in program.writes)])
     pairs = [(a, b) for a in range(case.stages) for b in range(case.stages) if a != b]
     link = Link(bandwidth_bytes_per_s=_ARRAY_BYTES / case.link_s, latency_s=0.0) if case.link_s else None
     return StepSpec(
         micro_batches=case.micro_batches,
-        stage_of_chunk=at,
+        stage_of_chunk=stage_of_chunk,
         values=tuple(
             StepValue(
                 name=name,
@@ -132,24 +132,24 @@ def pieces_of(case: Case, forward_s: float) -> StepSpec:
             )
             for name in names
         ),
-        programs=tuple(pieces),
+        programs=tuple(programs),
         arguments=(("x", 0),),
         outputs=outputs,
         links=dict.fromkeys(pairs, link) if link else {},
     )
 
 
-def graph_of(case: Case, forward_s: float) -> TaskGraph:
-    return task_graph(pieces_of(case, forward_s), Schedule.parse(case.schedule))
+def build_graph(case: Case, forward_s: float) -> TaskGraph:
+    return task_graph(build_step_spec(case, forward_s), Schedule.parse(case.schedule))
 
 
 # ---- running -------------------------------------------------------------------
 
 
 class SlowLinks:
-    """A transport that keeps each direction between two devices busy for as long as its link would be.
+    """A transport with simulated links: each direction between two devices is busy for a transfer's bytes / bandwidth.
 
-    One transfer after the other, each from when both ends are ready, as where the receiver pulls.
+    Transfers run one after the other, each from when both ends are ready (the receiver pulls).
     """
 
     def __init__(self, inner: Transport, links: Mapping[tuple[int, int], Link]) -> None:
@@ -183,21 +183,21 @@ class SlowLinks:
             with self._lock:
                 posted = self._posted[number]
             posted.wait(WAIT_S)
-            rest(array.nbytes / link.bandwidth_bytes_per_s)
+            sleep_at_least(array.nbytes / link.bandwidth_bytes_per_s)
             self._inner.send(number, array, target)
             with self._lock:
                 del self._posted[number]
 
 
-def rest(time_s: float) -> None:
+def sleep_at_least(time_s: float) -> None:
     """Sleep, no shorter than asked."""
     until_s = time.perf_counter() + time_s
     while (left_s := until_s - time.perf_counter()) > 0:
         time.sleep(left_s)
 
 
-class Sleeping:
-    """A program that takes its seconds and computes nothing."""
+class SleepingProgram:
+    """A program that sleeps for its seconds and computes nothing."""
 
     def __init__(self, time_s: float, outputs: Sequence[jax.Array]) -> None:
         self._time_s = time_s
@@ -205,15 +205,15 @@ class Sleeping:
 
     def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         del arrays
-        rest(self._time_s)
+        sleep_at_least(self._time_s)
         return self._outputs
 
 
 class Pipeline:
-    """The stages of a task graph that this process has, ready to run.
+    """This process's stages of a task graph, ready to run.
 
-    program_of: what a task runs, given an array on its stage's device. processes: of the job; stage s of S is on
-    process s · processes // S, which has `DEVICES` devices.
+    program_of: (task, array on its stage's device) -> program. processes: of the job; stage s of S is on process
+    s · processes // S; each has `DEVICES` devices.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Pipeline:
         devices = local_positions()
         count = len(graph.stages)
         positions = [DEVICES * (stage * processes // count) + stage for stage in range(count)]
-        lying = [Layout.replicated("f32", (WIDTH,), Mesh.of({"x": 1}), position) for position in positions]
+        layouts = [Layout.replicated("f32", (WIDTH,), Mesh.of({"x": 1}), position) for position in positions]
         carrier = transport or Endpoint(devices, None).transport_to({})
         if graph.links:
             carrier = SlowLinks(carrier, graph.links)
@@ -235,10 +235,10 @@ class Pipeline:
         def handover(task: Task) -> CrossMeshReshard:
             assert task.peer is not None
             ends = (task.stage, task.peer) if task.kind == "send" else (task.peer, task.stage)
+            source, target = (RowSection(layouts[end]) for end in ends)
             return CrossMeshReshard(
-                (RowSection(lying[ends[0]]),), RowSection(lying[ends[1]]), node_of=lambda position: position // DEVICES,
-                devices=devices, transport=carrier,
-            )  # fmt: skip
+                (source,), target, node_of=lambda position: position // DEVICES, devices=devices, transport=carrier
+            )
 
         runners = []
         self._arguments = {}
@@ -257,7 +257,7 @@ class Pipeline:
         self._runner = TaskRunner(runners)
 
     def step(self) -> tuple[float, float]:
-        """Run one step until its results are computed: when it began and ended, by `time.perf_counter`."""
+        """Run one step until its results are computed; returns its begin and end by `time.perf_counter`."""
         self._sequence += 1
         begin_s = time.perf_counter()
         results = self._runner.run(self._sequence, StopSignal(WAIT_S), self._arguments)
@@ -273,21 +273,21 @@ class Pipeline:
         self._runner.close()
 
 
-def sleeping(case: Case, forward_s: float) -> tuple[TaskGraph, Pipeline]:
-    """The case with programs that sleep for as long as they are predicted to take."""
-    graph = graph_of(case, forward_s)
-    return graph, Pipeline(graph, lambda task, array: Sleeping(task.time_s, [array] * len(task.writes)))
+def build_sleeping(case: Case, forward_s: float) -> tuple[TaskGraph, Pipeline]:
+    """Build the case with sleeping programs of the predicted seconds."""
+    graph = build_graph(case, forward_s)
+    return graph, Pipeline(graph, lambda task, array: SleepingProgram(task.time_s, [array] * len(task.writes)))
 
 
-def computing(case: Case, rounds: int) -> tuple[TaskGraph, Pipeline]:
-    """The case with programs that multiply small matrices, and their seconds as measured one by one.
+def build_computing(case: Case, rounds: int) -> tuple[TaskGraph, Pipeline]:
+    """Build the case with programs of small matrix products, and their measured seconds, one by one.
 
     rounds: products of a forward program.
     """
-    graph = graph_of(case, float(rounds))
+    graph = build_graph(case, float(rounds))
 
-    def program_of(task: Task) -> Computing:
-        return computing_program(round(task.time_s), len(task.reads), len(task.writes))
+    def program_of(task: Task) -> ComputingProgram:
+        return build_computing_program(round(task.time_s), len(task.reads), len(task.writes))
 
     pipeline = Pipeline(graph, lambda task, array: program_of(task))
     stages = tuple(
@@ -297,21 +297,21 @@ def computing(case: Case, rounds: int) -> tuple[TaskGraph, Pipeline]:
     return replace(graph, stages=stages), pipeline
 
 
-class Computing:
-    """`rounds` products of 96 × 96 matrices, which XLA computes on one core. alone_s: seconds with nothing beside."""
+class ComputingProgram:
+    """`rounds` products of 96 × 96 matrices, each on one core. alone_s: seconds without other load."""
 
     def __init__(self, rounds: int, reads: int, writes: int) -> None:
         def compute(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             first = sum(arrays[1:], arrays[0]).reshape(96, 96)
-            done = jax.lax.fori_loop(0, rounds, lambda _, x: jax.numpy.tanh(x @ x), first)
-            return (done.reshape(WIDTH),) * writes
+            result = jax.lax.fori_loop(0, rounds, lambda _, x: jax.numpy.tanh(x @ x), first)
+            return (result.reshape(WIDTH),) * writes
 
         self._run = jax.jit(compute)
         arguments = [jax.numpy.zeros(WIDTH, np.float32)] * reads
         jax.block_until_ready(self._run(*arguments))
-        self.alone_s = min(self._timed(arguments) for _ in range(10))
+        self.alone_s = min(self._time_run(arguments) for _ in range(10))
 
-    def _timed(self, arguments: Sequence[jax.Array]) -> float:
+    def _time_run(self, arguments: Sequence[jax.Array]) -> float:
         begin_s = time.perf_counter()
         jax.block_until_ready(self._run(*arguments))
         return time.perf_counter() - begin_s
@@ -322,6 +322,6 @@ class Computing:
 
 
 @cache
-def computing_program(rounds: int, reads: int, writes: int) -> Computing:
-    """Equal programs are one: what they take is measured once."""
-    return Computing(rounds, reads, writes)
+def build_computing_program(rounds: int, reads: int, writes: int) -> ComputingProgram:
+    """Build a program; equal ones share one, measured once."""
+    return ComputingProgram(rounds, reads, writes)

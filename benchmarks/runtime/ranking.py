@@ -1,14 +1,14 @@
-"""Does the planner rank pipelines of a real model as this machine does?
+"""Rank correlation of predicted and measured steps of a real model's pipelines on this machine.
 
-A small GPT-2 on an embedded server, for every number of stages, micro-batches and schedule of a grid: the step that the
-plan predicts beside the step as measured, and Spearman's rank correlation of the two.
+A small GPT-2 on an embedded server, for every number of stages, micro-batches and schedule of a grid: predicted and
+measured step, and Spearman's rank correlation of the two.
 
-The hardware profile is one of devices that are always busy, all eight of them: each has an eighth of two cores. Here
-fewer devices share the machine, and one that waits leaves its part to the others: a bubble costs nothing. "shared" is
-the prediction for that, the work of all devices spread over all cores.
+The hardware profile assumes eight busy devices, each with an eighth of two cores. Here fewer devices share the machine,
+and a waiting one leaves its part to the others: a bubble costs nothing. "shared" predicts this: the work of all
+devices, spread over all cores.
 
-While steps are measured, this process and the server run before everything else on the machine, where the system lets
-them (as root): devices of one program wait for each other, so that other jobs delay them by far more than their share.
+Measured steps run with this process and the server in a real-time class, if the system permits (as root). Devices of a
+program wait for each other; without it other jobs delay them by far more than their share.
 
     python -m benchmarks.runtime.ranking --json build/ranking.json
 """
@@ -41,10 +41,10 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 CONFIG = Config(layers=4, width=128, context=64, batch=32)
 DEVICES = 4
 
-#: What a device of the `cpu` profile has of a core: eight of them share two.
+#: Cores of a device of the `cpu` profile: eight share two.
 CORES_A_DEVICE = 2 / 8
 
-#: Steps of each plan that are measured, one of every plan in turn; the fastest counts.
+#: Measured steps of each plan, one of every plan in turn; the minimum counts.
 ROUNDS = 8
 
 STAGES = (2, 4)
@@ -52,7 +52,7 @@ MICRO_BATCHES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
-def grid(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def list_options(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Keywords of `parallelize`. One stage first: plain, and with gradients accumulated. counts: of micro-batches."""
     for micro_batches in (1, *counts):
         yield {"stages": 1, "micro_batches": micro_batches}
@@ -63,7 +63,7 @@ def grid(counts: Sequence[int]) -> Iterator[dict[str, Any]]:
                     yield {"stages": stages, "micro_batches": micro_batches, "schedule": schedule}
 
 
-class Trained:
+class TrainingRun:
     """The model in training under one plan."""
 
     def __init__(self, session: sw.Session, how: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Trained:
         params = init_params(CONFIG, jax.random.key(0))
         self.how = how
         self.seconds: list[float] = []
-        self._server = session_server(session)
+        self._server = find_server(session)
         self.cpu_seconds: list[float] = []
         self._step = session.parallelize(train_step, donate_argnums=(0, 1), **how)
         self._state = (params, optimizer.init(params))
@@ -81,14 +81,14 @@ class Trained:
         self.cpu_seconds.clear()
 
     def train(self) -> None:
-        """One step, timed from the call to the loss; and the CPU that the server took for it."""
+        """Run one step; records seconds from the call to the loss, and the server's CPU seconds."""
         shape = (CONFIG.batch, CONFIG.context + 1)
         tokens = np.random.default_rng(0).integers(0, CONFIG.vocabulary, shape, np.int32)
-        begin_s, begin_cpu_s = time.perf_counter(), _cpu_s(self._server)
+        begin_s, begin_cpu_s = time.perf_counter(), _measure_cpu_s(self._server)
         *state, loss = self._step(*self._state, tokens)
         float(loss)
         self.seconds.append(time.perf_counter() - begin_s)
-        self.cpu_seconds.append(_cpu_s(self._server) - begin_cpu_s)
+        self.cpu_seconds.append(_measure_cpu_s(self._server) - begin_cpu_s)
         self._state = (state[0], state[1])
 
     @property
@@ -108,24 +108,24 @@ class Trained:
         }
 
 
-def session_server(session: sw.Session) -> psutil.Process:
+def find_server(session: sw.Session) -> psutil.Process:
     assert session._state.server is not None
     return psutil.Process(session._state.server.pid)
 
 
-def _family(process: psutil.Process) -> list[psutil.Process]:
+def _list_family(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    """Of it and its children so far."""
-    return sum(sum(each.cpu_times()[:2]) for each in _family(process))
+def _measure_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and its children so far."""
+    return sum(sum(relative.cpu_times()[:2]) for relative in _list_family(process))
 
 
 @contextlib.contextmanager
-def undisturbed(server: psutil.Process) -> Iterator[bool]:
-    """Lets client and server run before all else on this machine; whether the system allows it."""
-    threads = [thread.id for each in (psutil.Process(), *_family(server)) for thread in each.threads()]
+def run_in_real_time(server: psutil.Process) -> Iterator[bool]:
+    """Run client and server in a real-time class; yields whether the system permits it."""
+    threads = [thread.id for process in (psutil.Process(), *_list_family(server)) for thread in process.threads()]
     try:
         for thread in threads:
             os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
@@ -140,21 +140,21 @@ def undisturbed(server: psutil.Process) -> Iterator[bool]:
                 os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
-def trained(counts: Sequence[int]) -> Iterator[Trained]:
-    """Every point of the grid after its rounds, which alternate between the points."""
+def train_grid(counts: Sequence[int]) -> Iterator[TrainingRun]:
+    """Train every point of the grid, in alternating rounds."""
     with sw.connect(devices=DEVICES) as session:
         points = []
-        for how in grid(counts):
-            print(f"compiling: {_named(how)}", file=sys.stderr, flush=True)
+        for how in list_options(counts):
+            print(f"compiling: {_describe(how)}", file=sys.stderr, flush=True)
             try:
-                points.append(Trained(session, how))
+                points.append(TrainingRun(session, how))
             except sw.ShardwrightError as error:
-                print(f"{_named(how)}: left out: {str(error).splitlines()[0]}", flush=True)
-        with undisturbed(session_server(session)) as is_undisturbed:
+                print(f"{_describe(how)}: left out: {str(error).splitlines()[0]}", flush=True)
+        with run_in_real_time(find_server(session)) as is_real_time:
             for _ in range(ROUNDS):
                 for point in points:
                     point.train()
-        if not is_undisturbed:
+        if not is_real_time:
             print("other jobs of this machine count: not allowed to run before them", file=sys.stderr)
         yield from points
 
@@ -166,21 +166,21 @@ def main() -> int:
         "--micro-batches", metavar="M", type=int, nargs="+", default=MICRO_BATCHES, help="numbers that are tried"
     )
     arguments = parser.parse_args()
-    rows = [point.row for point in trained(arguments.micro_batches)]
+    rows = [point.row for point in train_grid(arguments.micro_batches)]
     for row in rows:
         times = (f"{name} {row[f'{name}_s'] * 1e3:6.1f} ms" for name in ("predicted", "shared", "measured", "cpu"))
-        print(f"{_named(row):44} {', '.join(times)}")
+        print(f"{_describe(row):44} {', '.join(times)}")
     correlations = {name: rank_correlation(rows, f"{name}_s") for name in ("predicted", "shared", "cpu")}
     cores = os.cpu_count()
-    told = ", ".join(f"{name} {value:.3f}" for name, value in correlations.items())
-    print(f"rank correlation with the measured step: {told}; {len(rows)} plans on {cores} cores")
+    text = ", ".join(f"{name} {value:.3f}" for name, value in correlations.items())
+    print(f"rank correlation with the measured step: {text}; {len(rows)} plans on {cores} cores")
     if arguments.json:
         figures = {"rows": rows, "rank_correlations": correlations, "cores": cores}
         Path(arguments.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return 0
 
 
-def _named(how: dict[str, Any]) -> str:
+def _describe(how: dict[str, Any]) -> str:
     stages = "one program" if how["stages"] == 1 else f"{how['stages']} stages"
     return f"{stages}, {how['micro_batches']} micro-batches{', ' + how['schedule'] if 'schedule' in how else ''}"
 

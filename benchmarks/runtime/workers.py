@@ -1,4 +1,4 @@
-"""Pipelines whose stages lie on several processes, as those of a cluster do: transfers go through sockets."""
+"""Pipelines with stages on several processes, like a cluster's: transfers go through sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 import jax
 
-from benchmarks.runtime.pipelines import DEVICES, WAIT_S, Case, Pipeline, Sleeping, graph_of
+from benchmarks.runtime.pipelines import DEVICES, WAIT_S, Case, Pipeline, SleepingProgram, build_graph
 from shardwright.server.runtime.arrays import local_positions
 from shardwright.server.runtime.transport import Endpoint
 from shardwright.tasks import TaskGraph
@@ -30,43 +30,43 @@ class Workers:
         self._processes: list[BaseProcess] = []
         for number in range(count):
             end, other = context.Pipe()
-            process = context.Process(target=_work, args=(other, coordinator, count, number), daemon=True)
+            process = context.Process(target=_run_worker, args=(other, coordinator, count, number), daemon=True)
             process.start()
             self._ends.append(end)
             self._processes.append(process)
-        addresses = self._answers()
-        self._tell([addresses] * count)
+        addresses = self._receive()
+        self._send([addresses] * count)
 
     def open(self, case: Case, forward_s: float) -> TaskGraph:
-        """Make the case, whose programs sleep, on all processes."""
-        self._tell([(case, forward_s)] * len(self._ends))
-        self._answers()
-        return graph_of(case, forward_s)
+        """Build the case with sleeping programs on all processes."""
+        self._send([(case, forward_s)] * len(self._ends))
+        self._receive()
+        return build_graph(case, forward_s)
 
     def step_s(self) -> float:
-        """Seconds of one step, from the first process to begin to the last one to end; they have one clock."""
-        self._tell(["step"] * len(self._ends))
-        spans = self._answers()
+        """Seconds of one step, from the first process's begin to the last one's end, by one clock."""
+        self._send(["step"] * len(self._ends))
+        spans = self._receive()
         return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
     def close(self) -> None:
-        self._tell([None] * len(self._ends))
+        self._send([None] * len(self._ends))
         for process in self._processes:
             process.join(WAIT_S)
 
-    def _tell(self, messages: Sequence[object]) -> None:
+    def _send(self, messages: Sequence[object]) -> None:
         for end, message in zip(self._ends, messages, strict=True):
             end.send(message)
 
-    def _answers(self) -> list:
+    def _receive(self) -> list:
         for end in self._ends:
             if not end.poll(WAIT_S):
                 raise TimeoutError(f"a process of the job did not answer within {WAIT_S:g} s")
         return [end.recv() for end in self._ends]
 
 
-def _work(end: Connection, coordinator: str, count: int, number: int) -> None:
-    """A process of the job: makes the cases it is told of, and runs its stages' part of a step."""
+def _run_worker(end: Connection, coordinator: str, count: int, number: int) -> None:
+    """A process of the job: builds the requested cases, and runs its stages' part of a step."""
     jax.distributed.initialize(coordinator, count, number)
     endpoint = Endpoint(local_positions(), _HOST)
     end.send(endpoint.address)
@@ -82,8 +82,8 @@ def _work(end: Connection, coordinator: str, count: int, number: int) -> None:
         if pipeline is not None:
             pipeline.close()
         pipeline = Pipeline(
-            graph_of(case, forward_s),
-            lambda task, array: Sleeping(task.time_s, [array] * len(task.writes)),
+            build_graph(case, forward_s),
+            lambda task, array: SleepingProgram(task.time_s, [array] * len(task.writes)),
             processes=count,
             transport=endpoint.transport_to(at),
         )

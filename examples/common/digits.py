@@ -1,4 +1,4 @@
-"""Real images that come with scikit-learn: 1,797 handwritten digits of 8 × 8 pixels."""
+"""Real images of scikit-learn: 1,797 handwritten digits of 8 × 8 pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line that the larger examples share: a preset, options of the plan, plans without a server."""
+"""Command line of the larger examples: a preset, options of the plan, plans without a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLANNING = ("mesh", "force", "memory_budget", "deadline", "stages", "micro_batc
 def example_parser(
     description: str | None, presets: Mapping[str, Any], default: str, steps: int
 ) -> argparse.ArgumentParser:
-    """A parser with a preset, an option for each size in it, and what `planning_options` and `show_plan` read."""
+    """Build a parser: a preset, an option for each of its sizes, and the options of plans."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=presets, default=default, help=f"sizes (default: {default})")
     parser.add_argument("--steps", type=int, metavar="N", default=steps, help=f"default: {steps}")
@@ -62,8 +62,8 @@ def example_parser(
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line; ends the program where it contradicts itself."""
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line; exits on contradicting options."""
     arguments = parser.parse_args()
     if arguments.resume and arguments.checkpoint_dir is None:
         parser.error("--resume needs --checkpoint-dir")
@@ -72,12 +72,12 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return arguments
 
 
-def sized(presets: Mapping[str, Any], arguments: argparse.Namespace) -> Any:
-    """The chosen preset, with the sizes that the command line names."""
+def select_config(presets: Mapping[str, Any], arguments: argparse.Namespace) -> Any:
+    """The chosen preset, with the command line's sizes. Exits on sizes that do not fit together."""
     preset = presets[arguments.preset]
-    given = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(preset)}
+    sizes = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(preset)}
     try:
-        return dataclasses.replace(preset, **{name: value for name, value in given.items() if value is not None})
+        return dataclasses.replace(preset, **{name: value for name, value in sizes.items() if value is not None})
     except ValueError as error:
         raise SystemExit(f"these sizes do not fit together: {error}") from None
 
@@ -90,12 +90,12 @@ def planning_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def show_plan(
     train_step: Callable[..., Any], init: Callable[..., Any], batch: tuple[Any, ...], arguments: argparse.Namespace
 ) -> None:
-    """Prints the plan of `train_step` for `--cluster`; no array of the model is ever made.
+    """Print the plan of `train_step(*init(key), *batch)` for `--cluster`, with donated state and no real arrays.
 
-    The step takes what `init(key)` returns, updated in place, and then `batch`, given by types.
+    batch: array types.
     """
     try:
-        cluster = _cluster(arguments.cluster)
+        cluster = _load_cluster(arguments.cluster)
         state = jax.eval_shape(init, jax.random.key(0))
         donated = tuple(range(len(state)))
         with Console(stderr=True).status("lowering") as status:
@@ -113,5 +113,5 @@ def show_plan(
     print(plan.explain())
 
 
-def _cluster(text: str) -> sw.Cluster:
+def _load_cluster(text: str) -> sw.Cluster:
     return sw.Cluster.local(int(text)) if text.isdigit() else sw.Cluster.load(text, for_planning=True)

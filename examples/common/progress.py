@@ -22,7 +22,7 @@ _STEPS_AHEAD = 2
 
 
 class TrainingProgress:
-    """Shows what the first step is prepared by, then step, loss, speed and the estimated time left.
+    """Shows the preparation of the first step, then step, loss, speed and the estimated time left.
 
     with TrainingProgress(steps, examples_per_step, "tokens") as progress:
         for batch in …:
@@ -56,11 +56,11 @@ class TrainingProgress:
                 self._bar.stop()
 
     def go_on_after(self, step: int) -> None:
-        """So many steps were run before, by a run that was saved."""
+        """Start behind the last step of a saved run."""
         self._read = step
 
     def step(self, loss: Any) -> None:
-        """One more step was started; `loss` may still be on its way."""
+        """Count a started step; `loss` may still be in flight."""
         if not self._has_begun:
             self._has_begun = True
             self._start_training()
@@ -89,9 +89,10 @@ class TrainingProgress:
             print(f"step {self._read:>4}/{self._steps}  {figures}", flush=True)
 
     def _speed(self) -> str:
-        """Speed and time left, once enough losses were read that some were waited for: the last ones come together.
+        """Speed and time left; empty for the first steps.
 
-        Nothing of the first step, which may itself have waited for the parameters.
+        Neither of two kinds of losses tells the speed: the last ones arrive together, and the first one may include a
+        wait for the parameters.
         """
         if len(self._times_s) <= 2 * _STEPS_AHEAD + 1:
             return ""
@@ -102,7 +103,7 @@ class TrainingProgress:
 
 
 class _Preparation(logging.Handler):
-    """Shows what Shardwright logs while it plans and compiles: `train_step: search data=8 (0.1 s)`."""
+    """Shows Shardwright's log of planning and compiling: `train_step: search data=8 (0.1 s)`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the sources of Python's standard library, byte by byte."""
+"""Real text on every machine: the sources of Python's standard library, byte by byte."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def split(text: bytes, held_out: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(values: np.ndarray, batch: int, context: int, seed: int = 0) -> Iterator[tuple[np.ndarray]]:
-    """Endless batches of random crops, int32 [batch, context + 1]: inputs and, one further, what to predict."""
+    """Endless batches of random crops, int32 [batch, context + 1]: inputs and, shifted by one, targets."""
     random = np.random.default_rng(seed)
     while True:
         starts = random.integers(0, len(values) - context - 1, batch)

@@ -1,4 +1,4 @@
-"""The training loop that the larger examples share: state on the servers, progress, checkpoints, a trace."""
+"""Training loop of the larger examples: state on the servers, progress, checkpoints, a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import shardwright as sw
 from examples.common.progress import TrainingProgress
 
-#: The step that `--trace` measures: the first ones wait for what is made on the way.
+#: The step of `--trace`: the first ones include compilation and initialization.
 _TRACED_STEP = 3
 
 
@@ -26,9 +26,9 @@ def train(
     examples_per_step: int,
     unit: str,
 ) -> Any:
-    """Runs `params, opt_state, loss = step(params, opt_state, *batch)` up to `--steps`; returns the parameters.
+    """Run `params, opt_state, loss = step(params, opt_state, *batch)` up to `--steps`; returns the parameters.
 
-    `--checkpoint-dir` and `--resume` save the state, and go on from it: on other devices or by another plan as well.
+    `--checkpoint-dir` saves the state; `--resume` continues from it, also on other devices or under another plan.
     """
     folder, traced = arguments.checkpoint_dir, arguments.trace
     with TrainingProgress(arguments.steps, examples_per_step, unit) as progress:

@@ -20,8 +20,8 @@ class Config:
     """Sizes of the model and of its batch; `width` must be a multiple of `heads`.
 
     dtype: of the activations; parameters are float32.
-    scan: layers in a `lax.scan`, their activations computed again in the backward pass, so that neither program
-        nor memory grows with the layers; else written out one after the other.
+    scan: layers in a `lax.scan` with rematerialized activations: size of the program and activations do not grow with
+        the layers; else unrolled.
     """
 
     vocabulary: int = 256
@@ -42,7 +42,7 @@ class Config:
         return 4 * self.width
 
 
-def _published(layers: int, width: int, heads: int, *, batch: int = 512, context: int = 1024) -> Config:
+def _make_preset(layers: int, width: int, heads: int, *, batch: int = 512, context: int = 1024) -> Config:
     return Config(
         vocabulary=50257, context=context, layers=layers, heads=heads, width=width, batch=batch, dtype="bfloat16",
         scan=True,
@@ -54,14 +54,14 @@ def _published(layers: int, width: int, heads: int, *, batch: int = 512, context
 PRESETS = {
     "tiny": Config(layers=2, heads=2, width=32, context=32),
     "small": Config(),
-    "117M": _published(12, 768, 12),
-    "345M": _published(24, 1024, 16),
-    "762M": _published(36, 1280, 20),
-    "1.5B": _published(48, 1600, 25),
-    "2.7B": _published(32, 2560, 32, context=2048),
-    "6.7B": _published(32, 4096, 32, context=2048, batch=1024),
-    "13B": _published(40, 5120, 40, context=2048, batch=1024),
-    "175B": _published(96, 12288, 96, context=2048, batch=1536),
+    "117M": _make_preset(12, 768, 12),
+    "345M": _make_preset(24, 1024, 16),
+    "762M": _make_preset(36, 1280, 20),
+    "1.5B": _make_preset(48, 1600, 25),
+    "2.7B": _make_preset(32, 2560, 32, context=2048),
+    "6.7B": _make_preset(32, 4096, 32, context=2048, batch=1024),
+    "13B": _make_preset(40, 5120, 40, context=2048, batch=1024),
+    "175B": _make_preset(96, 12288, 96, context=2048, batch=1536),
 }
 
 
@@ -170,7 +170,7 @@ def loss_of(params: Params, tokens: jax.Array, config: Config) -> jax.Array:
 
 
 def make_steps(config: Config, optimizer: optax.GradientTransformation) -> tuple[Any, Any, Any]:
-    """(init, train_step, eval_step): what a training loop on one device would hand to `jax.jit`."""
+    """(init, train_step, eval_step), ready for `jax.jit` on one device."""
 
     def init(key: jax.Array) -> tuple[Params, Any]:
         params = init_params(config, key)
@@ -188,5 +188,5 @@ def make_steps(config: Config, optimizer: optax.GradientTransformation) -> tuple
 
 
 def batch_types(config: Config) -> tuple[jax.ShapeDtypeStruct]:
-    """Types of a batch of `train_step`: each sequence, and one token further what to predict."""
+    """Types of a batch of `train_step`: tokens [batch, context + 1], inputs and shifted targets."""
     return (jax.ShapeDtypeStruct((config.batch, config.context + 1), "int32"),)

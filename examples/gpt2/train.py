@@ -22,8 +22,8 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script finds the other examples
 
 import shardwright as sw
-from examples.common.annotated import annotated
-from examples.common.options import example_parser, parsed, planning_options, show_plan, sized
+from examples.common.annotated import annotate_step
+from examples.common.options import example_parser, parse_arguments, planning_options, select_config, show_plan
 from examples.common.text import batches, split, standard_library_text
 from examples.common.training import train
 from examples.gpt2.model import PRESETS, batch_types, make_steps
@@ -43,11 +43,11 @@ MEGATRON = {
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=200)
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002")
-    arguments = parsed(parser)
-    config = sized(PRESETS, arguments)
+    arguments = parse_arguments(parser)
+    config = select_config(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, adamw(arguments.learning_rate, arguments.steps))
     if arguments.annotate:
-        train_step = annotated(train_step, MEGATRON)
+        train_step = annotate_step(train_step, MEGATRON)
     if arguments.plan_only:
         show_plan(train_step, init, batch_types(config), arguments)
         return

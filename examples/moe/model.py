@@ -1,7 +1,7 @@
 """GPT with a mixture of experts in every other block, in plain JAX, written for one device.
 
-Top-2 gates and dispatch by einsum as in GShard (Lepikhin et al., 2020). Capacity is counted within a sequence: what
-one sequence sends to an expert never depends on the others, so a batch may be cut along its sequences.
+Top-2 gates and dispatch by einsum as in GShard (Lepikhin et al., 2020). Capacity counts per sequence: a sequence's
+dispatch is independent of the others, and a batch may be split along its sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Config:
     """Sizes of the model and of its batch; layers come in pairs, an ordinary block and one with experts.
 
     dtype: of the activations; parameters are float32.
-    scan: pairs of layers in a `lax.scan`, their activations computed again in the backward pass.
+    scan: pairs of layers in a `lax.scan` with rematerialized activations.
     """
 
     experts: int = 8
@@ -46,11 +46,11 @@ class Config:
 
     @property
     def capacity(self) -> int:
-        """Tokens of one sequence that one expert takes; what comes later skips the block."""
+        """Maximum tokens of one sequence for one expert; later ones skip the block."""
         return int(self.context * self.capacity_factor / self.experts)
 
 
-def _published(experts: int, layers: int, width: int) -> Config:
+def _make_preset(experts: int, layers: int, width: int) -> Config:
     return Config(
         experts=experts, vocabulary=32000, context=1024, layers=layers, heads=16, width=width, mlp_factor=8, batch=1024,
         dtype="bfloat16", scan=True,
@@ -61,13 +61,13 @@ def _published(experts: int, layers: int, width: int) -> Config:
 PRESETS = {
     "tiny": Config(experts=4, layers=2, heads=2, width=32, context=32),
     "small": Config(),
-    "380M": _published(8, 8, 768),
-    "690M": _published(16, 8, 768),
-    "1.3B": _published(16, 16, 768),
-    "2.4B": _published(16, 16, 1024),
-    "10B": _published(32, 16, 1536),
-    "27B": _published(48, 16, 2048),
-    "70B": _published(64, 32, 2048),
+    "380M": _make_preset(8, 8, 768),
+    "690M": _make_preset(16, 8, 768),
+    "1.3B": _make_preset(16, 16, 768),
+    "2.4B": _make_preset(16, 16, 1024),
+    "10B": _make_preset(32, 16, 1536),
+    "27B": _make_preset(48, 16, 2048),
+    "70B": _make_preset(64, 32, 2048),
 }
 
 
@@ -102,7 +102,7 @@ def _init_pair(config: Config, key: jax.Array) -> Params:
 
 
 def mixture(p: Params, x: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
-    """Each token of x [batch, time, width] through its two experts; and the loss that keeps experts evenly used."""
+    """(each token of x [batch, time, width] through its two experts, load-balancing loss)."""
     gates = jax.nn.softmax(x.astype(jnp.float32) @ p["gate"], axis=-1)
     combine, balance = top_two(gates, config.capacity)
     dispatch = (combine > 0).astype(x.dtype)
@@ -115,7 +115,7 @@ def mixture(p: Params, x: jax.Array, config: Config) -> tuple[jax.Array, jax.Arr
 def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     """Weights [batch, time, experts, capacity] of each token's two experts, and the balance loss.
 
-    gates: [batch, time, experts], which sum to one over the experts.
+    gates: [batch, time, experts], with sum one over the experts.
     """
     experts = gates.shape[-1]
     first = jax.nn.one_hot(jnp.argmax(gates, axis=-1), experts)
@@ -125,15 +125,15 @@ def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
     total = (gates * (first + second)).sum(-1, keepdims=True) + 1e-9
     combine = jnp.zeros((*gates.shape, capacity))
     for chosen, place in ((first, first_place), (second, second_place)):
-        kept = chosen * (place < capacity)
+        within_capacity = chosen * (place < capacity)
         slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
-        combine += (gates / total * kept)[..., None] * slot[:, :, None]
+        combine += (gates / total * within_capacity)[..., None] * slot[:, :, None]
     balance = experts**2 * jnp.mean(first.mean(1) * gates.mean(1))
     return combine, balance
 
 
 def apply_pair(p: Params, x: jax.Array, config: Config) -> tuple[jax.Array, jax.Array]:
-    """An ordinary block and one with experts; the second result is its balance loss."""
+    """Apply a dense block and one with experts; the second result is its load-balancing loss."""
     dense, sparse = p["dense"], p["sparse"]
     x = x + attention(dense["attention"], norm(dense["attention_norm"], x), config.heads)
     x = x + mlp(dense["mlp"], norm(dense["mlp_norm"], x))
@@ -167,7 +167,7 @@ def losses_of(params: Params, tokens: jax.Array, config: Config) -> tuple[jax.Ar
 
 
 def make_steps(config: Config, optimizer: optax.GradientTransformation) -> tuple[Any, Any, Any]:
-    """(init, train_step, eval_step): what a training loop on one device would hand to `jax.jit`."""
+    """(init, train_step, eval_step), ready for `jax.jit` on one device."""
 
     def init(key: jax.Array) -> tuple[Params, Any]:
         params = init_params(config, key)

@@ -28,7 +28,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def attention_by_heads(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The same with batch and heads split: no device needs anything of another."""
+    """The same with batch and heads split: no communication."""
     return attention(*(sw.annotate(x, {0: "data", 2: "model"}) for x in (q, k, v)))
 
 

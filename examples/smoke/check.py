@@ -12,9 +12,9 @@ import shardwright as sw
 
 
 def check(session: sw.Session, function: Callable[..., jax.Array], *arrays: np.ndarray, **options: Any) -> None:
-    """Prints the plan of `function(*arrays)` in short, and how far its result is from plain JAX's.
+    """Print a summary of the plan of `function(*arrays)`, and its result's relative difference from plain JAX's.
 
-    options: of `session.parallelize`. Ends the program where the results differ by more than rounding.
+    options: of `session.parallelize`. Exits on a difference of more than rounding.
     """
     step = session.parallelize(function, **options)
     result, expected = np.asarray(step(*arrays)), np.asarray(jax.jit(function)(*arrays))

@@ -24,7 +24,7 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def contracted_matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The same for two long thin matrices, of which each device has a slice: partial products are added."""
+    """The same for two long thin matrices, split along the contracted dimension: partial products are summed."""
     return sw.annotate(sw.annotate(a, {1: "data"}) @ sw.annotate(b, {0: "data"}), {0: None, 1: None})
 
 

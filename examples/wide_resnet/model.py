@@ -22,7 +22,7 @@ class Config:
 
     depth: 50 or 101 layers as published, 14 for one block in each of four levels, 8 for two levels.
     channels: of the first level, a multiple of `groups`; each level doubles them.
-    factor: how much wider the 3 × 3 convolutions are.
+    factor: width multiplier of the 3 × 3 convolutions.
     image: height and width, a multiple of 8; from 64 on the first convolution is 7 × 7 at stride 2 and pooled, else
         3 × 3.
     """
@@ -38,15 +38,15 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.depth not in BLOCKS or self.channels % self.groups or self.image % 8:
-            known = ", ".join(map(str, BLOCKS))
-            raise ValueError(f"depth is one of {known}, channels a multiple of groups, image a multiple of 8")
+            depths = ", ".join(map(str, BLOCKS))
+            raise ValueError(f"depth is one of {depths}, channels a multiple of groups, image a multiple of 8")
 
 
 #: Depth → bottleneck blocks of each level.
 BLOCKS = {8: (1, 1), 14: (1, 1, 1, 1), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
-def _published(channels: int, factor: int = 2, depth: int = 50) -> Config:
+def _make_preset(channels: int, factor: int = 2, depth: int = 50) -> Config:
     return Config(
         depth=depth, channels=channels, factor=factor, groups=32, image=224, image_channels=3, classes=1024, batch=1536
     )
@@ -56,13 +56,13 @@ def _published(channels: int, factor: int = 2, depth: int = 50) -> Config:
 PRESETS = {
     "tiny": Config(depth=8, channels=8, groups=4),
     "small": Config(),
-    "250M": _published(160),
-    "500M": _published(224),
-    "1B": _published(320),
-    "2B": _published(448),
-    "4B": _published(640),
-    "6.8B": _published(320, factor=16),
-    "13B": _published(320, factor=16, depth=101),
+    "250M": _make_preset(160),
+    "500M": _make_preset(224),
+    "1B": _make_preset(320),
+    "2B": _make_preset(448),
+    "4B": _make_preset(640),
+    "6.8B": _make_preset(320, factor=16),
+    "13B": _make_preset(320, factor=16, depth=101),
 }
 
 
@@ -155,7 +155,7 @@ def loss_of(params: Params, images: jax.Array, labels: jax.Array, config: Config
 
 
 def make_steps(config: Config, optimizer: optax.GradientTransformation) -> tuple[Any, Any, Any]:
-    """(init, train_step, eval_step); the last returns the part of a batch that is told right."""
+    """(init, train_step, eval_step); eval_step returns the accuracy on a batch."""
 
     def init(key: jax.Array) -> tuple[Params, Any]:
         params = init_params(config, key)

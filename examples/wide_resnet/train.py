@@ -18,9 +18,9 @@ import optax
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script finds the other examples
 
 import shardwright as sw
-from examples.common.annotated import annotated
+from examples.common.annotated import annotate_step
 from examples.common.digits import batches, digits
-from examples.common.options import example_parser, parsed, planning_options, show_plan, sized
+from examples.common.options import example_parser, parse_arguments, planning_options, select_config, show_plan
 from examples.common.training import train
 from examples.wide_resnet.model import PRESETS, batch_types, make_steps
 
@@ -33,11 +33,11 @@ WIDE_CHANNELS = {"['spatial']['kernel']": {-1: "model"}, "['expand']['kernel']":
 def main() -> None:
     parser = example_parser(__doc__, PRESETS, default="small", steps=100)
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="default: 0.003")
-    arguments = parsed(parser)
-    config = sized(PRESETS, arguments)
+    arguments = parse_arguments(parser)
+    config = select_config(PRESETS, arguments)
     init, train_step, eval_step = make_steps(config, optax.adam(arguments.learning_rate))
     if arguments.annotate:
-        train_step = annotated(train_step, WIDE_CHANNELS)
+        train_step = annotate_step(train_step, WIDE_CHANNELS)
     if arguments.plan_only:
         show_plan(train_step, init, batch_types(config), arguments)
         return

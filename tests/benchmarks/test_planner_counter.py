@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.planner.counted import Collective, Counted
+from benchmarks.planner.counted import Collective, ProgramCounts
 from benchmarks.planner.counter import count
-from benchmarks.planner.groups import collective_groups
+from benchmarks.planner.groups import parse_collective_groups
 from benchmarks.planner.judge import MACHINES, collective_s, judge
 from benchmarks.planner.partitioned_text import CountingError, Instruction
 
@@ -56,12 +56,14 @@ def with_attributes(attributes):
     ],
 )
 def test_groups_in_every_notation(text, expected):
-    assert collective_groups(with_attributes(f", channel_id=1, {text}, use_global_device_ids=true"), 8) == expected
+    assert (
+        parse_collective_groups(with_attributes(f", channel_id=1, {text}, use_global_device_ids=true"), 8) == expected
+    )
 
 
 def test_an_unknown_notation_of_groups_is_refused():
     with pytest.raises(CountingError, match="notation"):
-        collective_groups(with_attributes(", replica_groups=<0..7>"), 8)
+        parse_collective_groups(with_attributes(", replica_groups=<0..7>"), 8)
 
 
 def test_all_reduce_of_a_contracted_product():
@@ -214,7 +216,9 @@ def test_inside_a_node_the_ring_formula_holds():
     machine = MACHINES["a100"]
     inside = Collective(kind="all-reduce", payload_bytes=10**6, groups=(tuple(range(8)),), count=3)
     expected = 14 * machine.inside_latency_s + 2 * 7 / 8 * 10**6 / (machine.inside * machine.link_efficiency)
-    assert judge(Counted(collectives=(inside,), kernels=()), machine).communication_s == pytest.approx(3 * expected)
+    assert judge(ProgramCounts(collectives=(inside,), kernels=()), machine).communication_s == pytest.approx(
+        3 * expected
+    )
 
 
 def test_the_counter_and_the_judge_share_no_code_with_the_planner():

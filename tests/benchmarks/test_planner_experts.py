@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks.planner import frozen
-from benchmarks.planner.experts.plans import experts_of
+from benchmarks.planner.experts.plans import build_experts
 from benchmarks.planner.experts.rules import DoesNotApply, Expert, lower, parameter_spec, spec_of
 from benchmarks.planner.judge import MACHINES
 from benchmarks.planner.rank import spearman
 from benchmarks.planner.report import misses_the_bar
-from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries, is_meant
+from benchmarks.planner.suite import JUDGED, QUICK, UNSEEN, cluster_json, entries, matches_name
 from shardwright.clusters.cluster import Cluster
 from workloads.cases import Leaf
 from workloads.every_model import EVERY_MODEL
@@ -30,7 +30,7 @@ TINY = {"layers": 1, "width": 64, "heads": 4, "context": 16, "vocabulary": 65}
 @pytest.mark.parametrize("entry", FROZEN, ids=lambda entry: entry.name)
 def test_frozen_experts_are_of_the_slice_that_is_judged(entry):
     experts = frozen.read(entry)
-    assert experts.keys() <= experts_of(MODELS[entry.model], entry.devices).keys()
+    assert experts.keys() <= build_experts(MODELS[entry.model], entry.devices).keys()
     for figures in experts.values():
         assert figures["memory_bytes"] > 0
         assert frozen.step_s(figures) > 0
@@ -40,10 +40,10 @@ def test_frozen_experts_are_of_the_slice_that_is_judged(entry):
 
 @pytest.mark.parametrize("machine", sorted({entry.machine for entry in FROZEN}))
 def test_writing_what_was_read_gives_the_same_bytes(machine):
-    result = frozen.path_of(machine).read_bytes()
+    result = frozen.machine_path(machine).read_bytes()
     cases = frozen.read_machine(machine)
     assert frozen.compress_cases(dict(reversed(cases.items()))) == result
-    assert cases == {name: json.loads(frozen.text_of(case)) for name, case in cases.items()}
+    assert cases == {name: json.loads(frozen.format_case(case)) for name, case in cases.items()}
 
 
 def test_every_quick_case_is_a_case_with_experts():
@@ -66,7 +66,7 @@ def test_cases_have_names_of_their_own():
     ids=["a case", "several", "a model", "of another suite"],
 )
 def test_a_name_is_a_case_or_how_cases_begin(name, expected):
-    assert sum(is_meant(entry, name) for entry in entries()) == expected
+    assert sum(matches_name(entry, name) for entry in entries()) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_an_unseen_model_is_a_step_that_hands_its_state_on(entry):
 
 @pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
 def test_experts_use_all_devices(entry):
-    result = experts_of(EVERY_MODEL[entry.model], entry.devices)
+    result = build_experts(EVERY_MODEL[entry.model], entry.devices)
     assert {"data", "zero1", "zero3"} < result.keys()
     assert {prod(expert.mesh.values()) for expert in result.values()} == {entry.devices}
 
@@ -112,7 +112,7 @@ def test_gpt2_experts_move_the_bytes_that_were_measured_elsewhere():
     wire = {name: figures["wire_bytes"] for name, figures in frozen.read(entry).items()}
     assert wire["data"] == pytest.approx(2 * 7 / 8 * (parameters + embedding), rel=0.001)
     assert wire["zero1"] == pytest.approx(2 * 7 / 8 * parameters, rel=0.01)
-    issued = {name: frozen.collectives_of(figures) for name, figures in frozen.read(entry).items()}
+    issued = {name: frozen.count_collectives(figures) for name, figures in frozen.read(entry).items()}
     assert issued["data"] <= 2 + math.ceil((parameters - embedding) / (28 * 2**20))
     assert issued["zero1"] < 20
 

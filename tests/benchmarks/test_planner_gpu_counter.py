@@ -12,9 +12,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.planner.beside import beside
+from benchmarks.planner.beside import measure_overlap
 from benchmarks.planner.counter import count
-from benchmarks.planner.experts.plans import experts_of
+from benchmarks.planner.experts.plans import build_experts
 from benchmarks.planner.experts.rules import lower
 from benchmarks.planner.judge import MACHINES, judge
 from benchmarks.planner.partitioned_text import CountingError
@@ -50,7 +50,7 @@ def text_of(name):
 def test_products_are_those_of_the_step_that_xla_compiles_for_hosts(name):
     """Up to the borders of convolutions, which XLA:GPU writes out where they are not even."""
     model, size, expert, changes = STEPS[name]
-    layout = experts_of(EVERY_MODEL[model], 8)[expert]
+    layout = build_experts(EVERY_MODEL[model], 8)[expert]
     case = EVERY_MODEL[model].build(size, 8, **{**changes, **layout.changes})
     here = count(lower(case, layout, jax.devices()).compile().as_text(), 8)
     tolerance = 0.05 if model == "resnet" else 0.01
@@ -301,8 +301,8 @@ STARTED, DONE = f"  %r = f32[1048576]{{0}} {SUM % '-start'}\n", "  %d = f32[1048
 def test_kernels_wait_for_what_is_left_where_a_collective_is_done(lines, hides):
     machine = MACHINES["a100"]
     text = f"HloModule m\n\n{ADD}\nENTRY %main () -> f32[] {{\n{GIVEN}{lines}}}\n"
-    whole, result = judge(count(text, 8), machine), beside(text, 8, machine)
+    whole, result = judge(count(text, 8), machine), measure_overlap(text, 8, machine)
     assert result.compute_s == pytest.approx(whole.compute_s)
     assert result.communication_s == pytest.approx(whole.communication_s)
     hidden_s = {"nothing": 0.0, "all": whole.communication_s, "a kernel": machine.launch_s}[hides]
-    assert result.communication_s - result.waited_s == pytest.approx(hidden_s, abs=1e-12)
+    assert result.communication_s - result.exposed_s == pytest.approx(hidden_s, abs=1e-12)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.planner.frozen import step_s
-from benchmarks.planner.report import deviations, summary
+from benchmarks.planner.report import format_deviations, summarize
 from benchmarks.planner.results import Results, read_outcomes
-from benchmarks.planner.run import chosen_budgets
+from benchmarks.planner.run import select_budgets
 from benchmarks.planner.suite import Entry
 from benchmarks.planner.table import markdown
 
@@ -65,7 +65,7 @@ def test_the_last_file_counts(tmp_path):
 
 def test_only_what_fits_counts_as_good():
     refused = {key: value for key, value in outcome(GPT2, 0.25).items() if key not in ("ours", "fits")}
-    said = summary([
+    said = summarize([
         outcome(GPT2, 1.0, ours_s=0.9), outcome(GPT2, 0.5, ours_s=0.9, fits=False), outcome(DLRM, 0.5, ours_s=1.005),
         outcome(DLRM, 0.25, ours_s=1.5), {**refused, "error": "PlanRefused: no plan fits"},
     ])  # fmt: skip
@@ -94,7 +94,7 @@ def test_a_table_has_a_row_for_each_outcome_in_the_order_of_the_suite():
 
 def test_predicted_figures_are_held_against_compiled_ones():
     """Communication 0.4 s against 0.475 and 0.275, compute 0.5 against 0.625, six collectives against four."""
-    said = deviations([outcome(GPT2, 1.0, ours_s=1.1), outcome(GPT2, 0.5, ours_s=0.9)])
+    said = format_deviations([outcome(GPT2, 1.0, ours_s=1.1), outcome(GPT2, 0.5, ours_s=0.9)])
     assert "communication off by 30.6% in the median, 45.5% at worst" in said
     assert "compute off by 20.0% in the median" in said
     assert "collectives off by 50.0%" in said
@@ -102,7 +102,7 @@ def test_predicted_figures_are_held_against_compiled_ones():
 
 def test_budgets_are_told_apart_by_whether_an_expert_fits():
     parts = [1.0, 0.5, 0.25]
-    assert chosen_budgets(GPT2, parts, with_expert=True) == [1.0]
-    assert chosen_budgets(GPT2, parts, with_expert=False) == [0.5, 0.25]
-    assert chosen_budgets(GPT2, parts, with_expert=None) == parts
-    assert chosen_budgets(DLRM, parts, with_expert=False) == []
+    assert select_budgets(GPT2, parts, with_expert=True) == [1.0]
+    assert select_budgets(GPT2, parts, with_expert=False) == [0.5, 0.25]
+    assert select_budgets(GPT2, parts, with_expert=None) == parts
+    assert select_budgets(DLRM, parts, with_expert=False) == []

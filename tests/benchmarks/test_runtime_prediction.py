@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.runtime.pipelines import Case, computing, sleeping
+from benchmarks.runtime.pipelines import Case, build_computing, build_sleeping
 from shardwright.tasks import simulate
 
 FORWARD_S = 0.03
@@ -27,7 +27,7 @@ TRIES = 6
     ids=str,
 )
 def test_a_step_takes_as_long_as_simulated(case: Case) -> None:
-    graph, pipeline = sleeping(case, FORWARD_S)
+    graph, pipeline = build_sleeping(case, FORWARD_S)
     predicted_s = simulate(graph).step_s
     measured_s = float("inf")
     for _ in range(TRIES):
@@ -39,7 +39,7 @@ def test_a_step_takes_as_long_as_simulated(case: Case) -> None:
 
 
 def test_programs_that_compute_are_timed_alone_first() -> None:
-    graph, pipeline = computing(Case(stages=2, micro_batches=2, schedule="1f1b"), rounds=5)
+    graph, pipeline = build_computing(Case(stages=2, micro_batches=2, schedule="1f1b"), rounds=5)
     assert all(task.time_s > 0 for _, task in graph.tasks() if task.is_compute)
     assert pipeline.step_s() > 0
     pipeline.close()

@@ -11,9 +11,9 @@ import os
 import re
 import sys
 
-from benchmarks.gpu_targets import compile_only_devices, environment
+from benchmarks.gpu_targets import compile_only_devices, compiler_environment
 
-os.environ |= environment(sys.argv[3])
+os.environ |= compiler_environment(sys.argv[3])
 
 from oracles.memory_judge import compile_for, read_step
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oracles.assigned_buffers import Assigned, read_assignment
+from oracles.assigned_buffers import AssignedBytes, read_assignment
 
 Value = int | bytes
 
@@ -64,7 +64,7 @@ ASSIGNMENT = message(
 def test_what_is_live_at_once_is_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "step.hlo.pb"
     path.write_bytes(message((1, b"module"), (3, ASSIGNMENT)))
-    assert read_assignment(path) == Assigned(arguments_bytes=1200, outputs_bytes=50, live_bytes=800)
+    assert read_assignment(path) == AssignedBytes(arguments_bytes=1200, outputs_bytes=50, live_bytes=800)
 
 
 @pytest.mark.parametrize("length", [0, 10, -1])

@@ -1,4 +1,4 @@
-"""The experts: layouts that practitioners use, for any number of devices.
+"""The experts: practitioners' layouts, for any number of devices.
 
 data: data parallel. zero1, zero3: optimizer state, or parameters too, sharded over all devices (Rajbhandari et al.,
 2020). tensorN: Megatron-LM (Shoeybi et al., 2019), N-way inside a node, data parallel outside; +seq with the residual
@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks.planner.experts.rules import Expert
 from workloads.models.registry import Model
 
-#: Dimensions that Megatron's tensor axis splits, in parameters and in activations.
+#: Dimensions split by Megatron's tensor axis, in parameters and in activations.
 _TENSOR = ("heads", "kv_heads", "mlp", "vocabulary", "gates", "channels")
 
-#: The batch of activations, and of what the experts of a mixture get where they are not split themselves.
+#: The batch of activations, and of the inputs of a mixture's experts without expert parallelism.
 _BATCH = {"batch": ("data",), "expert_batch": ("data",)}
 
 #: Ways a tensor axis is split: never wider than a node of eight.
@@ -27,18 +27,18 @@ _TENSOR_WAYS = (2, 4, 8)
 _EXPERT_WAYS = (8, 16, 64)
 
 
-def experts_of(model: Model, devices: int) -> dict[str, Expert]:
-    """Experts by name, those that make sense for a model."""
-    entries = dict(_data_parallel(devices))
+def build_experts(model: Model, devices: int) -> dict[str, Expert]:
+    """The experts applicable to a model, by name."""
+    experts = dict(_data_parallel(devices))
     if model.tensor:
         for ways in (ways for ways in _TENSOR_WAYS if devices % ways == 0):
-            entries.update(_tensor_parallel(devices, ways, model.sequence, {"fused": False} if model.fused else {}))
+            experts.update(_tensor_parallel(devices, ways, model.sequence, {"fused": False} if model.fused else {}))
     for ways in _EXPERT_WAYS:
         if devices % ways == 0 and ways <= model.mixture:
-            entries.update(_expert_parallel(devices, ways))
+            experts.update(_expert_parallel(devices, ways))
     if model.tables:
-        entries.update(_split_tables(devices))
-    return entries
+        experts.update(_split_tables(devices))
+    return experts
 
 
 def _data_parallel(devices: int) -> Iterator[tuple[str, Expert]]:

@@ -1,4 +1,4 @@
-"""An expert's plan: a mesh, and which mesh axis each named dimension goes to, as practitioners write them by hand.
+"""An expert's plan, written by hand: a mesh, and the mesh axes of each named dimension.
 
 Plain `jax.sharding`: NamedSharding on arguments and results, `with_sharding_constraint` on activations.
 """
@@ -19,10 +19,10 @@ from workloads.hooks import Axes, constrained_by
 
 
 class DoesNotApply(Exception):
-    """The expert's layout does not fit the model, e.g. heads that the axis does not divide."""
+    """The expert's layout does not fit the model, such as an axis that does not divide the heads."""
 
 
-#: Dimensions that must divide for a layout to be a layout at all; others stay whole where they do not.
+#: Dimensions required to divide evenly; others stay whole if they do not.
 _REQUIRED = frozenset({"batch", "heads", "mlp", "experts", "length", "residual_length", "channels"})
 
 
@@ -51,15 +51,15 @@ def lower(case: Case, expert: Expert, devices: Sequence[Any]) -> Any:
     def sharding(parts: list[tuple[str, ...]]) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*parts))
 
-    def laid_out(tree: Any, extra: tuple[str, ...]) -> Any:
+    def shard(tree: Any, extra: tuple[str, ...]) -> Any:
         return jax.tree.map(lambda leaf: sharding(parameter_spec(leaf, expert, extra)), tree, is_leaf=is_leaf)
 
     def constrain(x: jax.Array, axes: Axes) -> jax.Array:
         spec = spec_of(x.shape, axes, expert.activations, expert.mesh, padded=("vocabulary",))
         return jax.lax.with_sharding_constraint(x, sharding(spec))
 
-    params = laid_out(case.params, expert.shard_parameters)
-    state = laid_out(case.opt_state, expert.shard_parameters or expert.shard_state)
+    params = shard(case.params, expert.shard_parameters)
+    state = shard(case.opt_state, expert.shard_parameters or expert.shard_state)
     batch = jax.tree.map(
         lambda leaf: sharding(spec_of(leaf.shape, leaf.axes, expert.activations, expert.mesh)),
         case.batch,
@@ -82,26 +82,26 @@ def spec_of(
     mesh: Mapping[str, int],
     padded: tuple[str, ...] = (),
 ) -> list[tuple[str, ...]]:
-    """Each dimension's axes: its rule's where they divide it, or XLA may pad it (inside the program it does).
+    """Each dimension's axes: its rule's if they divide it or XLA may pad it (only inside the program), else none.
 
-    Raises DoesNotApply where they must divide and do not.
+    Raises DoesNotApply for an uneven required dimension.
     """
     parts: list[tuple[str, ...]] = []
     for size, name in zip(shape, axes, strict=True):
-        wanted = rules.get(name, ()) if name else ()
-        if wanted and name not in padded and size % prod(mesh[axis] for axis in wanted):
+        rule_axes = rules.get(name, ()) if name else ()
+        if rule_axes and name not in padded and size % prod(mesh[axis] for axis in rule_axes):
             if name in _REQUIRED:
-                raise DoesNotApply(f"{name} of {size} over {wanted} of {dict(mesh)}")
-            wanted = ()
-        parts.append(tuple(wanted))
+                raise DoesNotApply(f"{name} of {size} over {rule_axes} of {dict(mesh)}")
+            rule_axes = ()
+        parts.append(tuple(rule_axes))
     return parts
 
 
 def parameter_spec(leaf: Leaf, expert: Expert, extra: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The rules' layout of a parameter, and one more dimension over `extra`: "embed" if it divides, or the largest."""
+    """A parameter's layout by the rules, plus one more dimension over `extra`: "embed" if even, else the largest."""
     parts = spec_of(leaf.shape, leaf.axes, expert.parameters, expert.mesh)
-    taken = {axis for part in parts for axis in part}
-    extra = tuple(axis for axis in extra if axis not in taken)
+    used_axes = {axis for part in parts for axis in part}
+    extra = tuple(axis for axis in extra if axis not in used_axes)
     count = prod(expert.mesh[axis] for axis in extra)
     free = [
         dim

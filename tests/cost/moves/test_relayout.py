@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oracles.gpu_moves import EXCHANGE, GATHER, SCATTER, SHAPE, SHARD_BYTES, Case, cases, predicted_bytes
+from oracles.gpu_moves import EXCHANGE, GATHER, SCATTER, SHAPE, SHARD_BYTES, Case, list_cases, predict_transpose_bytes
 from shardwright.cost import hardware_profile, reshard
 from shardwright.cost.moves.relayout import (
     ANY_ORDER,
@@ -47,13 +47,13 @@ def compile_shards(case: Case) -> int:
     return SCATTERED[case.target] if case.kind == SCATTER else EXCHANGED[case.ends.maker][case.target]
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=str)
+@pytest.mark.parametrize("case", list(list_cases()), ids=str)
 def test_kernels_pass_as_many_bytes_as_xla_compiles(case: Case) -> None:
-    assert predicted_bytes(case) == compile_shards(case) * SHARD_BYTES
+    assert predict_transpose_bytes(case) == compile_shards(case) * SHARD_BYTES
 
 
 def test_the_probe_has_every_kind() -> None:
-    assert {case.kind for case in cases()} == {GATHER, SCATTER, EXCHANGE}
+    assert {case.kind for case in list_cases()} == {GATHER, SCATTER, EXCHANGE}
 
 
 def move_elements(

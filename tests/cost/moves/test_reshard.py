@@ -41,13 +41,13 @@ def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
 )
 def test_moves_are_those_of_xla(sizes: str, shape: tuple[int, int], count: int) -> None:
     """All moves and reductions, or a sample; `oracles/moves.py` goes through all of them."""
-    mesh = moves_oracle.parsed_mesh(sizes)
-    every = list(moves_oracle.cases(mesh, shape))
+    mesh = moves_oracle.parse_mesh(sizes)
+    every = list(moves_oracle.list_cases(mesh, shape))
     chosen = random.Random(0).sample(every, min(len(every), count))
     wrong = [
         f"{case.source} -> {case.target}: {real}"
-        for case, real in zip(chosen, moves_oracle.realised(mesh, chosen, shape), strict=True)
-        if not moves_oracle.agree(real, moves_oracle.predicted(mesh, case, shape))
+        for case, real in zip(chosen, moves_oracle.partition_cases(mesh, chosen, shape), strict=True)
+        if not moves_oracle.agree(real, moves_oracle.predict_collectives(mesh, case, shape))
     ]
     assert not wrong
 
@@ -56,7 +56,7 @@ def test_edges_are_exchanged_along_the_axes_of_the_shards_that_are_held() -> Non
     """Eighths of 18 rows, joined to halves: what a half has of the next one's rows comes from another quarter, too."""
     case = moves_oracle.Case(sharding("xy", ""), sharding("x", ""))
     with CompileService(MESH.device_count) as service:
-        text = service.compile_stablehlo(moves_oracle.program(MESH, [case], (18, 32)), inspect="partition-pass")
+        text = service.compile_stablehlo(moves_oracle.build_program(MESH, [case], (18, 32)), inspect="partition-pass")
     seen = [each for each in find_collectives(text, 8) if each.kind == "collective-permute" and each.op_name]
     pairs = [divmod(int(device), 4) for each in seen for device in re.findall(r"\d+", each.groups)]
     changed = {
@@ -92,13 +92,13 @@ def test_moves_on_which_xla_ends_its_process_are_refused() -> None:
     topology = Topology.of(Cluster.local(16), hardware_profile("cpu"))
     for case in fatal:
         with pytest.raises(UnpartitionableError, match="divides by zero"):
-            moves_oracle.predicted(mesh, case, shape)
+            moves_oracle.predict_collectives(mesh, case, shape)
         assert reshard_time_s("f32", shape, case.source, case.target, mesh, topology) == float("inf")
         with pytest.raises(CompilationAbortedError, match="SIGFPE"):
-            moves_oracle.realised(mesh, [case], shape)
+            moves_oracle.partition_cases(mesh, [case], shape)
     near = moves_oracle.Case(sharding("y", "z", "", ""), sharding("x", "", "y", ""))
-    (real,) = moves_oracle.realised(mesh, [near], shape)
-    assert moves_oracle.agree(real, moves_oracle.predicted(mesh, near, shape))
+    (real,) = moves_oracle.partition_cases(mesh, [near], shape)
+    assert moves_oracle.agree(real, moves_oracle.predict_collectives(mesh, near, shape))
 
 
 def _random_sharding(mesh: Mesh, rank: int, rng: random.Random) -> TensorSharding:
