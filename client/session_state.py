@@ -117,6 +117,11 @@ class SessionState:
         if hasattr(self, "_dropped"):  # else it was never opened
             self.close_quietly()
 
+    @property
+    def draining(self) -> str:
+        """See `Session.draining`."""
+        return self._stream.draining
+
     # ---- programs ---------------------------------------------------------------------
 
     def prepare(
@@ -162,6 +167,7 @@ class SessionState:
         """
         with self.lock:
             self._raise_unreported()
+            self._stream.check_draining()
             request = master_pb2.RunStepsRequest(
                 executable_id=program.executable_id,
                 trace=is_traced,

@@ -1,6 +1,9 @@
 """`python -m shardwright.server CLUSTER_JSON TASK_INDEX` or `… --embedded N`: starts one server process.
 
-Exit codes: 0 ended as asked (SIGTERM, the master's end, or the client's of an
+SIGTERM and a preemption notice end it when what runs has ended; a second SIGTERM, and
+Ctrl-C, at once.
+
+Exit codes: 0 ended as asked (SIGTERM, a notice, the master's end, or the client's of an
 embedded server); 1 an error that a person has to mend, printed as one line; 2 wrong
 arguments; 75 it gave up (nodes that did not come, executors that did not start, a master
 that was not there or gave up): start it again; 130 Ctrl-C. In systemd:
@@ -16,8 +19,9 @@ import os
 import sys
 
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import ClusterConfigError, ShardwrightError
+from shardwright.errors import ClusterConfigError, OptionError, ShardwrightError
 from shardwright.server.limits import Limits
+from shardwright.server.signals import read_notice_option
 
 _EPILOG = """examples:
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 0    on the master's machine
@@ -34,6 +38,7 @@ _SECONDS = {
     "--step-timeout": ("step_s", "how long a step may run, unless its plan or its client says longer"),
     "--stall": ("stall_s", "how long a step runs before it is named to all who wait for it"),
     "--silence": ("silence_s", "how long a process may give no sign of life; 5 or more"),
+    "--drain-timeout": ("drain_s", "how long SIGTERM or a preemption notice lets what runs go on, and clients save"),
     "--cancel-grace": ("cancel_grace_s", "how long a cancelled step may still run before its executors are replaced"),
 }
 
@@ -44,6 +49,14 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise ValueError
     return value
+
+
+def _notice(text: str) -> str:
+    """Argparse's type of a preemption notice."""
+    try:
+        return read_notice_option(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             option, type=_seconds, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
         )
+    parser.add_argument(
+        "--preemption-notice", type=_notice, metavar="PATH|URL",
+        help='a file that appears, or a URL that answers 200 and not "false", before this machine goes away',
+    )  # fmt: skip
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--embedded", type=int, metavar="DEVICES", help="serve CPU devices to the process at stdin and stdout"
@@ -87,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.embedded is not None:
             return _start_embedded(options.embedded, limits)
-        return _start(Cluster.load(options.cluster), options.task, limits, options.wait)
+        return _start(Cluster.load(options.cluster), options.task, limits, options.wait, options.preemption_notice)
     except ShardwrightError as error:
         from shardwright.server.run import one_line
 
@@ -103,7 +120,7 @@ def _start_embedded(devices: int, limits: Limits) -> int:
     return run.run(run.run_embedded(devices, limits))
 
 
-def _start(cluster: Cluster, task: int, limits: Limits, wait_s: float) -> int:
+def _start(cluster: Cluster, task: int, limits: Limits, wait_s: float, notice: str | None) -> int:
     if not 0 <= task < len(cluster.nodes):
         raise ClusterConfigError(
             f"there is no task {task}", where=cluster.name, remedy=f"the file has tasks 0 to {len(cluster.nodes) - 1}"
@@ -111,8 +128,8 @@ def _start(cluster: Cluster, task: int, limits: Limits, wait_s: float) -> int:
     from shardwright.server import run
 
     if task == 0:
-        return run.run(run.run_master(cluster, limits, wait_s=wait_s))
-    return run.run(run.run_worker(cluster, task, limits, wait_s=wait_s))
+        return run.run(run.run_master(cluster, limits, wait_s=wait_s, notice=notice))
+    return run.run(run.run_worker(cluster, task, limits, wait_s=wait_s, notice=notice))
 
 
 if __name__ == "__main__":

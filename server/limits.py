@@ -26,6 +26,9 @@ class Limits:
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
     save_s: longest time of a save until its checkpoint is complete.
     first_retry_s, last_retry_s: pause after a start that failed, doubled from the first to the last.
+    drain_s: longest time from the wish to end (SIGTERM, a preemption notice) to the end.
+    drain_notice_s: time, from then on, in which steps are still taken: of clients that have not heard of it yet.
+    drain_idle_s: time without a word of the clients that have arrays after which they are taken to need nothing more.
     start_attempts: generations in a row that may fail to start before the server gives up, if none has ever started.
     restart_patience_s: the same in seconds, for a cluster that has been ready before.
     """
@@ -48,6 +51,9 @@ class Limits:
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0
     start_timeout_s: float = 300.0
+    drain_s: float = 30.0
+    drain_notice_s: float = 2.0
+    drain_idle_s: float = 3.0
     first_retry_s: float = 1.0
     last_retry_s: float = 60.0
     start_attempts: int = 5

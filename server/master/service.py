@@ -14,8 +14,8 @@ from shardwright.errors import ArrayError, CheckpointError
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.master import drain, watchdog
 from shardwright.server.master import events as ev
-from shardwright.server.master import watchdog
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
 from shardwright.server.master.shell import Master, OutgoingStream
@@ -130,6 +130,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         plan_id = _plan_id(request)
         record = self._master.plans.hold(request.session_id, plan_id)
         if record is None:
+            if (refused := drain.refusal_of_new(self._master.state)) is not None:
+                raise refused
             record = await self._plan(request, text, context)
             self._require_session(request.session_id)
             self._master.plans.put(request.session_id, plan_id, record)
@@ -138,17 +140,17 @@ class MasterService(master_pb2_grpc.MasterServicer):
             await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
 
     async def _plan(self, request: master_pb2.PlanProgramRequest, text: str, context: Context) -> PlanRecord:
-        outlet = OutgoingStream()
-        task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
-        task.add_done_callback(lambda _: outlet.end())
-        keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
-        try:
-            while (progress := await outlet.get()) is not None:
-                await context.write(master_pb2.PlanProgramReply(progress=progress))
-            plan_json = await task
-        finally:
-            task.cancel()
-            keeper.cancel()
+        with self._master.planning(request.session_id) as outlet:
+            task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
+            task.add_done_callback(lambda _: outlet.end())
+            keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
+            try:
+                while (progress := await outlet.get()) is not None:
+                    await context.write(master_pb2.PlanProgramReply(progress=progress))
+                plan_json = await task
+            finally:
+                task.cancel()
+                keeper.cancel()
         return await asyncio.to_thread(_record, plan_json.decode(), text, request.first_device)
 
     async def _keep_alive(self, session_id: str) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import PlanError, ServerUnavailableError, ShardwrightError
+from shardwright.errors import PlanError, ServerUnavailableError, SessionError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.limits import Limits
@@ -83,7 +84,10 @@ class Call:
 
 
 class Master:
-    """State machine, library and children of one master. `halted` gets what ends the server."""
+    """State machine, library and children of one master.
+
+    halted: gets what ends the server. drained: is done when a drain is complete.
+    """
 
     def __init__(self, cluster: Cluster, limits: Limits, *, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -93,6 +97,7 @@ class Master:
         self.plans: ContentStore[PlanRecord] = ContentStore("plan", limits.programs_per_session)
         self.planners = PlannerPool(cluster)
         self.halted: asyncio.Future[ev.Halt] = loop.create_future()
+        self.drained: asyncio.Future[None] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
         members = tuple(
             Member(
@@ -108,6 +113,7 @@ class Master:
         self._compiled: dict[str, ev.ProgramInfo] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
+        self._plannings: dict[OutgoingStream, str] = {}  # → session
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
@@ -119,6 +125,22 @@ class Master:
         while True:
             await asyncio.sleep(TICK_S)
             self.handle_event(ev.Tick())
+            self._tell_health()
+
+    def drain(self, reason: str) -> None:
+        """Begin nothing new, let what runs end; then `drained` is done."""
+        self.handle_event(ev.DrainRequested(reason=reason, limit_s=self.limits.drain_s))
+        self._tell_health()
+
+    @contextmanager
+    def planning(self, session_id: str) -> Iterator[OutgoingStream]:
+        """Progress of a planning; it ends with an error where the session ends, or the server is about to."""
+        outlet = OutgoingStream()
+        self._plannings[outlet] = session_id
+        try:
+            yield outlet
+        finally:
+            del self._plannings[outlet]
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
@@ -166,7 +188,12 @@ class Master:
     def handle_event(self, event: ev.Event) -> None:
         for command in self.state.handle(event, self._loop.time()):
             _COMMAND_HANDLERS[type(command)](self, command)
-        is_ready = self.state.formation.phase == "ready"
+        if (self.state.formation.phase == "ready") != self._was_ready:
+            self._tell_health()
+
+    def _tell_health(self) -> None:
+        """Ready means that a step would run now: no hang, no drain, all executors there."""
+        is_ready = self.state.formation.phase == "ready" and self.state.summary in ("ready", "degraded")
         if is_ready != self._was_ready:
             self._was_ready = is_ready
             self.on_ready(is_ready)
@@ -258,6 +285,27 @@ class Master:
     def _send_notice(self, command: ev.Notice) -> None:
         self._to_peer(command.stream, master_pb2.RunStepsReply(waiting_for=command.text))
 
+    def _send_drain_notice(self, command: ev.DrainNotice) -> None:
+        is_over = not command.reason
+        notice = master_pb2.DrainNotice(reason=command.reason, left_s=command.left_s, is_over=is_over)
+        self._to_peer(command.stream, master_pb2.RunStepsReply(drain=notice))
+
+    def _drain_began(self, command: ev.DrainBegan) -> None:
+        for outlet in self._plannings:
+            outlet.end(command.error)
+
+    def _drained(self, command: ev.Drained) -> None:
+        if command.nodes is None:
+            if not self.drained.done():
+                self.drained.set_result(None)
+            return
+        for node in command.nodes:
+            daemon = self.state.formation.nodes[node].daemon
+            if daemon is not None:
+                self._to_peer(
+                    daemon, worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason="it has drained"))
+                )
+
     def _reply_step(self, command: ev.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
             number=command.number,
@@ -271,6 +319,10 @@ class Master:
         self._to_peer(command.stream, reply)
 
     def _session_ended(self, command: ev.SessionEnded) -> None:
+        ended = SessionError("the session ended", remedy="open a new session")
+        for outlet, session_id in self._plannings.items():
+            if session_id == command.session_id:
+                outlet.end(ended)
         self.programs.drop_session(command.session_id)
         self.plans.drop_session(command.session_id)
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
@@ -316,6 +368,9 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
     ev.Notice: Master._send_notice,
+    ev.DrainNotice: Master._send_drain_notice,
+    ev.DrainBegan: Master._drain_began,
+    ev.Drained: Master._drained,
     ev.OpenOnWorkers: Master._open_on_workers,
     ev.CloseOnWorkers: Master._close_on_workers,
     ev.LoadOnWorkers: Master._load_on_workers,

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
+from shardwright.server.master import drain, saves, watchdog
 from shardwright.server.master import events as ev
-from shardwright.server.master import saves, watchdog
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
 
@@ -64,6 +64,7 @@ class MasterState:
     pending: dict[int, Pending] = field(default_factory=dict)
     sequence: int = 0
     watchdog: watchdog.Watchdog = field(default_factory=lambda: watchdog.Watchdog(watchdog.AwakeClock()))
+    drain: drain.Drain | None = None
     _now_s: float = 0.0
 
     @classmethod
@@ -167,6 +168,8 @@ class MasterState:
     def summary(self) -> str:
         """The state of everything in a word; see `StatusReply.state`."""
         formation = self.formation
+        if self.drain is not None:
+            return "draining"
         if formation.phase != "ready":
             return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
         if watchdog.find_stalled(self) is not None or formation.has_suspects:
@@ -221,10 +224,32 @@ class MasterState:
         if session.open_call is not None:
             commands.append(ev.Answer(call=session.open_call))
             session.open_call = None
+        commands += self._tell_losses(session)
         for executable in session.executables.values():
             if executable.state == "loading":
                 commands += self._load(session, executable)
         return commands + self._advance(session)
+
+    def _tell_losses(self, session: Session) -> Commands:
+        """New executors know nothing of the arrays of before: who reads one shall not wait for it."""
+        lost: dict[int, tuple[ShardwrightError, list[int]]] = {}
+        for array_id, why in session.drop_reasons.items():
+            if isinstance(why, WorkerLostError):
+                lost.setdefault(id(why), (why, []))[1].append(array_id)
+        return [
+            command
+            for why, array_ids in lost.values()
+            for command in self._release_on_workers(session, tuple(array_ids), why)
+        ]
+
+    def _release_on_workers(
+        self, session: Session, array_ids: tuple[int, ...], error: ShardwrightError | None
+    ) -> Commands:
+        return self._broadcast(
+            lambda sequence: ev.ReleaseOnWorkers(
+                sequence=sequence, session_id=session.session_id, array_ids=array_ids, error=error
+            )
+        )
 
     def _finish_load(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.LoadOnWorkers)
@@ -260,6 +285,8 @@ class MasterState:
 
     # ---- sessions ----------------------------------------------------------
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
+        if (refused := drain.refusal_of_new(self)) is not None:
+            return [ev.Fail(call=event.call, error=refused)]
         if len(self.sessions) >= self.limits.sessions:
             error = ResourceLimitError(
                 f"the server has {len(self.sessions)} sessions, its limit",
@@ -277,7 +304,7 @@ class MasterState:
         commands = self._end_session(event.session_id, reason) if event.session_id in self.sessions else []
         return [*commands, ev.Answer(call=event.call)]
 
-    def _end_session(self, session_id: str, reason: SessionError) -> Commands:
+    def _end_session(self, session_id: str, reason: ShardwrightError) -> Commands:
         session = self.sessions.pop(session_id)
         calls = [call for executable in session.executables.values() for call in executable.waiting_calls]
         calls += [session.open_call] if session.open_call is not None else []
@@ -313,11 +340,7 @@ class MasterState:
     def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
         """Free an array uploaded to a full session; its readers are told."""
         session.drop_array(array_id, error)
-        return self._broadcast(
-            lambda sequence: ev.ReleaseOnWorkers(
-                sequence=sequence, session_id=session.session_id, array_ids=(array_id,), error=error
-            )
-        )
+        return self._release_on_workers(session, (array_id,), error)
 
     # ---- executables -------------------------------------------------------
     def _load_requested(self, event: ev.LoadRequested) -> Commands:
@@ -326,6 +349,9 @@ class MasterState:
             return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
         executable = session.executables.get(event.plan_id)
+        refused = drain.refusal_of_new(self)
+        if refused is not None and (executable is None or executable.state != "loaded"):
+            return [ev.Fail(call=event.call, error=refused)]
         if executable is None:
             executable = session.executables[event.plan_id] = Executable(plan_id=event.plan_id)
             executable.waiting_calls.append(event.call)
@@ -389,7 +415,8 @@ class MasterState:
         old, session.stream = session.stream, event.stream
         session.reply_cursor = 0  # the first number of the stream sets it
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
-        return [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        commands: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        return commands + drain.notices(self, event.stream)
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:
         for session in self.sessions.values():
@@ -483,7 +510,9 @@ class MasterState:
                 queue.popleft()
                 commands += self._release(session, request)
                 continue
-            error = session.refusal(request) or session.lateness(item, self._now_s)
+            error = (
+                drain.refusal(self, session, item) or session.refusal(request) or session.lateness(item, self._now_s)
+            )
             if error is not None:
                 queue.popleft()
                 commands += self._refuse_step(session, request, error)
@@ -514,20 +543,14 @@ class MasterState:
         session.finish(step.number, StepOutcome(error=error))
         commands = self._reply_steps(session)
         if session.is_open and outputs:
-            commands += self._broadcast(
-                lambda sequence: ev.ReleaseOnWorkers(
-                    sequence=sequence, session_id=session.session_id, array_ids=outputs, error=error
-                )
-            )
+            commands += self._release_on_workers(session, outputs, error)
         return commands
 
     def _release(self, session: Session, request: ev.ReleaseRequested) -> Commands:
         there = tuple(array_id for array_id in dict.fromkeys(request.array_ids) if session.drop_array(array_id))
         commands: Commands = [ev.Answer(call=request.call)]
         if there and session.is_open:
-            commands += self._broadcast(
-                lambda sequence: ev.ReleaseOnWorkers(sequence=sequence, session_id=session.session_id, array_ids=there)
-            )
+            commands += self._release_on_workers(session, there, None)
         return commands
 
     # ---- time --------------------------------------------------------------
@@ -545,7 +568,8 @@ class MasterState:
                 reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)
-        return commands + saves.tick(self) + self._check_divergence() + watchdog.tick(self)
+        commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self)
+        return commands + drain.tick(self)
 
     def _check_divergence(self) -> Commands:
         for sequence, item in self.pending.items():
@@ -614,6 +638,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsCancelled: MasterState._steps_cancelled,
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
+    ev.DrainRequested: drain.requested,
     ev.Tick: MasterState._tick,
 }
 _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {

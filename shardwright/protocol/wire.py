@@ -385,6 +385,8 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "compilation_aborted": grpc.StatusCode.FAILED_PRECONDITION,
     "platform": grpc.StatusCode.FAILED_PRECONDITION,
     "server_unavailable": grpc.StatusCode.UNAVAILABLE,
+    "server_draining": grpc.StatusCode.UNAVAILABLE,
+    "protocol": grpc.StatusCode.INVALID_ARGUMENT,
     "authentication": grpc.StatusCode.UNAUTHENTICATED,
     "deadline": grpc.StatusCode.DEADLINE_EXCEEDED,
     "session": grpc.StatusCode.NOT_FOUND,
