@@ -10,6 +10,7 @@ class Limits:
     """Limits of one server; the defaults suit a trusted team, not the open internet.
 
     program_bytes: HLO text of one program, unpacked.
+    session_program_bytes, all_program_bytes: of the compressed programs of a session, and of all; likewise of plans.
     session_array_bytes: logical bytes of all arrays of one session.
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
@@ -36,6 +37,8 @@ class Limits:
     sessions: int = 64
     programs_per_session: int = 256
     program_bytes: int = 1 << 30
+    session_program_bytes: int = 1 << 30
+    all_program_bytes: int = 4 << 30
     arrays_per_session: int = 1_000_000
     session_array_bytes: int = 1 << 44
     pending_steps: int = 64

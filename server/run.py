@@ -21,6 +21,7 @@ from shardwright.clusters.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.handlers import AioProtocolInterceptor
 from shardwright.server.limits import Limits
 from shardwright.server.master.cluster_service import ClusterService
 from shardwright.server.master.service import MasterService
@@ -154,7 +155,7 @@ def _ending(
 
 def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=[AioTokenInterceptor(protection)],
+        interceptors=[AioTokenInterceptor(protection), AioProtocolInterceptor()],
         options=wire.CHANNEL_OPTIONS,
         maximum_concurrent_rpcs=master.limits.max_streams,
     )

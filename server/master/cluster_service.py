@@ -149,6 +149,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 say(request)
         except grpc.RpcError:
             outlet.end()  # the worker is gone
+        except ShardwrightError as error:
+            outlet.end(error)
         except Exception as caught:
             outlet.end(wire.to_shardwright_error(caught))
             raise

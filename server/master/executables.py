@@ -61,7 +61,7 @@ class ExecutorMessage:
 def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramInfo:
     """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
 
-    plan = record.plan
+    plan = record.plan_with_text()
     if isinstance(plan, PipelinePlan):
         stages = plan.stages
         return ev.ProgramInfo(

@@ -20,6 +20,7 @@ from shardwright.errors import InternalError, PlanError
 from shardwright.processes import describe_exit
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
+from shardwright.server.master.programs import StoredProgram
 from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")
@@ -147,7 +148,9 @@ class PlannerPool:
         if self._idle is None:
             self._idle = PlannerChild()
 
-    async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener) -> bytes:
+    async def plan(
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
+    ) -> bytes:
         """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner.
 
         A planner that was killed is asked once more, in a new process.
@@ -160,17 +163,17 @@ class PlannerPool:
 
         async with self._queue.place(request.session_id, moved):
             try:
-                return await self._request_plan(request, hlo_text, listener)
+                return await self._request_plan(request, program, listener)
             except PlannerKilledError as error:
                 _log.warning("%s; planning begins anew", error.message)
-            return await self._request_plan(request, hlo_text, listener)
+            return await self._request_plan(request, program, listener)
 
     async def _request_plan(
-        self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
     ) -> bytes:
         loop = asyncio.get_running_loop()
         child = self._take_child()
-        blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]
+        blobs = [self._cluster, request.SerializeToString(), program.gzip]
         is_finished = False
 
         def on_loop(progress: master_pb2.PlanProgress) -> None:

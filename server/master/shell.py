@@ -24,6 +24,7 @@ from shardwright.server.master.content_store import ContentStore, PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages, peers_of
 from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.planning import PlannerPool
+from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.state import MasterState
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import CompileService
@@ -93,8 +94,18 @@ class Master:
         loop = asyncio.get_running_loop()
         self.cluster = cluster
         self.limits = limits
-        self.programs: ContentStore[str] = ContentStore("program", limits.programs_per_session)
-        self.plans: ContentStore[PlanRecord] = ContentStore("plan", limits.programs_per_session)
+        self.programs: ContentStore[StoredProgram] = ContentStore(
+            "program",
+            limits.programs_per_session,
+            session_bytes=limits.session_program_bytes,
+            total_bytes=limits.all_program_bytes,
+        )
+        self.plans: ContentStore[PlanRecord] = ContentStore(
+            "plan",
+            limits.programs_per_session,
+            session_bytes=limits.session_program_bytes,
+            total_bytes=limits.all_program_bytes,
+        )
         self.planners = PlannerPool(cluster)
         self.halted: asyncio.Future[ev.Halt] = loop.create_future()
         self.drained: asyncio.Future[None] = loop.create_future()
