@@ -13,14 +13,19 @@ that was not there or gave up): start it again; 130 Ctrl-C. In systemd:
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ClusterConfigError, OptionError, ShardwrightError
+from shardwright.options.user_options import parse_bytes
+from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
+from shardwright.server.logs import log_to_standard_error
 from shardwright.server.signals import read_notice_option
 
 _EPILOG = """examples:
@@ -32,15 +37,8 @@ exit codes: 0 ended as asked, 1 an error that a person has to mend (one line say
 """
 
 
-#: Option → the limit that it sets, and its help.
-_SECONDS = {
-    "--grace": ("grace_s", "how long a session outlives its client's connection"),
-    "--step-timeout": ("step_s", "how long a step may run, unless its plan or its client says longer"),
-    "--stall": ("stall_s", "how long a step runs before it is named to all who wait for it"),
-    "--silence": ("silence_s", "how long a process may give no sign of life; 5 or more"),
-    "--drain-timeout": ("drain_s", "how long SIGTERM or a preemption notice lets what runs go on, and clients save"),
-    "--cancel-grace": ("cancel_grace_s", "how long a cancelled step may still run before its executors are replaced"),
-}
+#: Seconds that the last lines of the log may take.
+_LAST_WORDS_S = 1.0
 
 
 def _seconds(text: str) -> float:
@@ -51,12 +49,79 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _bytes(text: str) -> int:
+    """Argparse's type of an amount of memory."""
+    try:
+        return parse_bytes(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
+
+
+def _count(text: str) -> int:
+    """Argparse's type of a number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def _notice(text: str) -> str:
     """Argparse's type of a preemption notice."""
     try:
         return read_notice_option(text)
     except OptionError as error:
         raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _LimitOption:
+    """An option that sets a limit. read: argparse's type."""
+
+    flag: str
+    limit: str
+    read: Callable[[str], float]
+    help: str
+
+    @property
+    def default(self) -> Any:
+        return getattr(Limits(), self.limit)
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        metavar = "SECONDS" if self.read is _seconds else "SIZE" if self.read is _bytes else "N"
+        shown = format_bytes(self.default) if self.read is _bytes else f"{self.default:g}".replace("inf", "no limit")
+        parser.add_argument(
+            self.flag, type=self.read, default=self.default, metavar=metavar, dest=self.limit,
+            help=f"{self.help} ({shown})",
+        )  # fmt: skip
+
+
+_LIMIT_OPTIONS = (
+    _LimitOption("--grace", "grace_s", _seconds, "how long a session outlives its client's connection"),
+    _LimitOption(
+        "--step-timeout", "step_s", _seconds, "how long a step may run, unless its plan or its client says longer"
+    ),
+    _LimitOption("--stall", "stall_s", _seconds, "how long a step runs before it is named to all who wait for it"),
+    _LimitOption("--silence", "silence_s", _seconds, "how long a process may give no sign of life; 5 or more"),
+    _LimitOption(
+        "--cancel-grace",
+        "cancel_grace_s",
+        _seconds,
+        "how long a cancelled step may still run before its executors are replaced",
+    ),
+    _LimitOption(
+        "--drain-timeout",
+        "drain_s",
+        _seconds,
+        "how long SIGTERM or a preemption notice lets what runs go on, and clients save",
+    ),
+    _LimitOption("--sessions", "sessions", _count, "how many sessions there may be"),
+    _LimitOption(
+        "--session-memory", "session_array_bytes", _bytes, "what a session's arrays may take, on all devices together"
+    ),
+    _LimitOption(
+        "--session-programs", "session_program_bytes", _bytes, "what a session's programs may take, compressed"
+    ),
+    _LimitOption("--session-idle", "session_idle_s", _seconds, "how long a session may go without a call"),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,11 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait", type=float, default=300.0, metavar="SECONDS", help="how long to wait for the other nodes (300)"
     )
-    for option, (limit, text) in _SECONDS.items():
-        default = getattr(Limits(), limit)
-        parser.add_argument(
-            option, type=_seconds, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
-        )
+    for option in _LIMIT_OPTIONS:
+        option.add_to(parser)
     parser.add_argument(
         "--preemption-notice", type=_notice, metavar="PATH|URL",
         help='a file that appears, or a URL that answers 200 and not "false", before this machine goes away',
@@ -98,9 +160,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--silence is 5 or more")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("shardwright").setLevel(options.log_level.upper())
-    limits = Limits(**{limit: getattr(options, limit) for limit, _ in _SECONDS.values()})
+    log = log_to_standard_error(options.log_level)
+    limits = Limits(**{option.limit: getattr(options, option.limit) for option in _LIMIT_OPTIONS})
     try:
         if options.embedded is not None:
             return _start_embedded(options.embedded, limits)
@@ -112,6 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:  # before the server runs, which handles the signal itself
         return 130
+    finally:
+        log.wait_until_written(_LAST_WORDS_S)
 
 
 def _start_embedded(devices: int, limits: Limits) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -15,6 +16,9 @@ class Limits:
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
     grace_s: lifetime of a session without an open RunSteps stream or a call.
+    evict_idle_s: time without a call after which a session gives way to a new one, where there is no room, if its
+        client is not connected or it holds neither arrays nor executables.
+    session_idle_s: longest time of a session without a call of its client, connected or not.
     argument_wait_s: a step's longest wait on arguments still on their way.
     step_s: a step's time limit, at least: a plan that predicts more, or a step that took long before, has a longer one;
         the user's `step_timeout` takes its place. It counts from the end of the steps before.
@@ -44,6 +48,8 @@ class Limits:
     pending_steps: int = 64
     read_back_bytes: int = 64 << 10
     grace_s: float = 60.0
+    evict_idle_s: float = 10.0
+    session_idle_s: float = math.inf
     argument_wait_s: float = 60.0
     step_s: float = 600.0
     stall_s: float = 10.0

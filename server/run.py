@@ -190,7 +190,7 @@ def run(main: Coroutine[None, None, Ending]) -> int:
     except ShardwrightError as caught:
         code, error = 1, caught
     if error is not None:
-        print(one_line(error), file=sys.stderr, flush=True)
+        print(one_line(error), file=sys.stderr)
     return code
 
 

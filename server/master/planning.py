@@ -9,11 +9,12 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import InternalError, PlanError
@@ -32,12 +33,20 @@ class PlannerKilledError(PlanError):
     """Somebody killed the planner's process: the program need not be at fault."""
 
 
+#: Bytes of a planner's standard error that an error quotes, at most.
+_LAST_BYTES = 2000
+
+
 class PlannerChild:
+    """A process that plans. What it prints is read when it dies: into the server's log it could block."""
+
     def __init__(self) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.server.master.planner_child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._stderr,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},  # the devices belong to the executors
             start_new_session=True,
         )
@@ -69,13 +78,19 @@ class PlannerChild:
                 'effort="fast" or a deadline takes less',
             )
         raise InternalError(
-            f"the planner ended with {describe_exit(code)}", remedy="please report this with the server's log"
+            f"the planner ended with {describe_exit(code)}:\n{self._last_words()}",
+            remedy="please report this with the program",
         )
+
+    def _last_words(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_BYTES))
+        return self._stderr.read().decode(errors="replace").strip() or "it said nothing"
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             if pipe is not None:
                 pipe.close()
 

@@ -162,7 +162,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
         """A session does not expire while it waits for a plan."""
         while True:
             self._master.handle_event(ev.SessionTouched(session_id=session_id))
-            await asyncio.sleep(self._master.limits.grace_s / 3)
+            await asyncio.sleep(min(self._master.limits.grace_s, self._master.limits.evict_idle_s) / 3)
 
     @_with_typed_errors
     async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:

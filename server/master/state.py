@@ -287,6 +287,9 @@ class MasterState:
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
         if (refused := drain.refusal_of_new(self)) is not None:
             return [ev.Fail(call=event.call, error=refused)]
+        commands: Commands = []
+        if len(self.sessions) >= self.limits.sessions:
+            commands = self._make_room()
         if len(self.sessions) >= self.limits.sessions:
             error = ResourceLimitError(
                 f"the server has {len(self.sessions)} sessions, its limit",
@@ -297,7 +300,30 @@ class MasterState:
             session_id=event.session_id, limits=self.limits, last_seen_s=self._now_s, open_call=event.call
         )
         self.sessions[event.session_id] = session
-        return self._with_formation([])
+        return commands + self._with_formation([])
+
+    def _make_room(self) -> Commands:
+        """End the idle session that would be missed least, if there is one: see `Limits.evict_idle_s`."""
+        idle = [
+            session
+            for session in self.sessions.values()
+            if self._now_s - session.last_seen_s > self.limits.evict_idle_s
+            and not self._is_busy(session)
+            and (session.stream is None or not session.holds_anything)
+        ]
+        if not idle:
+            return []
+        least = min(idle, key=lambda each: (each.holds_anything, each.stream is not None, each.last_seen_s))
+        why = f"the server was full, and the session had been idle for {self._now_s - least.last_seen_s:.0f} s"
+        commands: Commands = [ev.Log(text=f"session {least.session_id[:8]} gives way to a new one")]
+        return commands + self._end_session(least.session_id, SessionError(why, remedy="connect again"))
+
+    @staticmethod
+    def _is_busy(session: Session) -> bool:
+        """Whether somebody waits for something that it does."""
+        waits = any(executable.waiting_calls for executable in session.executables.values())
+        waits = waits or saves.current_save(session) is not None or session.open_call is not None
+        return waits or bool(session.running or session.queue)
 
     def _session_closed(self, event: ev.SessionClosed) -> Commands:
         reason = SessionError("the session was closed", remedy="open a new session")
@@ -560,12 +586,13 @@ class MasterState:
         commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
             commands += self._advance(session)
-            idle_s = self._now_s - session.last_seen_s
-            waits = any(executable.waiting_calls for executable in session.executables.values())
-            waits = waits or saves.current_save(session) is not None
-            is_used = session.stream is not None or session.open_call is not None or session.running or waits
-            if not is_used and idle_s > self.limits.grace_s:
-                reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
+            limits, idle_s, text = self.limits, self._now_s - session.last_seen_s, ""
+            if session.stream is None and idle_s > limits.grace_s:
+                text = f"its client was away for {limits.grace_s:g} s"
+            elif idle_s > limits.session_idle_s:
+                text = f"its client asked for nothing for {limits.session_idle_s:g} s"
+            if text and not self._is_busy(session):
+                reason = SessionError(f"the session ended: {text}", remedy="connect again")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)
         commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
 import psutil
 import pytest
 
-from shardwright.errors import DeadlineError, HloSyntaxError, ProtocolError, ShardwrightError
+from shardwright.errors import (
+    DeadlineError,
+    HloSyntaxError,
+    ProtocolError,
+    ResourceLimitError,
+    SessionError,
+    ShardwrightError,
+)
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
-from tests.server.raw_client import DEADLINE_S, RawClient, Server, embedded, wait_until
+from shardwright.server.logs import LogWriter
+from tests.server.programs import inputs, layouts, reference, training_step
+from tests.server.raw_client import DEADLINE_S, ROOT, RawClient, Server, embedded, inline, wait_until
+from tests.server.test_processes import free_port
 
 LAYOUT = Layout(
     element_type="f32",
@@ -167,6 +183,103 @@ def refusal(
         is_typed = error.code() is grpc.StatusCode.INVALID_ARGUMENT
         return wire.error_from_rpc(error) if is_typed else None
     return None
+
+
+@pytest.mark.slow
+def test_idle_sessions_give_way_and_those_with_arrays_stay() -> None:
+    """In a server for three sessions."""
+    for _, client in embedded(1, "--sessions", "3"):
+        rivals = [RawClient(client.channel_address, client.token) for _ in range(4)]
+        layout = Layout.replicated("f32", (4,), Mesh.of({"data": 1}))
+        client.put(1, np.ones(4, np.float32), layout)
+        stream = client.steps()  # as clients have
+        streams = []
+        for rival in rivals[:2]:
+            rival.open()
+            streams.append(rival.steps())
+        with pytest.raises(ResourceLimitError, match="the server has 3 sessions, its limit"):
+            rivals[2].open()
+        time.sleep(11)
+        rivals[2].open()
+        with pytest.raises(SessionError, match="the server was full, and the session had been idle for 1"):
+            streams[0].reply()
+        rivals[3].open()
+        np.testing.assert_array_equal(client.fetch(1, layout), np.ones(4, np.float32))
+        stream.end()
+        for rival in rivals:
+            rival.close()
+
+
+@pytest.mark.slow
+def test_a_session_that_asks_for_nothing_ends() -> None:
+    for _, client in embedded(1, "--session-idle", "3"):
+        stream = client.steps()
+        time.sleep(1)
+        assert client.call("Status", master_pb2.StatusRequest()).sessions
+        with pytest.raises(SessionError, match="its client asked for nothing for 3 s"):
+            stream.reply()
+
+
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": port, "devices": 1}}))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    command = [sys.executable, "-m", "shardwright.server", str(path), "0", "--log-level", "debug"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=writer)
+    try:
+        client = RawClient(f"127.0.0.1:{port}")
+        client.open_soon()
+        executable, plan = client.ready_program(training_step())
+        arguments, _ = layouts(plan)
+        steps = client.steps()
+        parts = [inline(at, each, layout) for at, (each, layout) in enumerate(zip(inputs(), arguments, strict=True), 1)]
+        steps.send(1, executable, [1, 2, 3], [10, 11], read_back=[11], inline=parts)
+        np.testing.assert_allclose(steps.value(), reference(*inputs())[1], rtol=1e-5)
+        client.close()
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_lines_of_the_log_that_do_not_fit_are_counted() -> None:
+    reader, writer = os.pipe()
+    log = LogWriter(writer, waiting_lines=100)
+    began_s = time.monotonic()
+    for number in range(20_000):
+        log.put(f"line {number} {'x' * 100}")
+    assert time.monotonic() - began_s < 5
+    assert log.dropped > 10_000
+    log.put("the last one is lost, too")
+    lines: list[str] = []
+
+    def read() -> None:
+        with os.fdopen(reader) as pipe:
+            lines.extend(pipe)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    log.wait_until_written(10)
+    for number in range(3):
+        log.put(f"after {number}")
+    log.wait_until_written(10)
+    os.close(writer)
+    reading.join(10)
+    told = sum(int(line.split()[0]) for line in lines if "lines of the log were dropped" in line)
+    assert told == log.dropped
+    assert lines[0].startswith("line 0 ")
+    assert sum(line.startswith("line ") for line in lines) + log.dropped == 20_001
+    assert [line.strip() for line in lines if line.startswith("after")] == ["after 0", "after 1", "after 2"]
 
 
 @pytest.fixture(scope="module", autouse=True)
