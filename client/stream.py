@@ -136,7 +136,7 @@ class StepStream:
         self.losses = 0
         self._is_closed = False
         self._drain: tuple[str, float] | None = None  # what ends, and when
-        self._broken_since: float | None = None  # since when no reply has come over a broken connection
+        self._broken_since: float | None = None  # since when the server has not been reached
         self._open()
         self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
         self._thread.start()
@@ -246,6 +246,9 @@ class StepStream:
 
     def _receive_until_broken(self) -> grpc.RpcError | None:
         try:
+            if any(item in wire.STREAM_IS_OPEN for item in self._replies.initial_metadata() or ()):
+                with self._changed:
+                    self._broken_since = None
             for reply in self._replies:
                 self._answer(reply)
         except grpc.RpcError as error:

@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,16 @@ from shardwright.protocol import wire
 from shardwright.server.handlers import AioProtocolInterceptor
 from shardwright.server.limits import Limits
 from shardwright.server.master.cluster_service import ClusterService
+from shardwright.server.master.planning import core_count
 from shardwright.server.master.service import MasterService
 from shardwright.server.master.shell import Master
 from shardwright.server.security import AioTokenInterceptor, Protection
 from shardwright.server.signals import Stops, watch_notice
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
+
+#: Threads for short work: unpacking, writing plans down.
+_THREADS_BESIDE = 8
 
 _log = logging.getLogger("shardwright.server")
 
@@ -106,6 +111,9 @@ async def _serve(
     notice: str | None = None,
 ) -> Ending:
     protection = Protection.of(cluster)
+    # Plans and compilations hold a thread each, one a core at most: uploads must not wait behind them.
+    threads = ThreadPoolExecutor(2 * core_count() + _THREADS_BESIDE, thread_name_prefix="work")
+    asyncio.get_running_loop().set_default_executor(threads)
     master = Master(cluster, limits, wait_s=wait_s)
     Stops(master.drain, stop.ask)
     server = _grpc_server(master, protection)

@@ -156,6 +156,15 @@ class LoadRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAbandoned:
+    """The client of a LoadRequested does not wait for it any more."""
+
+    call: int
+    session_id: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInfo:
     """The state machine's view of a compiled plan; `payload` is for the shell only.
 
@@ -270,7 +279,7 @@ Event = (
     DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
     | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
-    | ExecutorHeard | DrainRequested | Tick
+    | ExecutorHeard | DrainRequested | LoadAbandoned | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -383,10 +392,17 @@ class ReleaseOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """Compile a plan in the compile child; `CompileFinished` answers."""
+    """Compile a plan in the compile child, unless that is under way; `CompileFinished` answers."""
 
     plan_id: str
     session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCompile:
+    """Nobody waits for a plan any more; no `CompileFinished` comes."""
+
+    plan_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,6 +523,6 @@ ToWorkers = (
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | Progress | Answer
-    | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | CancelCompile | Progress
+    | Answer    | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

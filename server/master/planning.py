@@ -95,6 +95,11 @@ class PlannerChild:
                 pipe.close()
 
 
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 class FairQueue:
     """At most `size` holders at a time; of those who wait, the session with the fewest holders is next, then the first.
 
@@ -154,7 +159,7 @@ class PlannerPool:
 
     def __init__(self, cluster: Cluster, size: int | None = None) -> None:
         self._cluster = pickle.dumps(cluster)
-        self._queue = FairQueue(size or len(os.sched_getaffinity(0)))
+        self._queue = FairQueue(size or core_count())
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
 

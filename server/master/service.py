@@ -172,13 +172,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
         call = self._master.call(
             lambda number: ev.LoadRequested(call=number, session_id=request.session_id, plan_id=request.plan_id)
         )
-        phase, waiting = "emit and compile", asyncio.ensure_future(call.next())
+        phase, waiting, is_answered = "emit and compile", asyncio.ensure_future(call.next()), False
         try:
             while True:
                 done, _ = await asyncio.wait([waiting], timeout=_PROGRESS_S)
                 if done:
                     command = waiting.result()
                     if isinstance(command, ev.Answer):
+                        is_answered = True
                         break
                     phase, waiting = command.phase, asyncio.ensure_future(call.next())
                 elapsed_s = asyncio.get_running_loop().time() - started_s
@@ -186,6 +187,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 await context.write(master_pb2.LoadPlanReply(progress=progress))
         finally:
             waiting.cancel()
+            if not is_answered:
+                self._master.abandon_load(call, request.session_id, request.plan_id)
         result = load_result(command.value)
         await context.write(master_pb2.LoadPlanReply(result=result))
 
@@ -210,6 +213,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_with_typed_errors
     async def RunSteps(self, requests: AsyncIterator[master_pb2.RunStepsRequest], context: Context) -> None:
         master = self._master
+        await context.send_initial_metadata(wire.STREAM_IS_OPEN)
         number, outlet = master.open_outgoing()
         reader = asyncio.ensure_future(self._read_steps(number, outlet, requests))
         try:

@@ -23,11 +23,11 @@ from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import ContentStore, PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages, peers_of
 from shardwright.server.master.formation import Identity, Member
-from shardwright.server.master.planning import PlannerPool
+from shardwright.server.master.planning import FairQueue, PlannerPool, core_count
 from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.state import MasterState
 from shardwright.server.versions import jax_version, shardwright_version
-from shardwright.xla import CompileService
+from shardwright.xla import Cancellation, CompileService
 
 TICK_S = 0.5
 
@@ -65,7 +65,8 @@ class _EndOfStream:
 class Call:
     """A call that waits for the state machine: phases, then a value or an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._queue: asyncio.Queue[ev.Progress | ev.Answer | ev.Fail] = asyncio.Queue()
 
     def put(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
@@ -122,6 +123,8 @@ class Master:
         self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
         self._compiler = CompileService(cluster.device_count, cluster.platform, gpu_ids=cluster.master.gpu_ids)
         self._compiled: dict[str, ev.ProgramInfo] = {}
+        self._compile_queue = FairQueue(core_count())
+        self._compilations: dict[str, Cancellation] = {}  # under way, by plan
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
         self._plannings: dict[OutgoingStream, str] = {}  # → session
@@ -171,6 +174,8 @@ class Master:
             self._to_call(ev.Fail(call=number, error=stopping))
         for task in self._tasks:
             task.cancel()
+        for cancellation in self._compilations.values():
+            cancellation.cancel()
         self.planners.close()
         await asyncio.to_thread(self._compiler.close)
 
@@ -187,9 +192,14 @@ class Master:
         """Hand an event with a fresh call number to the state machine."""
         self._last_number += 1
         number = self._last_number
-        call = self._calls[number] = Call()
+        call = self._calls[number] = Call(number)
         self.handle_event(make(number))
         return call
+
+    def abandon_load(self, call: Call, session_id: str, plan_id: str) -> None:
+        """Its client is gone, or has its answer."""
+        self._calls.pop(call.number, None)
+        self.handle_event(ev.LoadAbandoned(call=call.number, session_id=session_id, plan_id=plan_id))
 
     @staticmethod
     def new_session_id() -> str:
@@ -355,23 +365,54 @@ class Master:
         return self._compiled[plan_id]
 
     def _compile(self, command: ev.Compile) -> None:
-        task = self._loop.create_task(self._compile_plan(command))
+        if command.plan_id in self._compilations:
+            return
+        cancellation = self._compilations[command.plan_id] = Cancellation()
+        task = self._loop.create_task(self._compile_plan(command, cancellation))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _compile_plan(self, command: ev.Compile) -> None:
-        plan_id = command.plan_id
+    def _cancel_compile(self, command: ev.CancelCompile) -> None:
+        cancellation = self._compilations.pop(command.plan_id, None)
+        if cancellation is not None:
+            cancellation.cancel()
+
+    async def _compile_plan(self, command: ev.Compile, cancellation: Cancellation) -> None:
+        plan_id, error = command.plan_id, None
+        program = self._compiled.get(plan_id)
         try:
-            program = self._compiled.get(plan_id)
             if program is None:
                 record = self.plans.get(command.session_id, plan_id)
-                program = self._compiled[plan_id] = await asyncio.to_thread(
-                    compile_program, plan_id, record, self._compiler, self.state.formation.nodes_of
-                )
+                program = await self._compile_in_turn(command, record, cancellation)
         except Exception as caught:
-            self.handle_event(ev.CompileFinished(plan_id=plan_id, error=wire.to_shardwright_error(caught)))
-        else:
-            self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program))
+            error = wire.to_shardwright_error(caught)
+        if self._compilations.get(plan_id) is not cancellation:
+            return  # nobody waits for it
+        del self._compilations[plan_id]
+        if program is not None:
+            self._compiled[plan_id] = program
+        self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program, error=error))
+
+    async def _compile_in_turn(
+        self, command: ev.Compile, record: PlanRecord, cancellation: Cancellation
+    ) -> ev.ProgramInfo:
+        def moved(position: int) -> None:
+            self._tell_loads(command.plan_id, f"queue, position {position}")
+
+        async with self._compile_queue.place(command.session_id, moved):
+            cancellation.check()
+            self._tell_loads(command.plan_id, "emit and compile")
+            nodes_of = self.state.formation.nodes_of
+            return await asyncio.to_thread(
+                compile_program, command.plan_id, record, self._compiler, nodes_of, cancellation
+            )
+
+    def _tell_loads(self, plan_id: str, phase: str) -> None:
+        """Tell all who wait for a plan how far it is."""
+        for session in self.state.sessions.values():
+            executable = session.executables.get(plan_id)
+            for call in executable.waiting_calls if executable is not None else ():
+                self._to_call(ev.Progress(call=call, phase=phase))
 
 
 _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
@@ -399,6 +440,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.Fail: Master._to_call,
     ev.SessionEnded: Master._session_ended,
     ev.Compile: Master._compile,
+    ev.CancelCompile: Master._cancel_compile,
     ev.Log: Master._log_line,
     ev.Halt: Master._halt,
 }

@@ -16,7 +16,7 @@ every node has answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -336,7 +336,8 @@ class MasterState:
         calls += [session.open_call] if session.open_call is not None else []
         calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
         commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
-        commands += saves.lose(session, reason, self._now_s)
+        compiling = [plan_id for plan_id, each in session.executables.items() if each.state == "compiling"]
+        commands += self._cancel_compiles(compiling) + saves.lose(session, reason, self._now_s)
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
         for sequence in session.running.values():
@@ -390,6 +391,28 @@ class MasterState:
         executable.waiting_calls.append(event.call)
         return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
 
+    def _load_abandoned(self, event: ev.LoadAbandoned) -> Commands:
+        """A program that nobody waits for is not compiled to its end; one that is being loaded stays."""
+        session = self.sessions.get(event.session_id)
+        executable = session.executables.get(event.plan_id) if session is not None else None
+        if session is None or executable is None or event.call not in executable.waiting_calls:
+            return []
+        executable.waiting_calls.remove(event.call)
+        if executable.waiting_calls or executable.state != "compiling":
+            return []
+        del session.executables[event.plan_id]
+        return self._cancel_compiles([event.plan_id]) + self._advance(session)
+
+    def _cancel_compiles(self, plan_ids: Iterable[str]) -> Commands:
+        """Of those that no session has under way."""
+        wanted = {
+            executable.plan_id
+            for session in self.sessions.values()
+            for executable in session.executables.values()
+            if executable.state == "compiling"
+        }
+        return [ev.CancelCompile(plan_id=plan_id) for plan_id in plan_ids if plan_id not in wanted]
+
     def _compile_finished(self, event: ev.CompileFinished) -> Commands:
         commands: Commands = []
         for session in self.sessions.values():
@@ -423,6 +446,8 @@ class MasterState:
         if executable is not None:
             gone = SessionError(f"executable {event.executable_id} was unloaded while it was being loaded")
             commands += [ev.Fail(call=call, error=gone) for call in executable.waiting_calls]
+            if executable.state == "compiling":
+                commands += self._cancel_compiles([event.executable_id])
             if session.is_open and executable.state != "compiling":
                 commands += self._broadcast(
                     lambda sequence: ev.UnloadOnWorkers(
@@ -657,6 +682,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,
     ev.LoadRequested: MasterState._load_requested,
+    ev.LoadAbandoned: MasterState._load_abandoned,
     ev.CompileFinished: MasterState._compile_finished,
     ev.UnloadRequested: MasterState._unload_requested,
     ev.StepsOpened: MasterState._steps_opened,
