@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,9 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from shardwright.client.retries import OutageError, Retries, is_outage, to_outage
 from shardwright.clusters.cluster import Cluster, ClusterNode
-from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError
+from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError, StepCancelledError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
@@ -90,16 +92,47 @@ class Dialer:
         return grpc.secure_channel(address, self._credentials, options=wire.CHANNEL_OPTIONS)
 
 
+class Preparation:
+    """What a thread plans and loads; another one may cancel it."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self.call: Any = None  # the one that it waits for
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        call = self.call
+        if call is not None:
+            call.cancel()
+
+    def check(self) -> None:
+        """Raises StepCancelledError once it is cancelled."""
+        if self.is_cancelled:
+            raise StepCancelledError("the call was cancelled before its program was ready", remedy="call it again")
+
+
 class MasterConnection:
     """The master's calls for one session."""
 
-    def __init__(self, address: str, dialer: Dialer) -> None:
+    def __init__(self, address: str, dialer: Dialer, is_gone: Callable[[], bool] = lambda: False) -> None:
         self.address = address
+        self.retries = Retries(is_gone)
         self._metadata = dialer.metadata
         self._channel = dialer.dial(address)
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._client_version = self._server_version = ""
+        self._preparing = threading.local()
         self.info: SessionInfo
+
+    @contextmanager
+    def preparation(self) -> Iterator[Preparation]:
+        """Within, this thread's plans and loads may be cancelled by others."""
+        outer = getattr(self._preparing, "now", None)
+        self._preparing.now = preparation = outer or Preparation()
+        try:
+            yield preparation
+        finally:
+            self._preparing.now = outer
 
     def open(self, client_version: str) -> SessionInfo:
         """Raises ServerUnavailableError, at once when nothing listens."""
@@ -137,23 +170,31 @@ class MasterConnection:
             jax_version=reply.jax_version,
             grace_s=reply.grace_s,
         )
+        self.retries.grace_s = reply.grace_s
         return self.info
 
     def _missing_nodes(self) -> ServerUnavailableError | None:
-        """The nodes missing from the cluster; None when it is complete."""
-        absent = [node for node in self.status().nodes if node.state in ("waiting", "lost")]
-        if not absent:
-            return None
-        numbers = ", ".join(str(node.node.index) for node in absent)
-        named = "; ".join(f"node {node.node.index} at {node.detail}" for node in absent)
-        return ServerUnavailableError(
-            f"the cluster is not complete: {named}",
-            where=self.address,
-            remedy=f"start launch_worker.sh with the same cluster file and task number {numbers}, then connect again",
-        )
+        """Why the cluster is not complete; None when it is."""
+        nodes = self.status().nodes
+        absent = [node for node in nodes if node.state in ("waiting", "lost")]
+        starting = [node for node in nodes if node.state == "starting"]
+        if absent:
+            numbers = ", ".join(str(node.node.index) for node in absent)
+            named = "; ".join(f"node {node.node.index} is missing ({node.detail})" for node in absent)
+            remedy = f"start launch_worker.sh with the same cluster file and task number {numbers}, then connect again"
+            return ServerUnavailableError(f"the cluster is not complete: {named}", where=self.address, remedy=remedy)
+        if starting:
+            numbers = ", ".join(str(node.node.index) for node in starting)
+            return ServerUnavailableError(
+                f"the executors of node {numbers} are still starting after {CALL_TIMEOUT_S:g} s",
+                where=self.address,
+                remedy="connect again in a moment; `shardwright status` shows how far they are",
+            )
+        return None
 
     def close(self) -> None:
         """Closes the session (where the server still answers) and the channel."""
+        self.retries.close()
         try:
             request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
             self._stub.CloseSession(request, timeout=5.0, metadata=self._metadata)
@@ -169,8 +210,13 @@ class MasterConnection:
             for chunk in wire.chunks(wire.compress_text(hlo_text), self.info.chunk_bytes):
                 yield master_pb2.UploadProgramRequest(session_id=session_id, chunk=chunk)
 
-        reply = self._call(self._stub.UploadProgram, requests(), timeout_s=LONG_CALL_TIMEOUT_S)
-        return str(reply.program_id)
+        def upload(_: int) -> master_pb2.UploadProgramReply:
+            reply: master_pb2.UploadProgramReply = self._call_once(
+                self._stub.UploadProgram, requests(), timeout_s=LONG_CALL_TIMEOUT_S
+            )
+            return reply
+
+        return str(self.retries.call(upload).program_id)
 
     def plan(
         self,
@@ -185,28 +231,38 @@ class MasterConnection:
         on_progress: called during planning; an exception from it ends the planning.
         """
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
-        unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
-        plan_id = ""
-        with closing(self._stream(self._stub.PlanProgram, request)) as replies:
-            for reply in replies:
-                kind = reply.WhichOneof("kind")
-                if kind == "progress":
-                    on_progress(wire.plan_progress_from_proto(reply.progress))
-                elif kind == "result":
-                    plan_id = reply.result.plan_id
-                elif kind == "plan_chunk":
-                    unpacker.feed(reply.plan_chunk)
-        return plan_id, to_user_plan(plan_from_json(unpacker.text(), hlo_text=hlo_text))
+
+        def plan(_: int) -> tuple[str, str]:
+            unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
+            plan_id = ""
+            with closing(self._stream(self._stub.PlanProgram, request)) as replies:
+                for reply in replies:
+                    kind = reply.WhichOneof("kind")
+                    if kind == "progress":
+                        on_progress(wire.plan_progress_from_proto(reply.progress))
+                    elif kind == "result":
+                        plan_id = reply.result.plan_id
+                    elif kind == "plan_chunk":
+                        unpacker.feed(reply.plan_chunk)
+            return plan_id, unpacker.text()
+
+        plan_id, text = self.retries.call(plan)
+        return plan_id, to_user_plan(plan_from_json(text, hlo_text=hlo_text))
 
     def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
         """Compiles and loads a plan on every worker."""
         request = master_pb2.LoadPlanRequest(session_id=self.info.session_id, plan_id=plan_id)
-        for reply in self._stream(self._stub.LoadPlan, request):
-            if reply.WhichOneof("kind") == "result":
-                result: master_pb2.LoadResult = reply.result
-                return result
-            on_progress(reply.progress.phase, reply.progress.elapsed_s)
-        raise InternalError("the server ended a load without a result", where=self.address)
+
+        def load(_: int) -> master_pb2.LoadResult:
+            with closing(self._stream(self._stub.LoadPlan, request)) as replies:
+                for reply in replies:
+                    if reply.WhichOneof("kind") == "result":
+                        result: master_pb2.LoadResult = reply.result
+                        return result
+                    on_progress(reply.progress.phase, reply.progress.elapsed_s)
+            raise InternalError("the server ended a load without a result", where=self.address)
+
+        return self.retries.call(load)
 
     def dump(self, plan_id: str) -> Iterator[tuple[str, str, str]]:
         """(program, form, text) of what was compiled of a loaded plan; see `DumpPlanReply`."""
@@ -239,18 +295,32 @@ class MasterConnection:
         self._call(self._stub.ReleaseArrays, request)
 
     def status(self) -> master_pb2.StatusReply:
-        reply: master_pb2.StatusReply = self._call(self._stub.Status, master_pb2.StatusRequest())
-        return reply
+        def ask(_: int) -> master_pb2.StatusReply:
+            reply: master_pb2.StatusReply = self._call_once(self._stub.Status, master_pb2.StatusRequest())
+            return reply
+
+        return self.retries.call(ask)
 
     # ---- one way to call, one way to fail -----------------------------------------
 
     def _call(self, method: Callable[..., Any], request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """A call that is made once, also in an outage."""
+        try:
+            return self._call_once(method, request, timeout_s=timeout_s)
+        except OutageError as error:
+            raise ServerUnavailableError(error.message, where=error.where, remedy=error.remedy) from None
+
+    def _call_once(self, method: Callable[..., Any], request: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        """An attempt of `Retries.call`."""
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, ValueError) as error:
             self._raise(error)
 
-    def _raise(self, error: grpc.RpcError) -> NoReturn:
+    def _raise(self, error: grpc.RpcError | ValueError) -> NoReturn:
+        self.retries.check_open()
+        if isinstance(error, ValueError):  # gRPC's own of a closed channel
+            raise error
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             server = self._server_version or "of another version"
             raise ServerUnavailableError(
@@ -258,16 +328,23 @@ class MasterConnection:
                 where=self.address,
                 remedy="install the same version on both sides",
             ) from None
-        wire.raise_from_rpc(error, where=self.address)
+        ours = wire.error_from_rpc(error, where=self.address)
+        raise (to_outage(ours) if is_outage(error) else ours) from None
 
     def _stream(self, method: Callable[..., Any], request: Any) -> Generator[Any, None, None]:
-        """Replies of a call; closing the generator cancels it."""
-        call = method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
+        """Replies of a call; closing the generator cancels it. Raises StepCancelledError where another thread did."""
+        preparation: Preparation = getattr(self._preparing, "now", None) or Preparation()
+        preparation.check()
+        self.retries.check_open()
+        call = preparation.call = method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
         try:
+            preparation.check()
             yield from call
         except grpc.RpcError as error:
+            preparation.check()
             self._raise(error)
         finally:
+            preparation.call = None
             call.cancel()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from shardwright.client.connection import MasterConnection, NodeInfo
-from shardwright.errors import ServerUnavailableError, ShardwrightError, WorkerLostError
+from shardwright.client.retries import OutageError
+from shardwright.errors import ShardwrightError, WorkerLostError
 
 #: The master has heard of a process that died after so long.
 _NOTICE_S = 3.0
@@ -16,7 +17,7 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
     """The error of a broken call to a node's data port, given `error` and the master's view of the node.
 
     WorkerLostError: its executor is gone. The master's own error: the master does not answer either. Otherwise
-    ServerUnavailableError, naming the connection between this client and the node.
+    OutageError, naming the connection between this client and the node.
     """
     until_s = time.monotonic() + _NOTICE_S
     while time.monotonic() < until_s:
@@ -32,8 +33,10 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
                 remedy="run init again, or restore a checkpoint, once the cluster is ready: arrays of before are gone",
             )
         time.sleep(_PAUSE_S)
-    return ServerUnavailableError(
+    outage = OutageError(
         f"the data port of node {node.index} does not answer, and the master takes the node for ready: {error.message}",
         where=node.data_address,
         remedy="check that this machine reaches it; data_port in the cluster file fixes the port for a firewall",
     )
+    outage.is_explained = True
+    return outage

@@ -205,6 +205,14 @@ class Session:
         """
         return self._state.list_checkpoints(directory)
 
+    @property
+    def draining(self) -> str:
+        """What of the servers is about to end, and why: "node 1 will leave (SIGTERM)"; "" where nothing is.
+
+        Meanwhile saves and reads of arrays work, and a step raises ServerDrainingError before it takes anything over.
+        """
+        return self._state.draining
+
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""
         self._state.require_open()

@@ -65,17 +65,20 @@ class SessionState:
         self._pid = os.getpid()
         self._save: Save | None = None
         self._saving = threading.Lock()
-        self.master = MasterConnection(address, dialer)
+        is_gone: Callable[[], bool] = (lambda: False) if server is None else server.has_ended
+        self.master = MasterConnection(address, dialer, is_gone)
         self.info: SessionInfo = self.master.open(__version__)
         self.lock = threading.RLock()
-        self._transfer = ArrayTransfer(self.info, dialer, partial(explain_node_failure, self.master))
+        self._transfer = ArrayTransfer(
+            self.info, dialer, partial(explain_node_failure, self.master), self.master.retries
+        )
         self._reader = ArrayReader(self._transfer)
         self._stream = StepStream(
             self.master.run_steps,
             self.info.session_id,
             self.master.cancel_steps,
             reconnect_s=self.info.grace_s,
-            is_gone=(lambda: False) if server is None else server.has_ended,
+            is_gone=is_gone,
         )
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
@@ -116,6 +119,11 @@ class SessionState:
     def __del__(self) -> None:
         if hasattr(self, "_dropped"):  # else it was never opened
             self.close_quietly()
+
+    @property
+    def draining(self) -> str:
+        """See `Session.draining`."""
+        return self._stream.draining
 
     # ---- programs ---------------------------------------------------------------------
 
@@ -162,6 +170,7 @@ class SessionState:
         """
         with self.lock:
             self._raise_unreported()
+            self._stream.check_draining()
             request = master_pb2.RunStepsRequest(
                 executable_id=program.executable_id,
                 trace=is_traced,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
+    from shardwright.client.connection import Preparation
     from shardwright.client.session_state import SessionState
     from shardwright.client.step_trace import StepTrace
     from shardwright.proto.v1 import master_pb2
@@ -65,6 +66,7 @@ class Step:
         self._builder = builder
         self._timeout_s = timeout_s
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
+        self._preparing: set[Preparation] = set()
         self._function = function
         self._options = options
         self._progress = progress
@@ -141,12 +143,16 @@ class Step:
     def cancel(self) -> int:
         """Ends the unfinished calls; may be called from another thread. Returns how many there were.
 
+        A call that is being planned, compiled or loaded raises StepCancelledError, and the servers stop that work.
         A call that waits fails with StepCancelledError at once. One that runs keeps its results if it ends within the
         server's grace: 10 seconds, or twice what it took before. After that the executors are replaced; then every
         array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
         """
+        preparing = list(self._preparing)
+        for preparation in preparing:
+            preparation.cancel()
         numbers = [result.number for result in self._under_way if not result.is_done]
-        return self._state.master.cancel_steps(numbers) if numbers else 0
+        return len(preparing) + (self._state.master.cancel_steps(numbers) if numbers else 0)
 
     def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
         """`init_fn(*args)`, run on the servers in the layouts of this step's arguments.
@@ -241,7 +247,15 @@ class Step:
         return None
 
     def _prepare_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
-        """A program for the call; handles may have to be resharded."""
+        """A program for the call; handles may have to be resharded. `cancel` ends it."""
+        with self._state.master.preparation() as preparation:
+            self._preparing.add(preparation)
+            try:
+                return self._make_program(signature, leaves, dynamic)
+            finally:
+                self._preparing.discard(preparation)
+
+    def _make_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
         programs = self._programs.setdefault(signature, [])
         has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):

@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.dtypes import to_dtype
 from shardwright.errors import (
+    ServerDrainingError,
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
@@ -134,7 +135,8 @@ class StepStream:
         self._failure: ShardwrightError | None = None
         self.losses = 0
         self._is_closed = False
-        self._broken_since: float | None = None  # since when no reply has come over a broken connection
+        self._drain: tuple[str, float] | None = None  # what ends, and when
+        self._broken_since: float | None = None  # since when the server has not been reached
         self._open()
         self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
         self._thread.start()
@@ -146,16 +148,19 @@ class StepStream:
     def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
         """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished.
 
-        Raises the error of an ended stream.
+        Raises the error of an ended stream, and ServerDrainingError: then nothing was sent.
         """
+        is_save = request.HasField("save")
         with self._changed:
             try:
-                while len(self._unanswered) >= STEPS_AHEAD and self._failure is None and not self._is_closed:
+                while len(self._unanswered) >= STEPS_AHEAD and self._may_send(is_save=is_save):
                     self._changed.wait()
             except KeyboardInterrupt:
                 self.cancel_all()
                 raise
             self._check_open()
+            if not is_save:
+                self.check_draining()
             request.session_id = self._session_id
             request.number = self._next_number
             self._next_number += 1
@@ -163,6 +168,26 @@ class StepStream:
             self._unanswered.append((request, result))
             self._outbox.put(request)
         return result
+
+    def _may_send(self, *, is_save: bool) -> bool:
+        return self._failure is None and not self._is_closed and (is_save or self._drain is None)
+
+    @property
+    def draining(self) -> str:
+        """What of the servers ends soon, and why; "" where nothing does."""
+        drain = self._drain
+        return "" if drain is None else drain[0]
+
+    def check_draining(self) -> None:
+        """Raises ServerDrainingError where the server begins no steps any more."""
+        drain = self._drain
+        if drain is not None:
+            reason, until_s = drain
+            raise ServerDrainingError(
+                f"{reason}: no new step begins",
+                remedy=f"saves and reads of arrays still work, for {max(until_s - time.monotonic(), 0):.0f} s at most: "
+                "save now, and connect again or restore once it is back",
+            )
 
     def cancel_all(self) -> None:
         """Asks the server to end all unfinished steps; raises nothing."""
@@ -212,6 +237,7 @@ class StepStream:
         for request, _ in self._unanswered:
             outbox.put(request)
         self._opened_at_s = time.monotonic()
+        self._drain = None  # a server that drains says so again
         self._replies = self._call(iter(outbox.get, None))
 
     def _receive(self) -> None:
@@ -220,6 +246,9 @@ class StepStream:
 
     def _receive_until_broken(self) -> grpc.RpcError | None:
         try:
+            if any(item in wire.STREAM_IS_OPEN for item in self._replies.initial_metadata() or ()):
+                with self._changed:
+                    self._broken_since = None
             for reply in self._replies:
                 self._answer(reply)
         except grpc.RpcError as error:
@@ -227,6 +256,9 @@ class StepStream:
         return None
 
     def _answer(self, reply: master_pb2.RunStepsReply) -> None:
+        if reply.HasField("drain"):
+            self._take_drain_notice(reply.drain)
+            return
         if not reply.number:
             _log.warning("%s", reply.waiting_for)
             return
@@ -247,6 +279,15 @@ class StepStream:
         if error is not None and not result.is_followed:
             self._failed.append(result)
         result.finish(error)
+
+    def _take_drain_notice(self, notice: master_pb2.DrainNotice) -> None:
+        with self._changed:
+            self._drain = None if notice.is_over else (notice.reason, time.monotonic() + notice.left_s)
+            self._changed.notify_all()
+        if notice.is_over:
+            _log.warning("the node is gone; steps are taken again, and run once it is back")
+        else:
+            _log.warning("%s: save within %.0f s; no new step begins", notice.reason, notice.left_s)
 
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False after the session's end or a permanent error."""

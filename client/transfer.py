@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from shardwright.client.connection import LONG_CALL_TIMEOUT_S, Dialer, NodeInfo, SessionInfo
+from shardwright.client.retries import OutageError, Retries, is_outage
 from shardwright.errors import InternalError, ServerUnavailableError, ShardwrightError
 from shardwright.plans.layouts import Layout, Shard, distinct_shards, logical_part, slice_stored
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
@@ -52,7 +53,9 @@ Explain = Callable[[NodeInfo, ShardwrightError], ShardwrightError]
 class ArrayTransfer:
     """Reads and writes arrays of one session; channels are opened when they are first used."""
 
-    def __init__(self, info: SessionInfo, dialer: Dialer, explain_silence: Explain) -> None:
+    def __init__(self, info: SessionInfo, dialer: Dialer, explain_silence: Explain, retries: Retries) -> None:
+        self._retries = retries
+        self._reached: set[int] = set()  # nodes that have answered: a port that never has is no outage
         self._info = info
         self._dialer = dialer
         self._explain_silence = explain_silence
@@ -107,11 +110,11 @@ class ArrayTransfer:
 
     # ---- one node --------------------------------------------------------------
 
-    def _put_on(self, node: NodeInfo, uploads: Iterable[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
-        here = (upload for upload in uploads if id(upload.layout) in held)
+    def _put_on(self, node: NodeInfo, uploads: Sequence[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
+        here = [upload for upload in uploads if id(upload.layout) in held]
 
-        def requests() -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
-            announced = master_pb2.PutArraysRequest(session_id=self._info.session_id)
+        def requests(attempt: int) -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
+            announced = master_pb2.PutArraysRequest(session_id=self._info.session_id, is_repeated=attempt > 0)
             for pieces in cut_chunks(_contents(here, held, announced), self._info.chunk_bytes):
                 yield ChunkedMessage(message=announced, pieces=pieces)  # which gRPC writes at once
                 announced.Clear()
@@ -122,14 +125,26 @@ class ArrayTransfer:
             request_serializer=serializer_of,
             response_deserializer=master_pb2.PutArraysReply.FromString,
         )
-        try:
-            put(requests(), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
-        except grpc.RpcError as error:
-            raise self._error(node, error) from None
+
+        def attempt(number: int) -> None:
+            try:
+                put(requests(number), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
+            except grpc.RpcError as error:
+                raise self._error(node, error) from None
+
+        self._retries.call(attempt)
+        self._reached.add(node.index)
 
     def _error(self, node: NodeInfo, error: grpc.RpcError) -> ShardwrightError:
+        """Of a failed call; an OutageError where it may be made again."""
+        self._retries.check_open()
         ours = wire.error_from_rpc(error, where=node.data_address)
-        return self._explain_silence(node, ours) if isinstance(ours, ServerUnavailableError) else ours
+        if not isinstance(ours, ServerUnavailableError):
+            return ours
+        explained = self._explain_silence(node, ours)
+        if not isinstance(explained, OutageError) or (is_outage(error) and node.index in self._reached):
+            return explained
+        return ServerUnavailableError(explained.message, where=explained.where, remedy=explained.remedy)
 
     def _fetch_from(self, node: NodeInfo, wanted: Sequence[_ArrayFetch]) -> dict[int, ShardwrightError]:
         """Fills arrays with the node's shards; returns the errors of missing ones, by number."""
@@ -138,23 +153,34 @@ class ArrayTransfer:
             request.arrays.add(
                 array_id=array_fetch.array_id, devices=[_holder(node, shard) for shard in array_fetch.shards]
             )
-        inflow = _ShardAssembler(wanted)
         fetch = self._channel(node).unary_stream(
             f"/{ARRAY_TRANSFER}/FetchArrays",
             request_serializer=master_pb2.FetchArraysRequest.SerializeToString,
             response_deserializer=parser_of(master_pb2.FetchArraysReply),
         )
+
+        def attempt(_: int) -> dict[int, ShardwrightError]:
+            inflow = _ShardAssembler(wanted)
+            try:
+                for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
+                    for unread in reply.message.unread:
+                        inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
+                    for piece in reply.pieces:
+                        inflow.take(piece)
+            except grpc.RpcError as error:
+                ours = self._error(node, error)
+                if isinstance(ours, OutageError):
+                    raise ours from None
+                inflow.end(ours)
+            else:
+                inflow.end(InternalError("its contents ended early", where=node.data_address))
+                self._reached.add(node.index)
+            return inflow.failed
+
         try:
-            for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
-                for unread in reply.message.unread:
-                    inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
-                for piece in reply.pieces:
-                    inflow.take(piece)
-        except grpc.RpcError as error:
-            inflow.end(self._error(node, error))
-        else:
-            inflow.end(InternalError("its contents ended early", where=node.data_address))
-        return inflow.failed
+            return self._retries.call(attempt)
+        except ServerUnavailableError as error:
+            return {each.number: error for each in wanted}
 
     def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
         """For each array, by node, the distinct shards requested from it; the load is spread evenly."""

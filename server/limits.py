@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -10,10 +11,14 @@ class Limits:
     """Limits of one server; the defaults suit a trusted team, not the open internet.
 
     program_bytes: HLO text of one program, unpacked.
+    session_program_bytes, all_program_bytes: of the compressed programs of a session, and of all; likewise of plans.
     session_array_bytes: logical bytes of all arrays of one session.
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
     grace_s: lifetime of a session without an open RunSteps stream or a call.
+    evict_idle_s: time without a call after which a session gives way to a new one, where there is no room, if its
+        client is not connected or it holds neither arrays nor executables.
+    session_idle_s: longest time of a session without a call of its client, connected or not.
     argument_wait_s: a step's longest wait on arguments still on their way.
     step_s: a step's time limit, at least: a plan that predicts more, or a step that took long before, has a longer one;
         the user's `step_timeout` takes its place. It counts from the end of the steps before.
@@ -26,6 +31,9 @@ class Limits:
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
     save_s: longest time of a save until its checkpoint is complete.
     first_retry_s, last_retry_s: pause after a start that failed, doubled from the first to the last.
+    drain_s: longest time from the wish to end (SIGTERM, a preemption notice) to the end.
+    drain_notice_s: time, from then on, in which steps are still taken: of clients that have not heard of it yet.
+    drain_idle_s: time without a word of the clients that have arrays after which they are taken to need nothing more.
     start_attempts: generations in a row that may fail to start before the server gives up, if none has ever started.
     restart_patience_s: the same in seconds, for a cluster that has been ready before.
     """
@@ -33,11 +41,15 @@ class Limits:
     sessions: int = 64
     programs_per_session: int = 256
     program_bytes: int = 1 << 30
+    session_program_bytes: int = 1 << 30
+    all_program_bytes: int = 4 << 30
     arrays_per_session: int = 1_000_000
     session_array_bytes: int = 1 << 44
     pending_steps: int = 64
     read_back_bytes: int = 64 << 10
     grace_s: float = 60.0
+    evict_idle_s: float = 10.0
+    session_idle_s: float = math.inf
     argument_wait_s: float = 60.0
     step_s: float = 600.0
     stall_s: float = 10.0
@@ -48,6 +60,9 @@ class Limits:
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0
     start_timeout_s: float = 300.0
+    drain_s: float = 30.0
+    drain_notice_s: float = 2.0
+    drain_idle_s: float = 3.0
     first_retry_s: float = 1.0
     last_retry_s: float = 60.0
     start_attempts: int = 5

@@ -8,9 +8,9 @@ import json
 import logging
 import os
 import secrets
-import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +22,19 @@ from shardwright.clusters.cluster import Cluster, join_address
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.handlers import AioProtocolInterceptor
 from shardwright.server.limits import Limits
 from shardwright.server.master.cluster_service import ClusterService
+from shardwright.server.master.planning import core_count
 from shardwright.server.master.service import MasterService
 from shardwright.server.master.shell import Master
 from shardwright.server.security import AioTokenInterceptor, Protection
+from shardwright.server.signals import Stops, watch_notice
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 
-EXIT_INTERRUPTED = 130
+#: Threads for short work: unpacking, writing plans down.
+_THREADS_BESIDE = 8
 
 _log = logging.getLogger("shardwright.server")
 
@@ -39,11 +43,10 @@ Ending = tuple[int, ShardwrightError | None]
 
 
 class _StopRequest:
-    """Somebody asked this process to stop: a signal, or (embedded) the end of stdin."""
+    """Somebody asked this process to stop at once: a signal, or (embedded) the end of stdin."""
 
     def __init__(self) -> None:
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        _on_signals(self.ask)
 
     def ask(self, exit_code: int) -> None:
         """The first to ask decides."""
@@ -51,19 +54,22 @@ class _StopRequest:
             self.exit_code.set_result(exit_code)
 
 
-async def run_worker(cluster: Cluster, index: int, limits: Limits, *, wait_s: float) -> Ending:
-    """Serve one node until its master or a signal ends it."""
+async def run_worker(
+    cluster: Cluster, index: int, limits: Limits, *, wait_s: float, notice: str | None = None
+) -> Ending:
+    """Serve one node until its master or a signal ends it. notice: see `watch_notice`."""
     address = cluster.master.address
     daemon = Daemon(cluster, index, address, Protection.of(cluster), limits, wait_s)
-    _on_signals(daemon.ask_to_stop)
+    Stops(daemon.drain, daemon.ask_to_stop)
     _log.info("node %d, %d devices; dialing the master at %s", index, cluster.nodes[index].device_count, address)
-    ending = await daemon.run()
+    async with _watching(notice, daemon.drain):
+        ending = await daemon.run()
     return ending.code, ending.error
 
 
-async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float) -> Ending:
-    """Serve task 0 until a signal or an error ends it."""
-    return await _serve(cluster, limits, wait_s, _StopRequest(), lambda address: None)
+async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float, notice: str | None = None) -> Ending:
+    """Serve task 0 until a signal or an error ends it. notice: see `watch_notice`."""
+    return await _serve(cluster, limits, wait_s, _StopRequest(), lambda address: None, notice)
 
 
 async def run_embedded(devices: int, limits: Limits) -> Ending:
@@ -86,11 +92,30 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
     return await _serve(cluster, limits, 300.0, stop, announce)
 
 
+@contextlib.asynccontextmanager
+async def _watching(notice: str | None, drain: Callable[[str], object]) -> AsyncIterator[None]:
+    watcher = None if notice is None else asyncio.ensure_future(watch_notice(notice, drain))
+    try:
+        yield
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+
+
 async def _serve(
-    cluster: Cluster, limits: Limits, wait_s: float, stop: _StopRequest, announce: Callable[[str], None]
+    cluster: Cluster,
+    limits: Limits,
+    wait_s: float,
+    stop: _StopRequest,
+    announce: Callable[[str], None],
+    notice: str | None = None,
 ) -> Ending:
     protection = Protection.of(cluster)
+    # Plans and compilations hold a thread each, one a core at most: uploads must not wait behind them.
+    threads = ThreadPoolExecutor(2 * core_count() + _THREADS_BESIDE, thread_name_prefix="work")
+    asyncio.get_running_loop().set_default_executor(threads)
     master = Master(cluster, limits, wait_s=wait_s)
+    Stops(master.drain, stop.ask)
     server = _grpc_server(master, protection)
     node = cluster.master
     address = join_address(node.ip, protection.bind(server, node.ip, node.port))
@@ -102,13 +127,17 @@ async def _serve(
     daemon = Daemon(cluster, 0, address, protection, limits, wait_s) if node.device_count else None
     daemon_task = asyncio.ensure_future(daemon.run()) if daemon is not None else None
     clock = asyncio.ensure_future(master.run())
-    waits: list[asyncio.Future[Any]] = [stop.exit_code, master.halted, clock, *([daemon_task] if daemon_task else [])]
+    waits: list[asyncio.Future[Any]] = [stop.exit_code, master.halted, master.drained, clock]
+    waits += [daemon_task] if daemon_task is not None else []
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        async with _watching(notice, master.drain):
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         return _ending(stop, master, daemon_task, clock)
     finally:
         clock.cancel()
-        await master.close("the master is stopping")
+        await master.close(
+            "the master has stopped, as it was asked to" if master.drained.done() else "the master is stopping"
+        )
         if daemon is not None and daemon_task is not None:
             daemon.ask_to_stop(0)
             await daemon_task
@@ -120,6 +149,8 @@ def _ending(
 ) -> Ending:
     if stop.exit_code.done():
         return stop.exit_code.result(), None
+    if master.drained.done():
+        return 0, None
     if master.halted.done():
         halt = master.halted.result()
         return 1 if halt.is_final else st.EXIT_TRY_AGAIN, halt.error
@@ -132,7 +163,7 @@ def _ending(
 
 def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=[AioTokenInterceptor(protection)],
+        interceptors=[AioTokenInterceptor(protection), AioProtocolInterceptor()],
         options=wire.CHANNEL_OPTIONS,
         maximum_concurrent_rpcs=master.limits.max_streams,
     )
@@ -159,14 +190,6 @@ def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
     return server
 
 
-def _on_signals(stop: Callable[[int], object]) -> None:
-    """Ctrl-C and SIGTERM end the server in order; exit codes 130 and 0."""
-    loop = asyncio.get_running_loop()
-    for number, code in ((signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 0)):
-        with contextlib.suppress(NotImplementedError):
-            loop.add_signal_handler(number, stop, code)
-
-
 def run(main: Coroutine[None, None, Ending]) -> int:
     """Run a server to its end and return the exit code; errors are printed as one line each."""
     error: ShardwrightError | None
@@ -175,7 +198,7 @@ def run(main: Coroutine[None, None, Ending]) -> int:
     except ShardwrightError as caught:
         code, error = 1, caught
     if error is not None:
-        print(one_line(error), file=sys.stderr, flush=True)
+        print(one_line(error), file=sys.stderr)
     return code
 
 

@@ -8,21 +8,15 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from shardwright.clusters.cluster import Cluster, join_address
-from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError, ShardwrightError
+from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError
 from shardwright.protocol import wire
-
-if TYPE_CHECKING:  # generic for type checkers only
-    Handler = grpc.RpcMethodHandler[Any, Any]
-    Interceptor = grpc.ServerInterceptor[Any, Any]
-    AioInterceptor = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    Handler, Interceptor, AioInterceptor = grpc.RpcMethodHandler, grpc.ServerInterceptor, grpc.aio.ServerInterceptor
+from shardwright.server.handlers import AioInterceptor, Handler, Interceptor, abort, abort_aio, with_behaviour
 
 #: Health probes carry no token and learn nothing but "serving".
 _OPEN_METHODS = "/grpc.health.v1.Health/"
@@ -116,7 +110,7 @@ class TokenInterceptor(Interceptor):
         def deny(request: Any, context: grpc.ServicerContext) -> None:
             abort(context, _DENIAL)
 
-        return _wrap_handler(handler, deny)
+        return with_behaviour(handler, deny)
 
 
 class AioTokenInterceptor(AioInterceptor):
@@ -138,28 +132,7 @@ class AioTokenInterceptor(AioInterceptor):
         async def deny(request: Any, context: Any) -> None:
             await abort_aio(context, _DENIAL)
 
-        return _wrap_handler(handler, deny)
-
-
-def abort(context: grpc.ServicerContext, error: ShardwrightError) -> None:
-    """End a call of a threaded server with our error; does not return."""
-    context.set_trailing_metadata(wire.trailing_error(error))
-    context.abort(wire.status_of(error), error.message)
-
-
-async def abort_aio(context: Any, error: ShardwrightError) -> None:
-    """End a call of an asyncio server with our error; does not return."""
-    await context.abort(wire.status_of(error), error.message, wire.trailing_error(error))
-
-
-def _wrap_handler(handler: Any, behaviour: Any) -> Handler:
-    kinds = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    return kinds[handler.request_streaming, handler.response_streaming](behaviour)
+        return with_behaviour(handler, deny)
 
 
 def check_port(host: str, port: int) -> None:

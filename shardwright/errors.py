@@ -128,6 +128,18 @@ class ServerUnavailableError(ShardwrightError):
     code = "server_unavailable"
 
 
+class ServerDrainingError(ServerUnavailableError):
+    """The server, or a node of it, ends soon and begins nothing new; saves and reads still work for a while."""
+
+    code = "server_draining"
+
+
+class ProtocolError(ShardwrightError):
+    """A message that is none of the protocol: damaged, or of another program."""
+
+    code = "protocol"
+
+
 class AuthenticationError(ShardwrightError):
     """The server refused the token or the certificate."""
 

@@ -44,6 +44,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
             case "heartbeat":
                 self._master.handle_event(ev.DaemonHeard(connection=number))
+            case "draining":
+                asked = event.draining
+                self._master.handle_event(
+                    ev.DrainRequested(connection=number, reason=asked.reason, limit_s=asked.limit_s)
+                )
             case "exited":
                 exited = event.exited
                 self._master.handle_event(
@@ -107,7 +112,9 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             case "heartbeat":
                 heard = event.heartbeat
                 self._master.handle_event(
-                    ev.ExecutorHeard(connection=number, sequence=heard.sequence, doing=heard.doing)
+                    ev.ExecutorHeard(
+                        connection=number, sequence=heard.sequence, doing=heard.doing, transfers=heard.transfers
+                    )
                 )
 
     async def _stream(
@@ -142,6 +149,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 say(request)
         except grpc.RpcError:
             outlet.end()  # the worker is gone
+        except ShardwrightError as error:
+            outlet.end(error)
         except Exception as caught:
             outlet.end(wire.to_shardwright_error(caught))
             raise

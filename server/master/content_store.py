@@ -2,52 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from shardwright.errors import PlanError, ResourceLimitError
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
+from shardwright.plans.plan_text import plan_from_json
+from shardwright.protocol.wire import compress_text
+from shardwright.report.units import format_bytes
+from shardwright.server.master.programs import StoredProgram
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """A plan with its program's text, its JSON gzip-compressed for clients, and its first device.
+    """A plan, its JSON gzip-compressed for clients, and the program it was made for.
 
-    first_device: of a single-program plan.
+    plan: without the text of that program, where that is what it runs. first_device: of a single-program plan.
     """
 
     plan: Plan | PipelinePlan
     json_gzip: bytes
+    program: StoredProgram | None = None
     first_device: int = 0
+
+    @classmethod
+    def of(cls, plan_json: str, program: StoredProgram, first_device: int) -> PlanRecord:
+        """Blocking. Raises PlanError where the plan is none of the program."""
+        plan = plan_from_json(plan_json, hlo_text=program.text())
+        if isinstance(plan, PipelinePlan) or not plan.original_sha256:
+            plan = replace(plan, hlo_text=None)
+        return cls(plan=plan, json_gzip=compress_text(plan_json), program=program, first_device=first_device)
+
+    def plan_with_text(self) -> Plan | PipelinePlan:
+        """The plan with the text that it runs; blocking."""
+        plan = self.plan
+        if self.program is None or isinstance(plan, PipelinePlan) or plan.hlo_text is not None:
+            return plan
+        return replace(plan, hlo_text=self.program.text())
 
 
 class ContentStore(Generic[T]):
-    """Items by id; each is held by the sessions that put it there."""
+    """Items by id; each is held by the sessions that put it there.
 
-    def __init__(self, what: str, limit: int) -> None:
+    limit: number of items of a session. session_bytes, total_bytes: of the items of one session, and of all.
+    """
+
+    def __init__(
+        self, what: str, limit: int, *, session_bytes: float = math.inf, total_bytes: float = math.inf
+    ) -> None:
         self._what = what
         self._limit = limit
+        self._session_bytes = session_bytes
+        self._total_bytes = total_bytes
         self._items: dict[str, T] = {}
+        self._sizes: dict[str, int] = {}
         self._holders: dict[str, set[str]] = {}
 
-    def put(self, session_id: str, item_id: str, item: T) -> None:
-        """Raises ResourceLimitError if the session holds too many already."""
+    def put(self, session_id: str, item_id: str, item: T, size_bytes: int = 0) -> None:
+        """Raises ResourceLimitError if the session, or the server, holds too much already."""
         held = sum(session_id in holders for holders in self._holders.values())
-        if held >= self._limit and session_id not in self._holders.get(item_id, ()):
-            raise ResourceLimitError(
-                f"the session holds {held} {self._what}s, its limit", remedy="close the session and open a new one"
-            )
-        self._items[item_id] = item
+        if session_id not in self._holders.get(item_id, ()):
+            if held >= self._limit:
+                raise ResourceLimitError(
+                    f"the session holds {held} {self._what}s, its limit", remedy="close the session and open a new one"
+                )
+            self.require_room(session_id, self._sizes.get(item_id, size_bytes), is_new=item_id not in self._items)
+        self._items.setdefault(item_id, item)
+        self._sizes.setdefault(item_id, size_bytes)
         self._holders.setdefault(item_id, set()).add(session_id)
+
+    def require_room(self, session_id: str, size_bytes: int, *, is_new: bool = True) -> None:
+        """Raises ResourceLimitError unless so many bytes more may be held. is_new: nobody holds them yet."""
+        mine = sum(self._sizes[item_id] for item_id, holders in self._holders.items() if session_id in holders)
+        if mine + size_bytes > self._session_bytes:
+            raise ResourceLimitError(
+                f"the session's {self._what}s would take {format_bytes(mine + size_bytes)}, its limit is "
+                f"{format_bytes(int(self._session_bytes))}",
+                remedy="close the session and open a new one, or hoist large constants into arguments",
+            )
+        total = sum(self._sizes.values())
+        if is_new and total + size_bytes > self._total_bytes:
+            raise ResourceLimitError(
+                f"the {self._what}s of all sessions take {format_bytes(total)}, the server's limit is "
+                f"{format_bytes(int(self._total_bytes))}",
+                remedy="wait until other sessions end, or close them",
+            )
 
     def hold(self, session_id: str, item_id: str) -> T | None:
         """The item of that id, whoever put it there, now held by this session too; or None."""
         item = self._items.get(item_id)
         if item is not None:
-            self.put(session_id, item_id, item)
+            self.put(session_id, item_id, item, self._sizes[item_id])
         return item
 
     def get(self, session_id: str, item_id: str) -> T:
@@ -63,4 +112,4 @@ class ContentStore(Generic[T]):
         for item_id in [item_id for item_id, holders in self._holders.items() if session_id in holders]:
             self._holders[item_id].discard(session_id)
             if not self._holders[item_id]:
-                del self._holders[item_id], self._items[item_id]
+                del self._holders[item_id], self._items[item_id], self._sizes[item_id]

@@ -35,6 +35,15 @@ class DaemonHeard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """The server ends soon, or the node whose daemon has this connection; see `drain.py`. reason: in words."""
+
+    reason: str
+    limit_s: float
+    connection: int = 0  # 0: the whole server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonLeft:
     """A Supervise stream ended."""
 
@@ -76,12 +85,13 @@ class ExecutorLeft:
 class ExecutorHeard:
     """An executor's sign of life. sequence: of the command that it has been busy with for seconds, 0: of none.
 
-    doing: where in it.
+    doing: where in it. transfers: calls at its data port that move contents.
     """
 
     connection: int
     sequence: int = 0
     doing: str = ""
+    transfers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +150,15 @@ class SessionTouched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequested:
+    call: int
+    session_id: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAbandoned:
+    """The client of a LoadRequested does not wait for it any more."""
+
     call: int
     session_id: str
     plan_id: str
@@ -260,7 +279,7 @@ Event = (
     DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
     | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
-    | ExecutorHeard | Tick
+    | ExecutorHeard | DrainRequested | LoadAbandoned | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -373,10 +392,17 @@ class ReleaseOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """Compile a plan in the compile child; `CompileFinished` answers."""
+    """Compile a plan in the compile child, unless that is under way; `CompileFinished` answers."""
 
     plan_id: str
     session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelCompile:
+    """Nobody waits for a plan any more; no `CompileFinished` comes."""
+
+    plan_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,6 +459,29 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNotice:
+    """To the client of a RunSteps stream: what ends, and in how long; without a reason: it is over."""
+
+    stream: int
+    reason: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainBegan:
+    """The shell ends what it has under way for clients, with this error."""
+
+    error: ShardwrightError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """The nodes may leave; None: the server may end."""
+
+    nodes: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndStream:
     """End a RunSteps stream with an error."""
 
@@ -474,6 +523,6 @@ ToWorkers = (
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | Progress | Answer
-    | Fail | ReplyStep | Notice | EndStream | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | CancelCompile | Progress
+    | Answer    | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

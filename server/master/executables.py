@@ -16,7 +16,7 @@ from shardwright.protocol import wire
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.formation import Formation
-from shardwright.xla import CompileJob, CompileService
+from shardwright.xla import Cancellation, CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
 
 #: The nodes that own some of these devices.
@@ -58,10 +58,11 @@ class ExecutorMessage:
 
 
 # ---- compiling -----------------------------------------------------------------
-def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf) -> ev.ProgramInfo:
+def compile_program(
+    plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf, cancellation: Cancellation
+) -> ev.ProgramInfo:
     """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
-
-    plan = record.plan
+    plan = record.plan_with_text()
     if isinstance(plan, PipelinePlan):
         stages = plan.stages
         return ev.ProgramInfo(
@@ -71,11 +72,13 @@ def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, 
             output_bytes=tuple(_entry_layout(entry, stages).size_bytes for entry in plan.outputs),
             stages=tuple(nodes_of(stage.devices) for stage in stages),
             predicted_s=plan.step_s,
-            payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of)),
+            payload=Payload(record=record, binaries=_binaries_of(plan, compiler, nodes_of, cancellation)),
         )
     nodes = nodes_of(range(record.first_device, record.first_device + plan.mesh.device_count))
     try:
-        compiled = compiler.compile(plan.require_hlo(), plan, want_executable=len(nodes) == 1)
+        compiled = compiler.compile(
+            plan.require_hlo(), plan, want_executable=len(nodes) == 1, cancellation=cancellation
+        )
     except CompilationError as error:  # of the compile child, on the master's machine
         raise add_place(error, "worker 0") from error
     return ev.ProgramInfo(
@@ -88,7 +91,9 @@ def compile_program(plan_id: str, record: PlanRecord, compiler: CompileService, 
     )
 
 
-def _binaries_of(plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf) -> dict[str, Binary]:
+def _binaries_of(
+    plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf, cancellation: Cancellation
+) -> dict[str, Binary]:
     nodes = [nodes_of(plan.stages[program.stage].devices) for program in plan.programs]
     compiled = compiler.compile_all(
         [
@@ -99,7 +104,8 @@ def _binaries_of(plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf
                 want_executable=len(owners) == 1,
             )
             for program, owners in zip(plan.programs, nodes, strict=True)
-        ]
+        ],
+        cancellation,
     )
     return {
         program.name: Binary(compiled=made, nodes=owners)

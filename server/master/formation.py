@@ -96,7 +96,8 @@ class Pulse:
 class NodeRecord:
     """daemon: its connection, or None. executor: whether one may be running, as far as is known.
 
-    executor_connection: its Execute stream, or None until it joined. pid: of the executor.
+    executor_connection: its Execute stream, or None until it joined. pid: of the executor. transfers: calls at its data
+    port that move contents. farewell: why its daemon is about to leave.
     """
 
     member: Member
@@ -109,6 +110,8 @@ class NodeRecord:
     data_port: int = 0
     detail: str = ""
     pid: int = 0
+    transfers: int = 0
+    farewell: str = ""
     busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
     daemon_pulse: Pulse = field(default_factory=Pulse)
     executor_pulse: Pulse = field(default_factory=Pulse)
@@ -206,7 +209,7 @@ class Formation:
         commands = self._disconnect(record)  # a silent one
         record.daemon, record.daemon_pulse = event.connection, Pulse()
         record.coordinator_address = event.coordinator_address
-        record.detail = ""
+        record.detail = record.farewell = ""
         if record.executor_connection is not None:
             if event.executor_generation == self.generation:
                 return [*commands, Log(text=f"the daemon of node {event.node} is back; its executor has gone on")]
@@ -290,6 +293,7 @@ class Formation:
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
         record.pid, record.busy, record.executor_pulse = event.pid, (0, ""), Pulse()
+        record.transfers = 0
         if any(other.executor_connection is None for other in self.nodes.values()):
             return []
         self.phase = "ready"
@@ -341,6 +345,7 @@ class Formation:
         index = self.connections.get(event.connection)
         if index is not None:
             self.nodes[index].busy = (event.sequence, event.doing)
+            self.nodes[index].transfers = event.transfers
             self.nodes[index].executor_pulse.is_heard = True
         return []
 
@@ -392,6 +397,8 @@ class Formation:
         commands: list[Command] = []
         if self.phase in ("starting", "ready"):
             who = _describe_culprit(culprit)
+            if culprit is not None:
+                reason = culprit.farewell or reason
             self.last_lost = None if culprit is None else culprit.member.index
             self.last_loss = WorkerLostError(text or f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))

@@ -22,6 +22,7 @@ from shardwright.processes import die_with_parent
 from shardwright.progress import PlanProgress, ProgressThrottle
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
+from shardwright.server.master.programs import unpack_program
 from shardwright.xla.messages import read_message, write_message
 
 
@@ -53,7 +54,7 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
         write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
 
     progress = ProgressThrottle(tell)
-    made = plan(blobs[2].decode(), cluster, options, progress=progress)
+    made = plan(unpack_program(blobs[2]), cluster, options, progress=progress)
     progress.flush()
     write_message(replies, {"kind": "plan"}, [plan_to_json(made).encode()])
 

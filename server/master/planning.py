@@ -9,17 +9,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import InternalError, PlanError
 from shardwright.processes import describe_exit
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
+from shardwright.server.master.programs import StoredProgram
 from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")
@@ -31,12 +33,20 @@ class PlannerKilledError(PlanError):
     """Somebody killed the planner's process: the program need not be at fault."""
 
 
+#: Bytes of a planner's standard error that an error quotes, at most.
+_LAST_BYTES = 2000
+
+
 class PlannerChild:
+    """A process that plans. What it prints is read when it dies: into the server's log it could block."""
+
     def __init__(self) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.server.master.planner_child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._stderr,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},  # the devices belong to the executors
             start_new_session=True,
         )
@@ -68,15 +78,26 @@ class PlannerChild:
                 'effort="fast" or a deadline takes less',
             )
         raise InternalError(
-            f"the planner ended with {describe_exit(code)}", remedy="please report this with the server's log"
+            f"the planner ended with {describe_exit(code)}:\n{self._last_words()}",
+            remedy="please report this with the program",
         )
+
+    def _last_words(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_BYTES))
+        return self._stderr.read().decode(errors="replace").strip() or "it said nothing"
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class FairQueue:
@@ -138,7 +159,7 @@ class PlannerPool:
 
     def __init__(self, cluster: Cluster, size: int | None = None) -> None:
         self._cluster = pickle.dumps(cluster)
-        self._queue = FairQueue(size or len(os.sched_getaffinity(0)))
+        self._queue = FairQueue(size or core_count())
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
 
@@ -147,7 +168,9 @@ class PlannerPool:
         if self._idle is None:
             self._idle = PlannerChild()
 
-    async def plan(self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener) -> bytes:
+    async def plan(
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
+    ) -> bytes:
         """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner.
 
         A planner that was killed is asked once more, in a new process.
@@ -160,17 +183,17 @@ class PlannerPool:
 
         async with self._queue.place(request.session_id, moved):
             try:
-                return await self._request_plan(request, hlo_text, listener)
+                return await self._request_plan(request, program, listener)
             except PlannerKilledError as error:
                 _log.warning("%s; planning begins anew", error.message)
-            return await self._request_plan(request, hlo_text, listener)
+            return await self._request_plan(request, program, listener)
 
     async def _request_plan(
-        self, request: master_pb2.PlanProgramRequest, hlo_text: str, listener: ProgressListener
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
     ) -> bytes:
         loop = asyncio.get_running_loop()
         child = self._take_child()
-        blobs = [self._cluster, request.SerializeToString(), hlo_text.encode()]
+        blobs = [self._cluster, request.SerializeToString(), program.gzip]
         is_finished = False
 
         def on_loop(progress: master_pb2.PlanProgress) -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
 from shardwright.errors import ArrayError, CheckpointError
-from shardwright.plans.plan_text import plan_from_json
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.handlers import abort_aio
+from shardwright.server.master import drain, watchdog
 from shardwright.server.master import events as ev
-from shardwright.server.master import watchdog
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
+from shardwright.server.master.programs import IncomingProgram, StoredProgram
 from shardwright.server.master.shell import Master, OutgoingStream
 from shardwright.server.master.state import unknown_session
-from shardwright.server.security import abort_aio
 from shardwright.server.versions import jax_version, shardwright_version
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
@@ -47,6 +48,7 @@ def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., A
 class MasterService(master_pb2_grpc.MasterServicer):
     def __init__(self, master: Master) -> None:
         self._master = master
+        self._incoming_bytes: Counter[str] = Counter()  # of programs on their way, by session
 
     # ---- sessions ----------------------------------------------------------
     @_with_typed_errors
@@ -105,57 +107,62 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def UploadProgram(
         self, requests: AsyncIterator[master_pb2.UploadProgramRequest], context: Context
     ) -> master_pb2.UploadProgramReply:
-        session_id = None
-        unpacker = wire.TextUnpacker("program", self._master.limits.program_bytes)
-        async for request in requests:
-            if session_id is None:
-                session_id = request.session_id
+        session_id, came_bytes = "", 0
+        incoming, programs = IncomingProgram(self._master.limits.program_bytes), self._master.programs
+        try:
+            async for request in requests:
+                session_id = session_id or request.session_id
                 self._require_session(session_id)
-            else:
-                self._master.handle_event(ev.SessionTouched(session_id=session_id))
-            await asyncio.to_thread(unpacker.feed, request.chunk)  # a chunk may unpack to a thousand times as much
-        if session_id is None:
-            raise unknown_session("")
-        text = await asyncio.to_thread(unpacker.text)
-        program_id = await asyncio.to_thread(_program_id, text)
+                came_bytes += len(request.chunk)
+                self._incoming_bytes[session_id] += len(request.chunk)
+                programs.require_room(session_id, self._incoming_bytes[session_id])
+                await asyncio.to_thread(incoming.feed, request.chunk)  # it may unpack to a thousand times as much
+            program = await asyncio.to_thread(incoming.finish)
+        finally:
+            self._incoming_bytes[session_id] -= came_bytes
+            self._incoming_bytes += Counter()  # forgets sessions without any
         self._require_session(session_id)
-        self._master.programs.put(session_id, program_id, text)
-        return master_pb2.UploadProgramReply(program_id=program_id)
+        programs.put(session_id, program.program_id, program, len(program.gzip))
+        return master_pb2.UploadProgramReply(program_id=program.program_id)
 
     @_with_typed_errors
     async def PlanProgram(self, request: master_pb2.PlanProgramRequest, context: Context) -> None:
         self._require_session(request.session_id)
-        text = self._master.programs.get(request.session_id, request.program_id)
+        program = self._master.programs.get(request.session_id, request.program_id)
         wire.plan_options(request)  # refuse wrong options before a planner is asked
         plan_id = _plan_id(request)
         record = self._master.plans.hold(request.session_id, plan_id)
         if record is None:
-            record = await self._plan(request, text, context)
+            if (refused := drain.refusal_of_new(self._master.state)) is not None:
+                raise refused
+            record = await self._plan(request, program, context)
             self._require_session(request.session_id)
-            self._master.plans.put(request.session_id, plan_id, record)
+            self._master.plans.put(request.session_id, plan_id, record, len(record.json_gzip))
         await context.write(master_pb2.PlanProgramReply(result=master_pb2.PlanResult(plan_id=plan_id)))
         for chunk in wire.chunks(record.json_gzip):
             await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
 
-    async def _plan(self, request: master_pb2.PlanProgramRequest, text: str, context: Context) -> PlanRecord:
-        outlet = OutgoingStream()
-        task = asyncio.ensure_future(self._master.planners.plan(request, text, outlet.put))
-        task.add_done_callback(lambda _: outlet.end())
-        keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
-        try:
-            while (progress := await outlet.get()) is not None:
-                await context.write(master_pb2.PlanProgramReply(progress=progress))
-            plan_json = await task
-        finally:
-            task.cancel()
-            keeper.cancel()
-        return await asyncio.to_thread(_record, plan_json.decode(), text, request.first_device)
+    async def _plan(
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, context: Context
+    ) -> PlanRecord:
+        with self._master.planning(request.session_id) as outlet:
+            task = asyncio.ensure_future(self._master.planners.plan(request, program, outlet.put))
+            task.add_done_callback(lambda _: outlet.end())
+            keeper = asyncio.ensure_future(self._keep_alive(request.session_id))
+            try:
+                while (progress := await outlet.get()) is not None:
+                    await context.write(master_pb2.PlanProgramReply(progress=progress))
+                plan_json = await task
+            finally:
+                task.cancel()
+                keeper.cancel()
+        return await asyncio.to_thread(PlanRecord.of, plan_json.decode(), program, request.first_device)
 
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""
         while True:
             self._master.handle_event(ev.SessionTouched(session_id=session_id))
-            await asyncio.sleep(self._master.limits.grace_s / 3)
+            await asyncio.sleep(min(self._master.limits.grace_s, self._master.limits.evict_idle_s) / 3)
 
     @_with_typed_errors
     async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:
@@ -165,13 +172,14 @@ class MasterService(master_pb2_grpc.MasterServicer):
         call = self._master.call(
             lambda number: ev.LoadRequested(call=number, session_id=request.session_id, plan_id=request.plan_id)
         )
-        phase, waiting = "emit and compile", asyncio.ensure_future(call.next())
+        phase, waiting, is_answered = "emit and compile", asyncio.ensure_future(call.next()), False
         try:
             while True:
                 done, _ = await asyncio.wait([waiting], timeout=_PROGRESS_S)
                 if done:
                     command = waiting.result()
                     if isinstance(command, ev.Answer):
+                        is_answered = True
                         break
                     phase, waiting = command.phase, asyncio.ensure_future(call.next())
                 elapsed_s = asyncio.get_running_loop().time() - started_s
@@ -179,6 +187,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 await context.write(master_pb2.LoadPlanReply(progress=progress))
         finally:
             waiting.cancel()
+            if not is_answered:
+                self._master.abandon_load(call, request.session_id, request.plan_id)
         result = load_result(command.value)
         await context.write(master_pb2.LoadPlanReply(result=result))
 
@@ -203,6 +213,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_with_typed_errors
     async def RunSteps(self, requests: AsyncIterator[master_pb2.RunStepsRequest], context: Context) -> None:
         master = self._master
+        await context.send_initial_metadata(wire.STREAM_IS_OPEN)
         number, outlet = master.open_outgoing()
         reader = asyncio.ensure_future(self._read_steps(number, outlet, requests))
         try:
@@ -299,15 +310,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
                 for session in state.sessions.values()
             ],
         )
-
-
-def _program_id(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _record(plan_json: str, hlo_text: str, first_device: int) -> PlanRecord:
-    plan = plan_from_json(plan_json, hlo_text=hlo_text)
-    return PlanRecord(plan=plan, json_gzip=wire.compress_text(plan_json), first_device=first_device)
 
 
 def _plan_id(request: master_pb2.PlanProgramRequest) -> str:

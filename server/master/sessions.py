@@ -86,6 +86,11 @@ class Session:
     executables: dict[str, Executable] = field(default_factory=dict)
     saves: dict[int, Save] = field(default_factory=dict)  # by step number; the last one may be under way
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether its end would cost its client more than a connection."""
+        return bool(self.arrays or self.executables)
+
     # ---- arrays ------------------------------------------------------------
     def add_array(self, array_id: int, size_bytes: int) -> None:
         self.arrays[array_id] = size_bytes

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import PlanError, ServerUnavailableError, ShardwrightError
+from shardwright.errors import PlanError, ServerUnavailableError, SessionError, ShardwrightError
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.limits import Limits
@@ -22,10 +23,11 @@ from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import ContentStore, PlanRecord
 from shardwright.server.master.executables import compile_program, load_messages, peers_of
 from shardwright.server.master.formation import Identity, Member
-from shardwright.server.master.planning import PlannerPool
+from shardwright.server.master.planning import FairQueue, PlannerPool, core_count
+from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.state import MasterState
 from shardwright.server.versions import jax_version, shardwright_version
-from shardwright.xla import CompileService
+from shardwright.xla import Cancellation, CompileService
 
 TICK_S = 0.5
 
@@ -63,7 +65,8 @@ class _EndOfStream:
 class Call:
     """A call that waits for the state machine: phases, then a value or an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._queue: asyncio.Queue[ev.Progress | ev.Answer | ev.Fail] = asyncio.Queue()
 
     def put(self, command: ev.Progress | ev.Answer | ev.Fail) -> None:
@@ -83,16 +86,30 @@ class Call:
 
 
 class Master:
-    """State machine, library and children of one master. `halted` gets what ends the server."""
+    """State machine, library and children of one master.
+
+    halted: gets what ends the server. drained: is done when a drain is complete.
+    """
 
     def __init__(self, cluster: Cluster, limits: Limits, *, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
         self.cluster = cluster
         self.limits = limits
-        self.programs: ContentStore[str] = ContentStore("program", limits.programs_per_session)
-        self.plans: ContentStore[PlanRecord] = ContentStore("plan", limits.programs_per_session)
+        self.programs: ContentStore[StoredProgram] = ContentStore(
+            "program",
+            limits.programs_per_session,
+            session_bytes=limits.session_program_bytes,
+            total_bytes=limits.all_program_bytes,
+        )
+        self.plans: ContentStore[PlanRecord] = ContentStore(
+            "plan",
+            limits.programs_per_session,
+            session_bytes=limits.session_program_bytes,
+            total_bytes=limits.all_program_bytes,
+        )
         self.planners = PlannerPool(cluster)
         self.halted: asyncio.Future[ev.Halt] = loop.create_future()
+        self.drained: asyncio.Future[None] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
         members = tuple(
             Member(
@@ -106,8 +123,11 @@ class Master:
         self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
         self._compiler = CompileService(cluster.device_count, cluster.platform, gpu_ids=cluster.master.gpu_ids)
         self._compiled: dict[str, ev.ProgramInfo] = {}
+        self._compile_queue = FairQueue(core_count())
+        self._compilations: dict[str, Cancellation] = {}  # under way, by plan
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
+        self._plannings: dict[OutgoingStream, str] = {}  # → session
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
@@ -119,6 +139,22 @@ class Master:
         while True:
             await asyncio.sleep(TICK_S)
             self.handle_event(ev.Tick())
+            self._tell_health()
+
+    def drain(self, reason: str) -> None:
+        """Begin nothing new, let what runs end; then `drained` is done."""
+        self.handle_event(ev.DrainRequested(reason=reason, limit_s=self.limits.drain_s))
+        self._tell_health()
+
+    @contextmanager
+    def planning(self, session_id: str) -> Iterator[OutgoingStream]:
+        """Progress of a planning; it ends with an error where the session ends, or the server is about to."""
+        outlet = OutgoingStream()
+        self._plannings[outlet] = session_id
+        try:
+            yield outlet
+        finally:
+            del self._plannings[outlet]
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
@@ -138,6 +174,8 @@ class Master:
             self._to_call(ev.Fail(call=number, error=stopping))
         for task in self._tasks:
             task.cancel()
+        for cancellation in self._compilations.values():
+            cancellation.cancel()
         self.planners.close()
         await asyncio.to_thread(self._compiler.close)
 
@@ -154,9 +192,14 @@ class Master:
         """Hand an event with a fresh call number to the state machine."""
         self._last_number += 1
         number = self._last_number
-        call = self._calls[number] = Call()
+        call = self._calls[number] = Call(number)
         self.handle_event(make(number))
         return call
+
+    def abandon_load(self, call: Call, session_id: str, plan_id: str) -> None:
+        """Its client is gone, or has its answer."""
+        self._calls.pop(call.number, None)
+        self.handle_event(ev.LoadAbandoned(call=call.number, session_id=session_id, plan_id=plan_id))
 
     @staticmethod
     def new_session_id() -> str:
@@ -166,7 +209,12 @@ class Master:
     def handle_event(self, event: ev.Event) -> None:
         for command in self.state.handle(event, self._loop.time()):
             _COMMAND_HANDLERS[type(command)](self, command)
-        is_ready = self.state.formation.phase == "ready"
+        if (self.state.formation.phase == "ready") != self._was_ready:
+            self._tell_health()
+
+    def _tell_health(self) -> None:
+        """Ready means that a step would run now: no hang, no drain, all executors there."""
+        is_ready = self.state.formation.phase == "ready" and self.state.summary in ("ready", "degraded")
         if is_ready != self._was_ready:
             self._was_ready = is_ready
             self.on_ready(is_ready)
@@ -258,6 +306,27 @@ class Master:
     def _send_notice(self, command: ev.Notice) -> None:
         self._to_peer(command.stream, master_pb2.RunStepsReply(waiting_for=command.text))
 
+    def _send_drain_notice(self, command: ev.DrainNotice) -> None:
+        is_over = not command.reason
+        notice = master_pb2.DrainNotice(reason=command.reason, left_s=command.left_s, is_over=is_over)
+        self._to_peer(command.stream, master_pb2.RunStepsReply(drain=notice))
+
+    def _drain_began(self, command: ev.DrainBegan) -> None:
+        for outlet in self._plannings:
+            outlet.end(command.error)
+
+    def _drained(self, command: ev.Drained) -> None:
+        if command.nodes is None:
+            if not self.drained.done():
+                self.drained.set_result(None)
+            return
+        for node in command.nodes:
+            daemon = self.state.formation.nodes[node].daemon
+            if daemon is not None:
+                self._to_peer(
+                    daemon, worker_pb2.SupervisorCommand(shutdown=worker_pb2.Shutdown(reason="it has drained"))
+                )
+
     def _reply_step(self, command: ev.ReplyStep) -> None:
         reply = master_pb2.RunStepsReply(
             number=command.number,
@@ -271,6 +340,10 @@ class Master:
         self._to_peer(command.stream, reply)
 
     def _session_ended(self, command: ev.SessionEnded) -> None:
+        ended = SessionError("the session ended", remedy="open a new session")
+        for outlet, session_id in self._plannings.items():
+            if session_id == command.session_id:
+                outlet.end(ended)
         self.programs.drop_session(command.session_id)
         self.plans.drop_session(command.session_id)
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
@@ -292,23 +365,54 @@ class Master:
         return self._compiled[plan_id]
 
     def _compile(self, command: ev.Compile) -> None:
-        task = self._loop.create_task(self._compile_plan(command))
+        if command.plan_id in self._compilations:
+            return
+        cancellation = self._compilations[command.plan_id] = Cancellation()
+        task = self._loop.create_task(self._compile_plan(command, cancellation))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _compile_plan(self, command: ev.Compile) -> None:
-        plan_id = command.plan_id
+    def _cancel_compile(self, command: ev.CancelCompile) -> None:
+        cancellation = self._compilations.pop(command.plan_id, None)
+        if cancellation is not None:
+            cancellation.cancel()
+
+    async def _compile_plan(self, command: ev.Compile, cancellation: Cancellation) -> None:
+        plan_id, error = command.plan_id, None
+        program = self._compiled.get(plan_id)
         try:
-            program = self._compiled.get(plan_id)
             if program is None:
                 record = self.plans.get(command.session_id, plan_id)
-                program = self._compiled[plan_id] = await asyncio.to_thread(
-                    compile_program, plan_id, record, self._compiler, self.state.formation.nodes_of
-                )
+                program = await self._compile_in_turn(command, record, cancellation)
         except Exception as caught:
-            self.handle_event(ev.CompileFinished(plan_id=plan_id, error=wire.to_shardwright_error(caught)))
-        else:
-            self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program))
+            error = wire.to_shardwright_error(caught)
+        if self._compilations.get(plan_id) is not cancellation:
+            return  # nobody waits for it
+        del self._compilations[plan_id]
+        if program is not None:
+            self._compiled[plan_id] = program
+        self.handle_event(ev.CompileFinished(plan_id=plan_id, program=program, error=error))
+
+    async def _compile_in_turn(
+        self, command: ev.Compile, record: PlanRecord, cancellation: Cancellation
+    ) -> ev.ProgramInfo:
+        def moved(position: int) -> None:
+            self._tell_loads(command.plan_id, f"queue, position {position}")
+
+        async with self._compile_queue.place(command.session_id, moved):
+            cancellation.check()
+            self._tell_loads(command.plan_id, "emit and compile")
+            nodes_of = self.state.formation.nodes_of
+            return await asyncio.to_thread(
+                compile_program, command.plan_id, record, self._compiler, nodes_of, cancellation
+            )
+
+    def _tell_loads(self, plan_id: str, phase: str) -> None:
+        """Tell all who wait for a plan how far it is."""
+        for session in self.state.sessions.values():
+            executable = session.executables.get(plan_id)
+            for call in executable.waiting_calls if executable is not None else ():
+                self._to_call(ev.Progress(call=call, phase=phase))
 
 
 _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
@@ -316,6 +420,9 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.AbortOnWorkers: Master._abort_on_workers,
     ev.ReplyStep: Master._reply_step,
     ev.Notice: Master._send_notice,
+    ev.DrainNotice: Master._send_drain_notice,
+    ev.DrainBegan: Master._drain_began,
+    ev.Drained: Master._drained,
     ev.OpenOnWorkers: Master._open_on_workers,
     ev.CloseOnWorkers: Master._close_on_workers,
     ev.LoadOnWorkers: Master._load_on_workers,
@@ -333,6 +440,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.Fail: Master._to_call,
     ev.SessionEnded: Master._session_ended,
     ev.Compile: Master._compile,
+    ev.CancelCompile: Master._cancel_compile,
     ev.Log: Master._log_line,
     ev.Halt: Master._halt,
 }

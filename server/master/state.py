@@ -16,14 +16,14 @@ every node has answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
+from shardwright.server.master import drain, saves, watchdog
 from shardwright.server.master import events as ev
-from shardwright.server.master import saves, watchdog
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
 
@@ -64,6 +64,7 @@ class MasterState:
     pending: dict[int, Pending] = field(default_factory=dict)
     sequence: int = 0
     watchdog: watchdog.Watchdog = field(default_factory=lambda: watchdog.Watchdog(watchdog.AwakeClock()))
+    drain: drain.Drain | None = None
     _now_s: float = 0.0
 
     @classmethod
@@ -167,6 +168,8 @@ class MasterState:
     def summary(self) -> str:
         """The state of everything in a word; see `StatusReply.state`."""
         formation = self.formation
+        if self.drain is not None:
+            return "draining"
         if formation.phase != "ready":
             return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
         if watchdog.find_stalled(self) is not None or formation.has_suspects:
@@ -221,10 +224,32 @@ class MasterState:
         if session.open_call is not None:
             commands.append(ev.Answer(call=session.open_call))
             session.open_call = None
+        commands += self._tell_losses(session)
         for executable in session.executables.values():
             if executable.state == "loading":
                 commands += self._load(session, executable)
         return commands + self._advance(session)
+
+    def _tell_losses(self, session: Session) -> Commands:
+        """New executors know nothing of the arrays of before: who reads one shall not wait for it."""
+        lost: dict[int, tuple[ShardwrightError, list[int]]] = {}
+        for array_id, why in session.drop_reasons.items():
+            if isinstance(why, WorkerLostError):
+                lost.setdefault(id(why), (why, []))[1].append(array_id)
+        return [
+            command
+            for why, array_ids in lost.values()
+            for command in self._release_on_workers(session, tuple(array_ids), why)
+        ]
+
+    def _release_on_workers(
+        self, session: Session, array_ids: tuple[int, ...], error: ShardwrightError | None
+    ) -> Commands:
+        return self._broadcast(
+            lambda sequence: ev.ReleaseOnWorkers(
+                sequence=sequence, session_id=session.session_id, array_ids=array_ids, error=error
+            )
+        )
 
     def _finish_load(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.LoadOnWorkers)
@@ -260,6 +285,11 @@ class MasterState:
 
     # ---- sessions ----------------------------------------------------------
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
+        if (refused := drain.refusal_of_new(self)) is not None:
+            return [ev.Fail(call=event.call, error=refused)]
+        commands: Commands = []
+        if len(self.sessions) >= self.limits.sessions:
+            commands = self._make_room()
         if len(self.sessions) >= self.limits.sessions:
             error = ResourceLimitError(
                 f"the server has {len(self.sessions)} sessions, its limit",
@@ -270,20 +300,44 @@ class MasterState:
             session_id=event.session_id, limits=self.limits, last_seen_s=self._now_s, open_call=event.call
         )
         self.sessions[event.session_id] = session
-        return self._with_formation([])
+        return commands + self._with_formation([])
+
+    def _make_room(self) -> Commands:
+        """End the idle session that would be missed least, if there is one: see `Limits.evict_idle_s`."""
+        idle = [
+            session
+            for session in self.sessions.values()
+            if self._now_s - session.last_seen_s > self.limits.evict_idle_s
+            and not self._is_busy(session)
+            and (session.stream is None or not session.holds_anything)
+        ]
+        if not idle:
+            return []
+        least = min(idle, key=lambda each: (each.holds_anything, each.stream is not None, each.last_seen_s))
+        why = f"the server was full, and the session had been idle for {self._now_s - least.last_seen_s:.0f} s"
+        commands: Commands = [ev.Log(text=f"session {least.session_id[:8]} gives way to a new one")]
+        return commands + self._end_session(least.session_id, SessionError(why, remedy="connect again"))
+
+    @staticmethod
+    def _is_busy(session: Session) -> bool:
+        """Whether somebody waits for something that it does."""
+        waits = any(executable.waiting_calls for executable in session.executables.values())
+        waits = waits or saves.current_save(session) is not None or session.open_call is not None
+        return waits or bool(session.running or session.queue)
 
     def _session_closed(self, event: ev.SessionClosed) -> Commands:
         reason = SessionError("the session was closed", remedy="open a new session")
         commands = self._end_session(event.session_id, reason) if event.session_id in self.sessions else []
         return [*commands, ev.Answer(call=event.call)]
 
-    def _end_session(self, session_id: str, reason: SessionError) -> Commands:
+    def _end_session(self, session_id: str, reason: ShardwrightError) -> Commands:
         session = self.sessions.pop(session_id)
         calls = [call for executable in session.executables.values() for call in executable.waiting_calls]
         calls += [session.open_call] if session.open_call is not None else []
         calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
         commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
-        commands += saves.lose(session, reason, self._now_s)
+        compiling = [plan_id for plan_id, each in session.executables.items() if each.state == "compiling"]
+        commands += self._cancel_compiles(compiling) + saves.lose(session, reason, self._now_s)
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
         for sequence in session.running.values():
@@ -313,11 +367,7 @@ class MasterState:
     def _reject_array(self, session: Session, array_id: int, error: ShardwrightError) -> Commands:
         """Free an array uploaded to a full session; its readers are told."""
         session.drop_array(array_id, error)
-        return self._broadcast(
-            lambda sequence: ev.ReleaseOnWorkers(
-                sequence=sequence, session_id=session.session_id, array_ids=(array_id,), error=error
-            )
-        )
+        return self._release_on_workers(session, (array_id,), error)
 
     # ---- executables -------------------------------------------------------
     def _load_requested(self, event: ev.LoadRequested) -> Commands:
@@ -326,6 +376,9 @@ class MasterState:
             return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
         executable = session.executables.get(event.plan_id)
+        refused = drain.refusal_of_new(self)
+        if refused is not None and (executable is None or executable.state != "loaded"):
+            return [ev.Fail(call=event.call, error=refused)]
         if executable is None:
             executable = session.executables[event.plan_id] = Executable(plan_id=event.plan_id)
             executable.waiting_calls.append(event.call)
@@ -337,6 +390,28 @@ class MasterState:
             return [ev.Answer(call=event.call, value=executable.program)]
         executable.waiting_calls.append(event.call)
         return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
+
+    def _load_abandoned(self, event: ev.LoadAbandoned) -> Commands:
+        """A program that nobody waits for is not compiled to its end; one that is being loaded stays."""
+        session = self.sessions.get(event.session_id)
+        executable = session.executables.get(event.plan_id) if session is not None else None
+        if session is None or executable is None or event.call not in executable.waiting_calls:
+            return []
+        executable.waiting_calls.remove(event.call)
+        if executable.waiting_calls or executable.state != "compiling":
+            return []
+        del session.executables[event.plan_id]
+        return self._cancel_compiles([event.plan_id]) + self._advance(session)
+
+    def _cancel_compiles(self, plan_ids: Iterable[str]) -> Commands:
+        """Of those that no session has under way."""
+        wanted = {
+            executable.plan_id
+            for session in self.sessions.values()
+            for executable in session.executables.values()
+            if executable.state == "compiling"
+        }
+        return [ev.CancelCompile(plan_id=plan_id) for plan_id in plan_ids if plan_id not in wanted]
 
     def _compile_finished(self, event: ev.CompileFinished) -> Commands:
         commands: Commands = []
@@ -371,6 +446,8 @@ class MasterState:
         if executable is not None:
             gone = SessionError(f"executable {event.executable_id} was unloaded while it was being loaded")
             commands += [ev.Fail(call=call, error=gone) for call in executable.waiting_calls]
+            if executable.state == "compiling":
+                commands += self._cancel_compiles([event.executable_id])
             if session.is_open and executable.state != "compiling":
                 commands += self._broadcast(
                     lambda sequence: ev.UnloadOnWorkers(
@@ -389,7 +466,8 @@ class MasterState:
         old, session.stream = session.stream, event.stream
         session.reply_cursor = 0  # the first number of the stream sets it
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
-        return [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        commands: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        return commands + drain.notices(self, event.stream)
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:
         for session in self.sessions.values():
@@ -483,7 +561,9 @@ class MasterState:
                 queue.popleft()
                 commands += self._release(session, request)
                 continue
-            error = session.refusal(request) or session.lateness(item, self._now_s)
+            error = (
+                drain.refusal(self, session, item) or session.refusal(request) or session.lateness(item, self._now_s)
+            )
             if error is not None:
                 queue.popleft()
                 commands += self._refuse_step(session, request, error)
@@ -514,20 +594,14 @@ class MasterState:
         session.finish(step.number, StepOutcome(error=error))
         commands = self._reply_steps(session)
         if session.is_open and outputs:
-            commands += self._broadcast(
-                lambda sequence: ev.ReleaseOnWorkers(
-                    sequence=sequence, session_id=session.session_id, array_ids=outputs, error=error
-                )
-            )
+            commands += self._release_on_workers(session, outputs, error)
         return commands
 
     def _release(self, session: Session, request: ev.ReleaseRequested) -> Commands:
         there = tuple(array_id for array_id in dict.fromkeys(request.array_ids) if session.drop_array(array_id))
         commands: Commands = [ev.Answer(call=request.call)]
         if there and session.is_open:
-            commands += self._broadcast(
-                lambda sequence: ev.ReleaseOnWorkers(sequence=sequence, session_id=session.session_id, array_ids=there)
-            )
+            commands += self._release_on_workers(session, there, None)
         return commands
 
     # ---- time --------------------------------------------------------------
@@ -537,15 +611,17 @@ class MasterState:
         commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
             commands += self._advance(session)
-            idle_s = self._now_s - session.last_seen_s
-            waits = any(executable.waiting_calls for executable in session.executables.values())
-            waits = waits or saves.current_save(session) is not None
-            is_used = session.stream is not None or session.open_call is not None or session.running or waits
-            if not is_used and idle_s > self.limits.grace_s:
-                reason = SessionError(f"the session ended: its client was away for {self.limits.grace_s:g} s")
+            limits, idle_s, text = self.limits, self._now_s - session.last_seen_s, ""
+            if session.stream is None and idle_s > limits.grace_s:
+                text = f"its client was away for {limits.grace_s:g} s"
+            elif idle_s > limits.session_idle_s:
+                text = f"its client asked for nothing for {limits.session_idle_s:g} s"
+            if text and not self._is_busy(session):
+                reason = SessionError(f"the session ended: {text}", remedy="connect again")
                 commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
                 commands += self._end_session(session.session_id, reason)
-        return commands + saves.tick(self) + self._check_divergence() + watchdog.tick(self)
+        commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self)
+        return commands + drain.tick(self)
 
     def _check_divergence(self) -> Commands:
         for sequence, item in self.pending.items():
@@ -606,6 +682,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,
     ev.LoadRequested: MasterState._load_requested,
+    ev.LoadAbandoned: MasterState._load_abandoned,
     ev.CompileFinished: MasterState._compile_finished,
     ev.UnloadRequested: MasterState._unload_requested,
     ev.StepsOpened: MasterState._steps_opened,
@@ -614,6 +691,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsCancelled: MasterState._steps_cancelled,
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
+    ev.DrainRequested: drain.requested,
     ev.Tick: MasterState._tick,
 }
 _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.errors import DeadlineError, ShardwrightError, StepCancelledError, StepTimeoutError
+from shardwright.server.master import drain
 from shardwright.server.master import events as ev
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def find_stalled(state: MasterState) -> Pending | None:
 
 def waiting_for(state: MasterState) -> str:
     """What everybody waits for, in words; empty below `SHOWN_S`."""
+    if state.drain is not None:
+        return drain.waiting_for(state)
     item = head(state)
     return "" if item is None or age_s(state, item) < SHOWN_S else describe(state, item)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import lru_cache
 import jax
 import numpy as np
 
-from shardwright.errors import ArrayError, DeadlineError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, SessionError, ShardwrightError
 from shardwright.plans.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding
 
@@ -28,6 +29,14 @@ class StoredArray:
     value: jax.Array
     layout: Layout
     is_donated: bool = False
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether reading it waits for nothing; also where it fails."""
+        try:
+            return self.is_donated or bool(self.value.is_ready())  # type: ignore[attr-defined]
+        except RuntimeError:  # a step has taken its buffers over since
+            return True
 
     def explains(self, error: Exception) -> bool:
         """Whether reading the array failed since a step takes its buffers over meanwhile.
@@ -48,6 +57,7 @@ class ArrayStore:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._version = 0
         self._sessions: dict[str, _SessionArrays] = {}
 
     def open(self, session_id: str) -> None:
@@ -62,17 +72,22 @@ class ArrayStore:
         """Forget a session and free its arrays; whoever waits for one gets SessionError."""
         with self._changed:
             self._sessions.pop(session_id, None)
-            self._changed.notify_all()
+            self._note_change()
 
-    def add(self, session_id: str, arrays: Iterable[tuple[int, StoredArray]]) -> None:
-        """Raises ArrayError on an id in use, SessionError on a session that is not open."""
+    def add(self, session_id: str, arrays: Iterable[tuple[int, StoredArray]], *, is_repeated: bool = False) -> None:
+        """Raises ArrayError on an id in use, SessionError on a session that is not open.
+
+        is_repeated: they may be there already, or gone again; then they stay so.
+        """
         with self._changed:
             session = self._session(session_id)
             for array_id, stored in arrays:
+                if is_repeated and (array_id in session.there or array_id in session.gone):
+                    continue
                 if array_id in session.there:
                     raise ArrayError(f"array id {array_id} is in use already", remedy="give each new array a new id")
                 session.there[array_id] = stored
-            self._changed.notify_all()
+            self._note_change()
 
     def require(self, session_id: str) -> None:
         """Raises SessionError unless the session is open."""
@@ -85,26 +100,49 @@ class ArrayStore:
             session = self._session(session_id)
             return [self._find(session, array_id) or _raise_missing(array_id) for array_id in array_ids]
 
-    def wait(self, session_id: str, array_id: int, timeout_s: float) -> StoredArray:
-        """One array; waits until the step that makes it was dispatched, or the upload is complete.
-
-        Raises DeadlineError after `timeout_s`, ArrayError once it is known never to come.
-        """
-        with self._changed:
-            found = self._changed.wait_for(
-                lambda: self._find(self._session(session_id), array_id), timeout=min(timeout_s, threading.TIMEOUT_MAX)
-            )
-        if found is None:
-            raise DeadlineError(
-                f"array {array_id} was not there within {timeout_s:.1f} s",
-                remedy="put it, or run the step that makes it; wait longer for a long step",
-            )
-        return found
-
     def find(self, session_id: str, array_id: int) -> StoredArray | None:
         """The array, or None if this node holds nothing of it; raises the reason of a deleted one."""
         with self._changed:
             return self._find(self._session(session_id), array_id)
+
+    @property
+    def version(self) -> int:
+        """Another one after each change."""
+        return self._version
+
+    def wake(self) -> None:
+        """End `wait_for_change` without a change."""
+        with self._changed:
+            self._note_change()
+
+    def wait_for_change(self, version: int, timeout_s: float) -> int:
+        """The version by now, as soon as it is another one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != version, timeout=timeout_s)
+            return self._version
+
+    def first_unsettled(self, session_id: str, array_ids: Sequence[int], start: int) -> tuple[int, bool]:
+        """Position, from `start` on, of the first array that is neither computed nor known never to come.
+
+        And whether it is being computed. All are settled: their number, and False.
+        """
+        with self._changed:
+            session = self._sessions.get(session_id)
+            for position in range(start, len(array_ids) if session is not None else start):
+                assert session is not None
+                stored = session.there.get(array_ids[position])
+                if stored is None and array_ids[position] not in session.gone:
+                    return position, False
+                if stored is not None and not stored.is_computed:
+                    return position, True
+        return len(array_ids), False
+
+    def wait_until_settled(self, session_id: str, array_id: int) -> None:
+        """Block until an array that is being computed is; raises nothing."""
+        with contextlib.suppress(Exception):  # whoever reads it meets that
+            stored = self.find(session_id, array_id)
+            if stored is not None:
+                wait_until_computed(stored)
 
     def drop(self, session_id: str, array_ids: Iterable[int], why: ShardwrightError | None = None) -> None:
         """Free arrays (unknown ones too: they will not come); `why` is told to whoever asks later."""
@@ -117,7 +155,11 @@ class ArrayStore:
                 session.gone[array_id] = why or ArrayError(f"array {array_id} was released")
             while len(session.gone) > MAX_REMEMBERED_DROPS:
                 del session.gone[next(iter(session.gone))]
-            self._changed.notify_all()
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
 
     def _session(self, session_id: str) -> _SessionArrays:
         try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 import numpy as np
 
-from shardwright.errors import ArrayError, ShardwrightError
+from shardwright.errors import ArrayError, DeadlineError, ShardwrightError
 from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.server.handlers import Send, abort, end_with, without_thread
+from shardwright.server.runtime.array_waits import ArrayWaits
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_host
 from shardwright.server.runtime.incoming_arrays import IncomingArray, IncomingArrays
-from shardwright.server.security import abort
 
 #: What a fetch without a deadline of its own waits for its array.
 DEFAULT_WAIT_S = 600.0
@@ -24,12 +27,19 @@ Arrived = Callable[[str, list[tuple[int, Layout]]], None]
 
 
 class TransferService:
-    """Threaded: each call may block on a device or on an array that is not computed yet."""
+    """Threaded, but for reads of arrays that are not there yet: they wait without a thread (`array_waits.py`)."""
 
     def __init__(self, store: ArrayStore, arrived: Arrived, *, put_limit_bytes: int) -> None:
         self._store = store
         self._arrived = arrived
         self._put_limit_bytes = put_limit_bytes
+        self._waits = ArrayWaits(store)
+        self._moving: set[object] = set()  # calls that move contents right now
+
+    @property
+    def transfer_count(self) -> int:
+        """Calls that bring or take contents right now."""
+        return len(self._moving)
 
     def add_to(self, server: grpc.Server) -> None:
         """Serve it; see `shardwright.protocol.chunked_messages` for the messages with contents of many arrays."""
@@ -41,10 +51,12 @@ class TransferService:
                 self.put_arrays, parser_of(master_pb2.PutArraysRequest), master_pb2.PutArraysReply.SerializeToString
             ),
             "FetchArray": grpc.unary_stream_rpc_method_handler(
-                self.fetch_array, master_pb2.FetchArrayRequest.FromString, master_pb2.FetchArrayReply.SerializeToString
+                without_thread(self._begin_fetch_array),
+                master_pb2.FetchArrayRequest.FromString,
+                master_pb2.FetchArrayReply.SerializeToString,
             ),
             "FetchArrays": grpc.unary_stream_rpc_method_handler(
-                self.fetch_arrays, master_pb2.FetchArraysRequest.FromString, serializer_of
+                without_thread(self._begin_fetch_arrays), master_pb2.FetchArraysRequest.FromString, serializer_of
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ARRAY_TRANSFER, handlers),))
@@ -53,7 +65,8 @@ class TransferService:
         self, requests: Iterator[master_pb2.PutArrayRequest], context: grpc.ServicerContext
     ) -> master_pb2.PutArrayReply:
         try:
-            self._put(requests)
+            with self._moves():
+                self._put(requests)
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))
         return master_pb2.PutArrayReply()
@@ -62,7 +75,8 @@ class TransferService:
         self, requests: Iterator[ChunkedMessage[master_pb2.PutArraysRequest]], context: grpc.ServicerContext
     ) -> master_pb2.PutArraysReply:
         try:
-            self._put_many(requests)
+            with self._moves():
+                self._put_many(requests)
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))
         return master_pb2.PutArraysReply()
@@ -82,9 +96,11 @@ class TransferService:
 
     def _put_many(self, requests: Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]) -> None:
         session_id, layouts, arrays = "", list[Layout](), IncomingArrays()
+        is_repeated = False
         for parcel in requests:
             request = parcel.message
             session_id = session_id or request.session_id
+            is_repeated = is_repeated or request.is_repeated
             self._store.require(session_id)
             layouts += map(wire.layout_from_proto, request.layouts)
             for array in request.arrays:
@@ -92,53 +108,93 @@ class TransferService:
                     raise ArrayError(f"array {array.array_id} has layout {array.layout} of {len(layouts)}")
                 arrays.announce(self._incoming(array.array_id, layouts[array.layout], array.devices))
             for piece in parcel.pieces or (b"",):
-                self._keep(session_id, arrays.take(piece))
+                self._keep(session_id, arrays.take(piece), is_repeated=is_repeated)
         arrays.require_none()
 
     def _incoming(self, array_id: int, layout: Layout, devices: Iterable[int]) -> IncomingArray:
         return IncomingArray(array_id, layout, devices, limit_bytes=self._put_limit_bytes)
 
-    def _keep(self, session_id: str, complete: Iterable[tuple[int, StoredArray]]) -> None:
+    def _keep(self, session_id: str, complete: Iterable[tuple[int, StoredArray]], *, is_repeated: bool = False) -> None:
         arrays = list(complete)
         if arrays:
-            self._store.add(session_id, arrays)
+            self._store.add(session_id, arrays, is_repeated=is_repeated)
             self._arrived(session_id, [(array_id, stored.layout) for array_id, stored in arrays])
 
-    def fetch_array(
-        self, request: master_pb2.FetchArrayRequest, context: grpc.ServicerContext
-    ) -> Iterator[master_pb2.FetchArrayReply]:
+    def _begin_fetch_array(
+        self, request: master_pb2.FetchArrayRequest, context: grpc.ServicerContext, send: Send
+    ) -> None:
         wanted = master_pb2.NodeShards(array_id=request.array_id, devices=request.devices)
-        try:
-            for shard in self._shards(request.session_id, wanted, _wait_s(context)):
-                for chunk in wire.chunks(shard):
-                    yield master_pb2.FetchArrayReply(chunk=chunk)
-        except ShardwrightError as error:
-            abort(context, error)
+        self._read_later(
+            request.session_id, [request.array_id], context, send, lambda: self._fetch_one(request.session_id, wanted)
+        )
 
-    def fetch_arrays(
-        self, request: master_pb2.FetchArraysRequest, context: grpc.ServicerContext
-    ) -> Iterator[ChunkedMessage[master_pb2.FetchArraysReply]]:
+    def _begin_fetch_arrays(
+        self, request: master_pb2.FetchArraysRequest, context: grpc.ServicerContext, send: Send
+    ) -> None:
+        array_ids = [wanted.array_id for wanted in request.arrays]
+        self._read_later(request.session_id, array_ids, context, send, lambda: self._fetch_many(request))
+
+    def _read_later(
+        self,
+        session_id: str,
+        array_ids: Sequence[int],
+        context: grpc.ServicerContext,
+        send: Send,
+        replies: Callable[[], Iterable[Any]],
+    ) -> None:
+        """Send `replies()` once the arrays are settled, from another thread, and end the call."""
+
+        def read() -> None:
+            try:
+                with self._moves():
+                    for reply in replies():
+                        if not context.is_active():
+                            return
+                        send(reply)
+            except Exception as caught:
+                end_with(context, wire.to_shardwright_error(caught))
+            send(None)
+
         try:
-            yield from self._fetch_many(request, _wait_s(context))
+            withdraw = self._waits.submit(session_id, array_ids, _wait_s(context), read)
         except ShardwrightError as error:
-            abort(context, error)
+            end_with(context, error)
+            send(None)
+            return
+        if not context.add_callback(withdraw):
+            withdraw()
+
+    @contextmanager
+    def _moves(self) -> Iterator[None]:
+        """Within, a call moves contents."""
+        call = object()
+        self._moving.add(call)
+        try:
+            yield
+        finally:
+            self._moving.discard(call)
+
+    def _fetch_one(self, session_id: str, wanted: master_pb2.NodeShards) -> Iterator[master_pb2.FetchArrayReply]:
+        for shard in self._shards(session_id, wanted):
+            for chunk in wire.chunks(shard):
+                yield master_pb2.FetchArrayReply(chunk=chunk)
 
     def _fetch_many(
-        self, request: master_pb2.FetchArraysRequest, wait_s: float
+        self, request: master_pb2.FetchArraysRequest
     ) -> Iterator[ChunkedMessage[master_pb2.FetchArraysReply]]:
         """Messages of equal size, whatever the sizes of the arrays."""
         unread: list[master_pb2.UnreadArray] = []
-        for pieces in cut_chunks(self._contents(request, wait_s, unread), wire.CHUNK_BYTES):
+        for pieces in cut_chunks(self._contents(request, unread), wire.CHUNK_BYTES):
             yield ChunkedMessage(message=master_pb2.FetchArraysReply(unread=unread), pieces=pieces)
             unread.clear()
         yield ChunkedMessage(message=master_pb2.FetchArraysReply(unread=unread))
 
     def _contents(
-        self, request: master_pb2.FetchArraysRequest, wait_s: float, unread: list[master_pb2.UnreadArray]
+        self, request: master_pb2.FetchArraysRequest, unread: list[master_pb2.UnreadArray]
     ) -> Iterator[memoryview]:
         """Shards one after another; what fails before its first shard is added to `unread`, later failures end it."""
         for number, wanted in enumerate(request.arrays):
-            shards = self._shards(request.session_id, wanted, wait_s)
+            shards = self._shards(request.session_id, wanted)
             try:
                 first = next(shards, None)
             except ShardwrightError as error:
@@ -148,11 +204,16 @@ class TransferService:
                 yield first
                 yield from shards
 
-    def _shards(self, session_id: str, wanted: master_pb2.NodeShards, wait_s: float) -> Iterator[memoryview]:
-        """Contents of an array at the devices that are named, once it is computed; every error is one of ours."""
+    def _shards(self, session_id: str, wanted: master_pb2.NodeShards) -> Iterator[memoryview]:
+        """Contents of an array at the devices that are named; every error is one of ours."""
         stored = None
         try:
-            stored = self._store.wait(session_id, wanted.array_id, wait_s)
+            stored = self._store.find(session_id, wanted.array_id)
+            if stored is None:
+                raise DeadlineError(
+                    f"array {wanted.array_id} was not there within the time that the call allows",
+                    remedy="put it, or run the step that makes it; wait longer for a long step",
+                )
             for position in wanted.devices:
                 yield _bytes_of(shard_to_host(stored, position))
         except Exception as caught:

@@ -28,6 +28,9 @@ HEARTBEAT_S = 2.0
 #: What one attempt to reach the master may take; a refused connection is known at once.
 CONNECT_S = 5.0
 
+#: Time that the master has, after the limit of a drain, to say so.
+_LET_GO_S = 2.0
+
 _log = logging.getLogger("shardwright.server")
 
 
@@ -73,6 +76,10 @@ class Daemon:
     def ask_to_stop(self, exit_code: int) -> None:
         self._handle_event(st.ExitRequested(exit_code=exit_code))
 
+    def drain(self, reason: str) -> None:
+        """End, with exit code 0, once the master has let what runs end."""
+        self._handle_event(st.DrainRequested(reason=reason))
+
     # ---- events in, commands out -------------------------------------------
     def _handle_event(self, event: st.Event) -> None:
         self._carry_out(self._state.handle(event, asyncio.get_running_loop().time()))
@@ -91,6 +98,8 @@ class Daemon:
                         self._child.kill()
                 case st.ReportExit(child=child):
                     self._report_exit(child)
+                case st.AskToDrain(reason=reason):
+                    self._ask_to_drain(reason)
                 case st.Log(text=text):
                     _log.log(logging.INFO if self._node.index else logging.DEBUG, "%s", text)
                 case st.Exit():
@@ -133,6 +142,14 @@ class Daemon:
 
     def _coordinator_address(self) -> str:
         return join_address(self._node.ip, free_port(self._node.ip))
+
+    def _ask_to_drain(self, reason: str) -> None:
+        limit_s = self._limits.drain_s
+        _log.warning("node %d ends (%s), once what runs has ended, within %g s", self._node.index, reason, limit_s)
+        self._outbox.put_nowait(
+            worker_pb2.SupervisorEvent(draining=worker_pb2.Draining(reason=reason, limit_s=limit_s))
+        )
+        asyncio.get_running_loop().call_later(limit_s + _LET_GO_S, self._handle_event, st.DrainExpired())
 
     def _report_exit(self, child: st.ChildExited) -> None:
         exited = worker_pb2.ExecutorExited(

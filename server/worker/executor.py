@@ -25,16 +25,18 @@ from shardwright.plans.layouts import Layout
 from shardwright.processes import die_with_parent, exit_at_end_of
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.handlers import ProtocolInterceptor
 from shardwright.server.master.formation import CANNOT_START
 from shardwright.server.security import Protection, TokenInterceptor
 
 if TYPE_CHECKING:
     from shardwright.server.runtime.executor import Executor
+    from shardwright.server.runtime.transfer_service import TransferService
 
 #: Seconds between two signs of life.
 HEARTBEAT_S = 2.0
 
-#: Calls that may block on devices or on arrays that are still being computed.
+#: Calls that may block on devices or on their clients.
 _TRANSFER_THREADS = 32
 
 
@@ -93,7 +95,7 @@ def _serve(config: dict[str, Any]) -> None:
 
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=_TRANSFER_THREADS, thread_name_prefix="transfer"),
-        interceptors=[TokenInterceptor(protection)],
+        interceptors=[TokenInterceptor(protection), ProtocolInterceptor()],
         options=wire.CHANNEL_OPTIONS,
     )
     transfer = TransferService(store, report_arrivals, put_limit_bytes=config["put_limit_bytes"])
@@ -114,7 +116,7 @@ def _serve(config: dict[str, Any]) -> None:
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()
-    threading.Thread(target=_send_heartbeats, args=(executor, events), name="heartbeats", daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(executor, transfer, events), name="heartbeats", daemon=True).start()
     with protection.channel(config["master_address"]) as channel:
         stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
         for command in stub.Execute(_drain(events), metadata=protection.metadata):
@@ -132,10 +134,14 @@ def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.Execut
         executor.handle(commands.get())
 
 
-def _send_heartbeats(executor: Executor, events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> None:
+def _send_heartbeats(
+    executor: Executor, transfer: TransferService, events: queue.SimpleQueue[worker_pb2.ExecutorEvent]
+) -> None:
     while True:
         time.sleep(HEARTBEAT_S)
-        events.put(worker_pb2.ExecutorEvent(heartbeat=executor.heartbeat()))
+        heartbeat = executor.heartbeat()
+        heartbeat.transfers = transfer.transfer_count
+        events.put(worker_pb2.ExecutorEvent(heartbeat=heartbeat))
 
 
 def _drain(events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> Iterator[worker_pb2.ExecutorEvent]:

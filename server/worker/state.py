@@ -9,6 +9,9 @@
 | joined  | Start                  | joined  | Spawn (once an older child is gone)     |
 | joined  | Stop                   | joined  | KillExecutor                            |
 | joined  | ChildExited            | joined  | ReportExit                              |
+| joined  | DrainRequested         | joined  | AskToDrain: the master then ends it     |
+| joined, draining | DrainExpired, Undialed | ended | KillExecutor, then Exit 0           |
+| dialing | DrainRequested         | ended   | Exit 0                                  |
 | any     | Refused, Ended, Asked  | ended   | KillExecutor, then Exit                 |
 """
 
@@ -73,6 +76,18 @@ class MasterEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """A signal or a preemption notice: end when what runs has ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainExpired:
+    """The master has not let go in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRequested:
     """A signal: stop, with this exit code."""
 
@@ -93,6 +108,8 @@ Event = (
     | StopRequested
     | NodeRefused
     | MasterEnded
+    | DrainRequested
+    | DrainExpired
     | ExitRequested
     | ChildExited
 )
@@ -128,6 +145,11 @@ class ReportExit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskToDrain:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """End the process; `error` is printed as one line."""
 
@@ -140,14 +162,14 @@ class Log:
     text: str
 
 
-Command = Dial | SayHello | Spawn | KillExecutor | ReportExit | Exit | Log
+Command = Dial | SayHello | Spawn | KillExecutor | ReportExit | AskToDrain | Exit | Log
 
 
 @dataclass(slots=True)
 class DaemonState:
     """child: generation of the executor that may be running; wanted: the one to start after it.
 
-    exit_: what to exit with once the child is gone.
+    exit_: what to exit with once the child is gone. is_draining: whether it has asked the master to let it go.
     """
 
     master_address: str
@@ -156,6 +178,7 @@ class DaemonState:
     child: int | None = None
     wanted: StartRequested | None = None
     exit_: Exit | None = None
+    is_draining: bool = False
     _deadline_s: float | None = None
     _retry_s: float = FIRST_RETRY_S
 
@@ -179,12 +202,21 @@ class DaemonState:
             case MasterEnded(reason=reason, is_failure=is_failure):
                 code = EXIT_TRY_AGAIN if is_failure else 0
                 return [Log(text=f"the master ends the cluster: {reason}"), *self._end(Exit(code=code))]
+            case DrainRequested(reason=reason):
+                if self.phase != "joined":
+                    return self._end(Exit(code=0))
+                is_first, self.is_draining = not self.is_draining, True
+                return [AskToDrain(reason=reason)] if is_first else []
+            case DrainExpired():
+                return [Log(text="the master has not let this node go in time"), *self._end(Exit(code=0))]
             case ExitRequested(exit_code=code):
                 return self._end(Exit(code=code))
 
     def _lose_connection(self, error: ShardwrightError, now_s: float) -> list[Command]:
         if isinstance(error, AuthenticationError):
             return self._end(Exit(code=1, error=error))
+        if self.is_draining:
+            return self._end(Exit(code=0))
         commands: list[Command] = []
         if self.phase == "joined":
             commands.append(Log(text=f"lost the master at {self.master_address}; dialing again"))

@@ -261,11 +261,14 @@ def _is_number(value: Any) -> bool:
 
 def bucket_bytes(bucket: Bucket) -> int | None:
     """Bytes of a bucket as users write it. Raises OptionError on a text that is no size."""
-    if not isinstance(bucket, str):
-        return bucket
-    match = _AMOUNT.fullmatch(bucket)
+    return parse_bytes(bucket, where="bucket") if isinstance(bucket, str) else bucket
+
+
+def parse_bytes(text: str, *, where: str = "") -> int:
+    """Bytes of a size as users write it. Raises OptionError on a text that is none."""
+    match = _AMOUNT.fullmatch(text)
     if match is None or match[2].upper() not in _UNIT_BYTES:
-        raise OptionError(f"{bucket!r} is no size", where="bucket", remedy='write bytes from 0, "25MB" or "8MiB"')
+        raise OptionError(f"{text!r} is no size", where=where, remedy='write bytes from 0, "25MB" or "8MiB"')
     return round(float(match[1]) * _UNIT_BYTES[match[2].upper()])
 
 

@@ -42,6 +42,9 @@ CHUNK_BYTES = 1 << 20
 #: Trailing metadata of a failed call that holds a serialized `Error`.
 ERROR_METADATA_KEY = "shardwright-error-bin"
 
+#: Initial metadata of a step stream, sent when it is open: a client that has lost the server knows that it is back.
+STREAM_IS_OPEN = (("shardwright-stream", "open"),)
+
 #: Channel and server options of every connection: no message limit below our own
 #: chunks, and pings that notice a peer that went away without closing.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -385,6 +388,8 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "compilation_aborted": grpc.StatusCode.FAILED_PRECONDITION,
     "platform": grpc.StatusCode.FAILED_PRECONDITION,
     "server_unavailable": grpc.StatusCode.UNAVAILABLE,
+    "server_draining": grpc.StatusCode.UNAVAILABLE,
+    "protocol": grpc.StatusCode.INVALID_ARGUMENT,
     "authentication": grpc.StatusCode.UNAUTHENTICATED,
     "deadline": grpc.StatusCode.DEADLINE_EXCEEDED,
     "session": grpc.StatusCode.NOT_FOUND,

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding, to_named_shardings
     from shardwright.xla.private import canonical_hlo, check_platform
     from shardwright.xla.runtime import BoundaryArray, LoadedProgram, load_program
-    from shardwright.xla.service import CompileJob, CompileService
+    from shardwright.xla.service import Cancellation, CompileJob, CompileService
 
 _HOME = {
     "BoundaryArray": "runtime",
+    "Cancellation": "service",
     "CompileJob": "service",
     "CompileService": "service",
     "CompiledMemory": "compiled",
@@ -38,6 +39,7 @@ _HOME = {
 
 __all__ = [
     "BoundaryArray",
+    "Cancellation",
     "CompileJob",
     "CompileService",
     "CompiledMemory",

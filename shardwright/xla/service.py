@@ -39,6 +39,8 @@ Inspect = Literal["compiled", "partition-pass"]
 _BYTES_OF_ANY = 400 << 20
 #: … and for a megabyte of StableHLO, by the square of them: GPT-2 of 12, 24 and 48 layers takes 0.7, 2.3 and 12.5 GB.
 _BYTES_OF_SQUARE_MB = 1 << 30
+#: Seconds between two looks at whether a compilation that waits for a child is still wanted.
+_SLOT_LOOK_S = 0.5
 #: Bytes of text for which another child is worth its start, 1.6 s of CPU.
 _BYTES_WORTH_A_CHILD = 200_000
 
@@ -51,6 +53,38 @@ class CompileJob:
     hlo_text: str
     plan: Plan
     want_executable: bool = True
+
+
+class Cancellation:
+    """Ends the compilations that it was given to, from another thread: their children are killed."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._lock = threading.Lock()
+        self._children: set[CompileChild] = set()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            for child in self._children:
+                child.kill()  # whoever waits for it ends it
+
+    def check(self) -> None:
+        """Raises CompilationError once it is cancelled."""
+        if self.is_cancelled:
+            raise CompilationError("the compilation was cancelled")
+
+    @contextmanager
+    def watching(self, child: CompileChild) -> Iterator[None]:
+        """Within, the child works for what may be cancelled."""
+        with self._lock:
+            self.check()
+            self._children.add(child)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._children.discard(child)
 
 
 def _compilation_key(job: CompileJob) -> Hashable:
@@ -91,6 +125,7 @@ class CompileService:
         want_executable: bool = True,
         inspect: Inspect = "compiled",
         deadline_s: float | None = None,
+        cancellation: Cancellation | None = None,
     ) -> CompiledProgram:
         """Emit `plan` onto `hlo_text`, compile it, read its collectives and memory.
 
@@ -98,17 +133,22 @@ class CompileService:
         inspect="partition-pass" stops once XLA has partitioned the program (full compiles of deep models take minutes):
         no executable, no memory.
 
+        cancellation: ends it from another thread.
+
         Raises CompilationError with XLA's message, CompilationAbortedError if XLA ended its process, DeadlineError
         after `deadline_s` seconds, and emission's errors.
         """
         header = {"job": "compile", "inspect": inspect, "want_executable": want_executable}
         blobs = [hlo_text.encode(), plan_to_json(plan).encode()]
         is_partial = inspect == "partition-pass"
-        result = self._request(header, blobs, deadline_s, plan.mesh.device_count, ends_child=is_partial)
+        devices = plan.mesh.device_count
+        result = self._request(header, blobs, deadline_s, devices, cancellation, ends_child=is_partial)
         self._keep_one()
         return _program(*result)
 
-    def compile_all(self, jobs: Sequence[CompileJob]) -> list[CompiledProgram]:
+    def compile_all(
+        self, jobs: Sequence[CompileJob], cancellation: Cancellation | None = None
+    ) -> list[CompiledProgram]:
         """Compile many programs, several at a time within memory; programs equal up to instruction names are compiled
         once.
 
@@ -117,10 +157,12 @@ class CompileService:
         if len(jobs) == 1:
             (job,) = jobs
             with _name_job_in_errors(job):
-                return [self.compile(job.hlo_text, job.plan, want_executable=job.want_executable)]
+                return [
+                    self.compile(job.hlo_text, job.plan, want_executable=job.want_executable, cancellation=cancellation)
+                ]
         devices = max((job.plan.mesh.device_count for job in jobs), default=1)
         at_once = self._count_at_once([len(job.hlo_text) for job in jobs])
-        emitted = self._map(lambda job: self._emit_job(job, devices), jobs, at_once)
+        emitted = self._map(lambda job: self._emit_job(job, devices, cancellation), jobs, at_once)
         twins: dict[Hashable, int] = {}
         first_of = [
             twins.setdefault((text.text, _compilation_key(job)), number)
@@ -128,7 +170,9 @@ class CompileService:
         ]
         distinct = sorted(twins.values(), key=lambda number: -len(emitted[number].original))  # the longest first
         at_once = self._count_at_once([len(emitted[number].original) for number in distinct])
-        programs = self._map(lambda n: self._compile_job(jobs[n], emitted[n].original, devices), distinct, at_once)
+        programs = self._map(
+            lambda n: self._compile_job(jobs[n], emitted[n].original, devices, cancellation), distinct, at_once
+        )
         self._keep_one()
         compiled = dict(zip(distinct, programs, strict=True))
         return [
@@ -171,18 +215,19 @@ class CompileService:
         self.close()
 
     # ---- many programs -----------------------------------------------------
-    def _emit_job(self, job: CompileJob, devices: int) -> CanonicalModule:
+    def _emit_job(self, job: CompileJob, devices: int, cancellation: Cancellation | None) -> CanonicalModule:
         with _name_job_in_errors(job):
             blobs = [job.hlo_text.encode(), plan_to_json(job.plan).encode()]
-            _, parts = self._request({"job": "emit"}, blobs, None, devices)
+            _, parts = self._request({"job": "emit"}, blobs, None, devices, cancellation)
             return CanonicalModule.of(parts[0].decode())
 
-    def _compile_job(self, job: CompileJob, stablehlo: str, devices: int) -> CompiledProgram:
+    def _compile_job(
+        self, job: CompileJob, stablehlo: str, devices: int, cancellation: Cancellation | None
+    ) -> CompiledProgram:
         with _name_job_in_errors(job):
             header = {"job": "compile_emitted", "want_executable": job.want_executable}
-            return _program(
-                *self._request(header, [stablehlo.encode(), plan_to_json(job.plan).encode()], None, devices)
-            )
+            blobs = [stablehlo.encode(), plan_to_json(job.plan).encode()]
+            return _program(*self._request(header, blobs, None, devices, cancellation))
 
     def _count_at_once(self, sizes: Sequence[int]) -> int:
         return _count_at_once(sizes, self._count, psutil.virtual_memory().available)
@@ -198,32 +243,45 @@ class CompileService:
 
     # ---- the children ------------------------------------------------------
     def _request(
-        self, header: Header, blobs: list[bytes], deadline_s: float | None, devices: int, *, ends_child: bool = False
+        self,
+        header: Header,
+        blobs: list[bytes],
+        deadline_s: float | None,
+        devices: int,
+        cancellation: Cancellation | None = None,
+        *,
+        ends_child: bool = False,
     ) -> tuple[Header, list[bytes]]:
+        """The reply of a child; of another one where the first is killed."""
         until = None if deadline_s is None else time.monotonic() + deadline_s
+        cancellation = cancellation or Cancellation()
+
+        def ask() -> tuple[Header, list[bytes]]:
+            with (
+                self._child(min(devices, self.device_count), until, cancellation, ends_child) as child,
+                cancellation.watching(child),
+            ):
+                return child.request(header, blobs, until)
+
         try:
-            reply, parts = self._ask(header, blobs, until, devices, ends_child)
+            reply, parts = ask()
         except ChildKilledError as error:
             _log.warning("%s; it is asked again", error.message)
-            reply, parts = self._ask(header, blobs, until, devices, ends_child)
+            reply, parts = ask()
         if "code" in reply:
             kind = ERRORS_BY_CODE.get(reply["code"], CompilationError)
             raise kind(reply["message"], where=reply["where"], remedy=reply["remedy"])
         return reply, parts
 
-    def _ask(
-        self, header: Header, blobs: list[bytes], until: float | None, devices: int, ends_child: bool
-    ) -> tuple[Header, list[bytes]]:
-        """The reply of one child. `until`: on the monotonic clock."""
-        left_s = None if until is None else max(until - time.monotonic(), 0.0)
-        with self._child(min(devices, self.device_count), left_s, ends_child) as child:
-            return child.request(header, blobs, until)
-
     @contextmanager
-    def _child(self, devices: int, deadline_s: float | None, ends_child: bool) -> Iterator[CompileChild]:
-        """A child with at least this many devices, kept for the next request unless this one fails."""
-        if not self._slots.acquire(timeout=deadline_s):
-            raise DeadlineError("other compilations did not leave a child free in time", remedy="give it longer")
+    def _child(
+        self, devices: int, until: float | None, cancellation: Cancellation, ends_child: bool
+    ) -> Iterator[CompileChild]:
+        """A child with at least this many devices, kept for the next request unless this one fails.
+
+        until: on the monotonic clock.
+        """
+        self._acquire_slot(until, cancellation)
         child = None
         is_well = False
         try:
@@ -234,6 +292,15 @@ class CompileService:
             self._slots.release()
             if child is not None:
                 self._put_back(child, is_well)
+
+    def _acquire_slot(self, until: float | None, cancellation: Cancellation) -> None:
+        while True:
+            cancellation.check()
+            left_s = _SLOT_LOOK_S if until is None else max(min(until - time.monotonic(), _SLOT_LOOK_S), 0.0)
+            if self._slots.acquire(timeout=left_s):
+                return
+            if until is not None and time.monotonic() >= until:
+                raise DeadlineError("other compilations did not leave a child free in time", remedy="give it longer")
 
     def _put_back(self, child: CompileChild, is_well: bool) -> None:
         with self._lock:

@@ -263,6 +263,9 @@ class ReplyHook:
     def cancel(self) -> None:
         self._replies.cancel()
 
+    def initial_metadata(self) -> Any:
+        return self._replies.initial_metadata()
+
 
 def test_a_stream_may_be_closed_by_the_thread_that_receives(play: Any) -> None:
     """The garbage collector runs a session's destructor in whatever thread it happens to be."""

@@ -11,6 +11,7 @@ from shardwright.errors import PlanError, ResourceLimitError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import ContentStore
+from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.shell import Master
 
 
@@ -40,7 +41,8 @@ def test_the_master_forgets_what_a_closed_session_brought() -> None:
     async def scenario() -> Master:
         master = Master(Cluster.local(2), Limits(), wait_s=10.0)
         master.call(lambda number: ev.SessionRequested(call=number, session_id="s"))
-        master.programs.put("s", "p", "text")
+        program = StoredProgram(program_id="p", gzip=b"", text_bytes=0)
+        master.programs.put("s", "p", program)
         await master.call(lambda number: ev.SessionClosed(call=number, session_id="s")).answer()
         await master.close("the test is over")
         return master

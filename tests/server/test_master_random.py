@@ -115,6 +115,11 @@ class MasterHistory(RuleBasedStateMachine):
             self.world.done(order.sequence, node, error=error, written_bytes=4 if writes_all else 0)
             self.deliver()
 
+    @rule(node=nodes, limit_s=st.sampled_from([3.0, 30.0]))
+    def node_drains(self, node: int, limit_s: float) -> None:
+        self.world.send(ev.DrainRequested(connection=10 + node, reason="notice", limit_s=limit_s))
+        self.deliver()
+
     @rule(seconds=st.sampled_from([0.5, 20.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.later(seconds)
@@ -224,6 +229,11 @@ class MasterHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once the cluster is well and all executors answered, every accepted step has an outcome."""
         world, formation = self.world, self.world.state.formation
+        if world.state.drain is not None:
+            for node in world.state.drain.nodes or ():
+                world.node_leaves(node)
+            world.later(0.5)
+            assert world.state.drain is None
         for node in range(NODES):
             if formation.nodes[node].daemon is None:
                 world.daemon_joins(node)

@@ -87,6 +87,19 @@ def test_every_end_waits_for_the_executor() -> None:
         assert end.code == code
 
 
+def test_a_drain_ends_with_the_masters_word_or_without_a_master() -> None:
+    notice = st_.DrainRequested(reason="SIGTERM")
+    for event in (st_.MasterEnded(reason="it has drained"), st_.DrainExpired(), AWAY):
+        state = joined()
+        state.handle(start(1), 0.0)
+        assert state.handle(notice, 0.0) == [st_.AskToDrain(reason="SIGTERM")]
+        assert state.handle(notice, 0.0) == []
+        assert st_.KillExecutor(generation=1) in state.handle(event, 0.0)
+        assert state.handle(exited(1), 0.0) == [st_.Exit(code=0)]
+    alone = st_.DaemonState(master_address="h:1", wait_s=10.0)
+    assert alone.handle(notice, 0.0) == [st_.Exit(code=0)], "nothing runs that could end"
+
+
 class DaemonHistory(RuleBasedStateMachine):
     """Any events in any order: at most one executor, and an end is an end."""
 
@@ -105,6 +118,8 @@ class DaemonHistory(RuleBasedStateMachine):
             st.integers(1, 5).map(lambda generation: st_.StopRequested(generation=generation)),
             st.just(st_.MasterEnded(reason="r")),
             st.just(st_.ExitRequested(exit_code=130)),
+            st.just(st_.DrainRequested(reason="r")),
+            st.just(st_.DrainExpired()),
         ),
         seconds=st.sampled_from([0.0, 3.0]),
     )

@@ -10,8 +10,8 @@ import grpc
 from shardwright.checkpoints import trees
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.server.handlers import abort
 from shardwright.server.runtime.arrays import ArrayStore
-from shardwright.server.security import abort
 
 T = TypeVar("T")
 

@@ -456,7 +456,7 @@ class ReadBack(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsReply(_message.Message):
-    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite", "waiting_for")
+    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite", "waiting_for", "drain")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -464,6 +464,7 @@ class RunStepsReply(_message.Message):
     TRACES_FIELD_NUMBER: _ClassVar[int]
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[ReadBack]
@@ -471,7 +472,18 @@ class RunStepsReply(_message.Message):
     traces: _containers.RepeatedCompositeFieldContainer[StageTrace]
     not_finite: _containers.RepeatedCompositeFieldContainer[NotFinite]
     waiting_for: str
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    drain: DrainNotice
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ...) -> None: ...
+
+class DrainNotice(_message.Message):
+    __slots__ = ("reason", "left_s", "is_over")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    left_s: float
+    is_over: bool
+    def __init__(self, reason: _Optional[str] = ..., left_s: _Optional[float] = ..., is_over: _Optional[bool] = ...) -> None: ...
 
 class CancelStepsRequest(_message.Message):
     __slots__ = ("session_id", "numbers")
@@ -652,16 +664,18 @@ class NodeShards(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., devices: _Optional[_Iterable[int]] = ..., layout: _Optional[int] = ...) -> None: ...
 
 class PutArraysRequest(_message.Message):
-    __slots__ = ("session_id", "layouts", "arrays", "chunk")
+    __slots__ = ("session_id", "layouts", "arrays", "chunk", "is_repeated")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
     arrays: _containers.RepeatedCompositeFieldContainer[NodeShards]
     chunk: bytes
-    def __init__(self, session_id: _Optional[str] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., arrays: _Optional[_Iterable[_Union[NodeShards, _Mapping]]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    is_repeated: bool
+    def __init__(self, session_id: _Optional[str] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., arrays: _Optional[_Iterable[_Union[NodeShards, _Mapping]]] = ..., chunk: _Optional[bytes] = ..., is_repeated: _Optional[bool] = ...) -> None: ...
 
 class PutArraysReply(_message.Message):
     __slots__ = ()

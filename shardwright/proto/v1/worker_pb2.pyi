@@ -53,10 +53,12 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Draining(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "limit_s")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    limit_s: float
+    def __init__(self, reason: _Optional[str] = ..., limit_s: _Optional[float] = ...) -> None: ...
 
 class StartExecutor(_message.Message):
     __slots__ = ("generation", "coordinator_address", "process_count", "process_id", "data_port")
@@ -121,12 +123,14 @@ class ExecutorHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class ExecutorHeartbeat(_message.Message):
-    __slots__ = ("sequence", "doing")
+    __slots__ = ("sequence", "doing", "transfers")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     doing: str
-    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ...) -> None: ...
+    transfers: int
+    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ..., transfers: _Optional[int] = ...) -> None: ...
 
 class CommandDone(_message.Message):
     __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces", "not_finite")

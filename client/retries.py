@@ -1,0 +1,86 @@
+"""Calls in an outage: they are made again, for as long as the server keeps the session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import grpc
+
+from shardwright.errors import ServerDrainingError, ServerUnavailableError, SessionError, ShardwrightError
+
+T = TypeVar("T")
+
+#: Seconds between two attempts.
+RETRY_PAUSE_S = 0.5
+
+
+class OutageError(ServerUnavailableError):
+    """A call that did not reach the server, or lost its reply: it may be made again."""
+
+    is_explained = False  # whether it says what is wrong, and what to do
+
+
+def is_outage(error: grpc.RpcError) -> bool:
+    """Whether the call failed on its way, whatever the server would have said."""
+    code = error.code()
+    if code is grpc.StatusCode.UNKNOWN:
+        return "Stream removed" in (error.details() or "")
+    return code is grpc.StatusCode.UNAVAILABLE
+
+
+class Retries:
+    """How often the calls of one session are made again.
+
+    grace_s: how long the server keeps a session without a connection. is_gone: whether the server has ended for good.
+    """
+
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self.grace_s = 0.0  # until the session is open
+        self._is_gone = is_gone
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Nothing is tried again, and what fails from now on fails because of this."""
+        self._closed.set()
+
+    def check_open(self) -> None:
+        """Raises SessionError once the session is closed."""
+        if self._closed.is_set():
+            raise SessionError("the session was closed", remedy="open a new one with connect()")
+
+    def call(self, attempt: Callable[[int], T]) -> T:
+        """`attempt(number)`, again after each OutageError, numbered from 0.
+
+        Raises ServerUnavailableError when the outage takes longer than the server's grace, SessionError once the
+        session is closed.
+        """
+        until_s, number = None, 0
+        while True:
+            try:
+                return attempt(number)
+            except OutageError as error:
+                self.check_open()
+                until_s = until_s or time.monotonic() + self.grace_s
+                if self._is_gone() or time.monotonic() + RETRY_PAUSE_S > until_s:
+                    raise self._final(error) from None
+            number += 1
+            self._closed.wait(RETRY_PAUSE_S)
+
+    def _final(self, error: OutageError) -> ServerUnavailableError:
+        if error.is_explained or not self.grace_s:
+            return ServerUnavailableError(error.message, where=error.where, remedy=error.remedy)
+        return ServerUnavailableError(
+            f"the server could not be reached for {self.grace_s:g} s, as long as it keeps a session: {error.message}",
+            where=error.where,
+            remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
+        )
+
+
+def to_outage(error: ShardwrightError) -> ShardwrightError:
+    """The error of a failed call as one after which it may be made again; a server that drains has answered."""
+    if isinstance(error, ServerDrainingError) or not isinstance(error, ServerUnavailableError):
+        return error
+    return OutageError(error.message, where=error.where, remedy=error.remedy)

@@ -1,0 +1,148 @@
+"""Calls that are being planned or compiled: given up by their client, or their child is killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+import shardwright as sw
+from tests.client.clusters import start_nodes
+from tests.faults.test_hung_steps import X, in_thread
+from tests.server.raw_client import ROOT, Server, all_gone, wait_until
+
+pytestmark = pytest.mark.slow
+
+_numbers = itertools.count(2)
+
+
+def new_function() -> tuple[Callable[[jax.Array], jax.Array], float]:
+    """A function that no server has seen, and what it makes of 1."""
+    factor = float(next(_numbers))
+    return lambda x: x * factor, factor
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, sw.Session]]:
+    (server,), session = start_nodes(tmp_path_factory.mktemp("preparation"), [1])
+    yield server, session
+    session._state.close_quietly()
+    server.stop()
+
+
+@pytest.fixture
+def session(cluster: tuple[Server, sw.Session]) -> Iterator[sw.Session]:
+    session = sw.connect(cluster[1]._state.master.address)
+    yield session
+    session._state.close_quietly()
+
+
+def compilers(server: Server) -> list[psutil.Process]:
+    return [child for child in server.family() if "compile_child" in " ".join(child.cmdline())]
+
+
+def only_child(server: Server, session: sw.Session, kind: str) -> psutil.Process:
+    """The planner or compiler that the next call goes to: it is warm, and now it is frozen."""
+    function, factor = new_function()
+    np.testing.assert_array_equal(session.parallelize(function)(X), factor * X)
+    (child,) = compilers(server) if kind == "compiler" else server.planners()
+    child.suspend()
+    return child
+
+
+def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -> None:
+    server, session = cluster
+    planner = only_child(server, session, "planner")
+    script = (
+        "import sys, numpy as np, shardwright as sw\n"
+        "session = sw.connect(sys.argv[1])\n"
+        "print('plans', flush=True)\n"
+        "try:\n    session.parallelize(lambda x: x * 1.5)(np.ones(4, np.float32))\n"
+        "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
+        "print(float(session.parallelize(lambda x: x * 2.5)(np.ones(4, np.float32))[0]), flush=True)\n"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", script, session._state.master.address],
+        stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ,
+    )  # fmt: skip
+    assert client.stdout is not None
+    assert client.stdout.readline() == "plans\n"
+    time.sleep(3.0)
+    assert planner.is_running()
+    client.send_signal(signal.SIGINT)
+    assert client.stdout.readline() == "interrupted\n"
+    wait_until(lambda: all_gone([planner]), timeout_s=10)
+    assert client.stdout.readline() == "2.5\n", "its session goes on"
+    assert client.wait(30) == 0
+
+
+@pytest.mark.parametrize("kind", ["planner", "compiler"])
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_call_that_is_given_up_ends_its_child(
+    cluster: tuple[Server, sw.Session], session: sw.Session, kind: str, how: str
+) -> None:
+    server, other = cluster
+    child = only_child(server, other, kind)
+    function, _ = new_function()
+    step = session.parallelize(function)
+    waiting, outcome = in_thread(lambda: np.asarray(step(X)))
+    time.sleep(3.0)
+    assert not outcome
+    if how == "cancel":
+        assert step.cancel() == 1
+    else:
+        session.close()
+    waiting.join(10)
+    assert isinstance(outcome[0], sw.StepCancelledError if how == "cancel" else sw.SessionError), outcome
+    wait_until(lambda: all_gone([child]), timeout_s=10)
+    function, factor = new_function()
+    np.testing.assert_array_equal(other.parallelize(function)(X), factor * X)
+    if how == "cancel":
+        assert step.cancel() == 0
+        assert np.asarray(step(X)).shape == X.shape, "the same call again works"
+
+
+@pytest.mark.parametrize("kind", ["planner", "compiler"])
+def test_a_child_that_is_killed_is_replaced_once(
+    cluster: tuple[Server, sw.Session], session: sw.Session, kind: str
+) -> None:
+    server, other = cluster
+    child = only_child(server, other, kind)
+    function, factor = new_function()
+    step = session.parallelize(function)
+    waiting, outcome = in_thread(lambda: np.asarray(step(X)))
+    time.sleep(2.0)
+    child.kill()
+    waiting.join(60)
+    np.testing.assert_array_equal(outcome[0], factor * X)
+
+    child = only_child(server, other, kind)
+    ended = threading.Event()
+
+    def kill_all() -> None:
+        while not ended.is_set():
+            for victim in compilers(server) if kind == "compiler" else server.planners():
+                victim.kill()
+            time.sleep(0.02)
+
+    function, _ = new_function()
+    waiting, outcome = in_thread(lambda: np.asarray(session.parallelize(function)(X)))
+    time.sleep(2.0)
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    waiting.join(60)
+    ended.set()
+    killer.join()
+    assert isinstance(outcome[0], sw.PlanError if kind == "planner" else sw.CompilationAbortedError), outcome
+    assert "was killed (SIGKILL), most likely by the kernel for want of memory" in str(outcome[0])
+    assert "free memory" in outcome[0].remedy
