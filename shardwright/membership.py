@@ -1,4 +1,4 @@
-"""Who takes part in a job whose hosts come and go, as a pure state machine: events in, decisions out, time as an argument.
+"""Who takes part in a job whose hosts come and go: a pure state machine, events in, decisions out.
 
 A member is one process on a slot of a host. Hosts come from outside (a discovery script, an edited hosts file); which
 of their slots are used follows from four rules:
@@ -150,7 +150,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Record:
-    """A host's failures. closed_until_s: it is not used before; None: it may be used. left_out: it has failed too often."""
+    """A host's failures. closed_until_s: it is not used before; None: it is open. left_out: it failed too often."""
 
     failures: int = 0
     failed_at_s: float = 0.0
