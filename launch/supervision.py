@@ -3,7 +3,7 @@
 A job starts once every host answers, so that a mistyped host costs nothing. The first process that fails ends the
 others. A signal of the user is handed on; who does not end in time is killed.
 
-Which processes make up a job is fixed here. Whoever replaces lost ones extends `_on_failure`.
+Which processes make up a job is fixed here; `elastic_supervision.py` replaces lost ones.
 """
 
 from __future__ import annotations
@@ -80,13 +80,15 @@ class Finish:
     """The job is over.
 
     exit_code: the launcher's. failure: the event that ended it, None for success or a signal.
-    after_s: from the start to the failure. ended_others: processes that were ended because of it.
+    after_s: from the start to the failure. ended_others: processes that were ended because of it. reason: why a job
+    that outlives failures did not outlive this one.
     """
 
     exit_code: int
     failure: ProcessEnded | NodeLost | None = None
     after_s: float = 0.0
     ended_others: int = 0
+    reason: str = ""
 
 
 Action = StartProcesses | SendSignal | Finish
