@@ -257,7 +257,7 @@ class ElasticSupervisor(Supervisor):
             actions: list[ElasticAction] = [Dismiss(tuple(sorted(newcomers)))] if newcomers else []
             return [*actions, *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]
         if was_leaving:
-            return self._after_loss(set(), membership.MemberLeft(worker), [], now_s)
+            return self._after_loss({worker} if event.code else set(), membership.MemberLeft(worker), [], now_s)
         self._failure = event
         how = event.reason or f"ended with {describe_exit(event.code)}"
         return self._after_loss({worker}, membership.MemberFailed(worker), [Say(f"{rank} {how}")], now_s)
@@ -314,10 +314,9 @@ class ElasticSupervisor(Supervisor):
                     actions.append(Say(f"{host} has failed {failures} times in a row: it is left out {until}"))
                 case membership.TooFew(size, least, hopeless):
                     self._few_since_s = now_s if self._few_since_s is None else self._few_since_s
-                    actions.append(Say(f"{size} workers are fewer than --min-np {least}: waiting for hosts"))
                     if hopeless:
-                        actions += self._give_up("every host is left out", now_s)
-                        return actions
+                        return actions + self._give_up("every host is left out", now_s)
+                    actions.append(Say(f"{size} workers are fewer than --min-np {least}: waiting for hosts"))
                 case membership.Enough():
                     self._few_since_s = None
         if len(self._members.members) >= self._limits.min_size:

@@ -3,10 +3,12 @@
 Reading order: job (who am I) → process_sets (who takes part) → operations (what is computed, for which types) →
 tensors (numpy, JAX, PyTorch) → programs (what XLA runs) → agreement (what every collective begins with) → fusion and
 messages (arrays as few messages) → collectives (what users call) → in_jit (the same inside jitted functions) →
-objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them).
+objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them) → watch (what this rank is in the
+middle of) → lifeline, programs_cache, host_copies, sampler, elastic (ranks that come and go).
 """
 
 from shardwright.launch import run
+from shardwright.ranks import elastic
 from shardwright.ranks.batch_norm import batch_norm, batch_norm_moments
 from shardwright.ranks.collectives import (
     allgather,
@@ -83,6 +85,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "elastic",
     "generation",
     "grouped_allgather",
     "grouped_allgather_async",

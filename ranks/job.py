@@ -7,17 +7,21 @@ The launcher (`shardwright run`) sets `SHARDWRIGHT_COORDINATOR` (host:port of th
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import jax
+from jax.extend.backend import clear_backends
 
 from shardwright.errors import CollectiveError, LaunchError, OptionError
-from shardwright.ranks import process_exit
+from shardwright.ranks import lifeline, process_exit, programs_cache, watch
 from shardwright.ranks.dispatch import Dispatcher
 from shardwright.ranks.process_sets import ProcessSet
+from shardwright.xla import private
 
 #: Rank 0's `jax.distributed.initialize` starts a service in any case; the launcher's is the one that ranks ask.
 _UNUSED_SERVICE = "127.0.0.1:0"
@@ -69,11 +73,49 @@ def init(*, timeout_s: float = 300, heartbeat_timeout_s: float = 100) -> None:
         place = _place_by_jax(os.environ)
         _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=False)
         return
+    if lifeline.is_elastic():
+        join_generation(timeout_s=timeout_s, heartbeat_timeout_s=heartbeat_timeout_s)
+        return
     place = read_place(os.environ)
     if place.size > 1:
         _connect(place, timeout_s, heartbeat_timeout_s)
         process_exit.leave_at_once_on_failure()
     _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=place.size > 1)
+
+
+# ---- generations -----------------------------------------------------------------
+def join_generation(*, lost: bool = False, timeout_s: float = 300, heartbeat_timeout_s: float = 100) -> None:
+    """Wait for the next generation of an elastic job, and join it. lost: the one before broke."""
+    line = lifeline.connect()
+    process_exit.leave_at_once_on_failure()
+    place = read_place({**os.environ, **line.join(lost=lost)})
+    watch.reset()
+    if place.size > 1:
+        jax.config.update("jax_enable_recoverability", True)
+        line.connecting(time.monotonic())
+        try:
+            _connect(place, timeout_s, heartbeat_timeout_s)
+            jax.devices()  # the ranks tell each other of their devices
+        finally:
+            line.connecting(None)
+    _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=place.size > 1)
+
+
+def leave_generation() -> None:
+    """Leave a generation of an elastic job, whole or broken. All arrays on devices are gone with it."""
+    joined, line = _Process.job, lifeline.connect()
+    line.leave()
+    _Process.job = None
+    if joined is not None:
+        joined.dispatcher.abandon()
+    programs_cache.clear()
+    if joined is not None and joined.owns_connection:
+        try:
+            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+        except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
+            private.forget_coordination_client()
+    clear_backends()
+    gc.collect()
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
