@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import time
@@ -40,6 +41,10 @@ from shardwright.launch.ssh import address_reached_from
 from shardwright.launch.supervision import Finish, NodeLost, ProcessEnded, SendSignal, SignalReceived, StartProcesses
 from shardwright.membership import Limits
 from shardwright.processes import describe_exit
+
+
+#: JAX warns of every service that processes may come back to; a user's own level holds.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +221,7 @@ class _Shell:
             host=host,
             command=self._command,
             environment={
+                **_QUIET,
                 control.ADDRESS_VARIABLE: self._control.address_at(self._address([host])),
                 control.TOKEN_VARIABLE: self._control.token,
                 control.WORKER_VARIABLE: str(worker),

@@ -91,7 +91,7 @@ def join_generation(*, lost: bool = False, timeout_s: float = 300, heartbeat_tim
     place = read_place({**os.environ, **line.join(lost=lost)})
     watch.reset()
     if place.size > 1:
-        jax.config.update("jax_enable_recoverability", True)
+        jax.config.update("jax_enable_recoverability", True)  # type: ignore[no-untyped-call]
         line.connecting(time.monotonic())
         try:
             _connect(place, timeout_s, heartbeat_timeout_s)
@@ -114,7 +114,7 @@ def leave_generation() -> None:
             jax.distributed.shutdown()  # type: ignore[no-untyped-call]
         except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
             private.forget_coordination_client()
-    clear_backends()
+    clear_backends()  # type: ignore[no-untyped-call]
     gc.collect()
 
 
