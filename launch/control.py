@@ -3,7 +3,7 @@
 A rank says, after `hello` with the job's token and its worker number:
 
     {"do": "beat"}                                         it lives; twice a second
-    {"do": "ready"}                                        it wants to be in the next generation
+    {"do": "ready", "lost": true, "commits": 7}            it wants to be in the next generation
     {"do": "stalled", "generation": 3, "ranks": [2], "call": "allreduce sum 'loss'", "seconds": 61.0}
 
 The launcher says:

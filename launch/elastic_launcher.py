@@ -164,7 +164,8 @@ class _Shell:
     # ---- what happens ----
     def _on_message(self, worker: int, message: dict[str, Any]) -> None:
         if message["do"] == "ready":
-            self._events.put(WorkerReady(worker, lost=bool(message.get("lost"))))
+            ready = WorkerReady(worker, lost=bool(message["lost"]), commits=int(message["commits"]))
+            self._events.put(ready)
         elif message["do"] == "stalled":
             ranks = tuple(int(rank) for rank in message["ranks"])
             self._events.put(

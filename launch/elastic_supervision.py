@@ -13,7 +13,7 @@ the one before has asked for it, with all others who have asked by then:
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright import membership
@@ -46,10 +46,11 @@ class HostsDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker asks for the next generation. lost: because its own broke."""
+    """A worker asks for the next generation. lost: because its own broke. commits: what its state has seen."""
 
     worker: int
     lost: bool = False
+    commits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class ElasticSupervisor(Supervisor):
         self._open: set[str] = set()
         self._opening: dict[str, float] = {}
         self._unstarted: set[int] = set()
-        self._ready: set[int] = set()
+        self._ready: dict[int, int] = {}  # the commits of each worker that waits
+        self._commits = 0  # the most that a generation began with
         self._leaving: set[int] = set()
         self._generation = -1
         self._current: tuple[int, ...] = ()
@@ -189,8 +191,8 @@ class ElasticSupervisor(Supervisor):
         match event:
             case HostsDiscovered(hosts):
                 actions = self._on_hosts(hosts, now_s)
-            case WorkerReady(worker, lost):
-                actions = self._on_worker_ready(worker, lost, now_s)
+            case WorkerReady():
+                actions = self._on_worker_ready(event, now_s)
             case WorkerSilent(worker, seconds):
                 actions = self._on_hung((worker,), f"has not been heard for {seconds:.0f} s")
             case RanksStalled(generation, ranks, call, seconds):
@@ -233,13 +235,14 @@ class ElasticSupervisor(Supervisor):
         return self._after_loss(gone, membership.HostFailed(event.host), actions, now_s)
 
     # ---- workers ----
-    def _on_worker_ready(self, worker: int, lost: bool, now_s: float) -> list[ElasticAction]:
+    def _on_worker_ready(self, event: WorkerReady, now_s: float) -> list[ElasticAction]:
+        worker = event.worker
         if self._phase != "running" or worker not in self._running:
             return []
         if worker in self._leaving or (self._finishing and worker not in self._current):
             return [Dismiss((worker,)), *self._form(now_s)]
-        self._ready.add(worker)
-        actions = self._tell_lost() if lost and worker in self._current else []
+        self._ready[worker] = event.commits
+        actions = self._tell_lost() if event.lost and worker in self._current else []
         return actions + self._form(now_s)
 
     def _on_process_ended(self, event: ProcessEnded, now_s: float) -> list[Action]:
@@ -252,8 +255,8 @@ class ElasticSupervisor(Supervisor):
             return self._finish_if_over()
         if event.code == 0 and not was_leaving:
             self._finishing = True
-            newcomers = self._ready - set(self._current)
-            self._ready -= newcomers
+            newcomers = self._ready.keys() - set(self._current)
+            self._drop_ready(newcomers)
             actions: list[ElasticAction] = [Dismiss(tuple(sorted(newcomers)))] if newcomers else []
             return [*actions, *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]
         if was_leaving:
@@ -277,8 +280,13 @@ class ElasticSupervisor(Supervisor):
         return f"worker {worker} {place}"
 
     def _drop(self, workers: set[int]) -> None:
-        for group in (self._running, self._unstarted, self._ready, self._leaving):
+        for group in (self._running, self._unstarted, self._leaving):
             group.difference_update(workers)
+        self._drop_ready(workers)
+
+    def _drop_ready(self, workers: Iterable[int]) -> None:
+        for worker in workers:
+            self._ready.pop(worker, None)
 
     def _after_loss(
         self, gone: set[int], event: membership.Event, actions: list[ElasticAction], now_s: float
@@ -340,7 +348,7 @@ class ElasticSupervisor(Supervisor):
             return self._follow(self._members.handle(membership.MemberLeft(worker), now_s), now_s)
         self._leaving.add(worker)
         if worker in self._ready:
-            self._ready.discard(worker)
+            self._drop_ready([worker])
             return [Dismiss((worker,))]
         return self._tell_changed() if worker in self._current else []
 
@@ -356,12 +364,12 @@ class ElasticSupervisor(Supervisor):
         survivors = [worker for worker in self._current if worker in self._running]
         training = [worker for worker in survivors if worker not in self._ready and worker not in self._leaving]
         leaving = [worker for worker in survivors if worker in self._leaving]
-        newcomers = self._ready - set(self._current)
+        newcomers = self._ready.keys() - set(self._current)
         if training or leaving:
-            tell = newcomers and not self._told_changed and not self._ready & set(self._current)
+            tell = newcomers and not self._told_changed and not self._ready.keys() & set(self._current)
             return self._tell_changed() if tell and not self._finishing else []
-        if self._generation >= 0 and not survivors:
-            return self._give_up(f"all ranks of generation {self._generation} are lost, and their state", now_s)
+        if self._generation >= 0 and (not survivors or max(self._ready.values()) < self._commits):
+            return self._give_up("all ranks that had the state are lost: start from a checkpoint", now_s)
         if not self._finishing and not self._is_enough(now_s):
             return []
         if self._reset_limit is not None and self._generation >= self._reset_limit:
@@ -383,6 +391,7 @@ class ElasticSupervisor(Supervisor):
         workers = tuple(worker for group in by_host.values() for worker in group)
         hosts = [Host(name=name, slots=len(group), user=self._found[name].user) for name, group in by_host.items()]
         self._generation += 1
+        self._commits = max(self._commits, *self._ready.values())
         self._current = workers
         self._ready.clear()
         self._told_changed = False

@@ -61,7 +61,7 @@ class State:
         for name, value in values.items():
             setattr(self, name, value)
         self._saved = self._copies()
-        if carried := lifeline.read_carried():
+        if carried := lifeline.take_carried():
             self._take(objects.loads(carried))
             self.restore()
 
@@ -165,7 +165,8 @@ def run(function: Callable[..., _R]) -> Callable[..., _R]:
                 remedy=lifeline.NO_LAUNCHER_REMEDY,
             )
         job.init()
-        lifeline.connect().take_state = state._as_bytes
+        line = lifeline.connect()
+        line.take_state, line.commits = state._as_bytes, lambda: state._commits
         while True:
             try:
                 state.sync()

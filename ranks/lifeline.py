@@ -31,10 +31,14 @@ _DIRECTORY = os.getcwd()
 
 
 class Lifeline:
-    """The line of this process; one for its whole life. take_state: the bytes of the last commit."""
+    """The line of this process; one for its whole life.
+
+    commits: how many commits its state has seen, 0 for a new one. take_state: the bytes of the last one.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.generation = -1
+        self.commits: Callable[[], int] = lambda: _carried_commits
         self.take_state: Callable[[], bytes] = lambda: b""
         self._lost = threading.Event()
         self._changed = threading.Event()
@@ -56,7 +60,7 @@ class Lifeline:
 
         lost: the generation before broke. Where there is no place any longer, the process ends with 0.
         """
-        self._client.send(do="ready", lost=lost)
+        self._client.send(do="ready", lost=lost, commits=self.commits())
         place = self._answers.get()
         if place is None:
             print("shardwright: this rank's host is no longer among the job's; it leaves", file=sys.stderr, flush=True)
@@ -127,10 +131,9 @@ class Lifeline:
                 self._start_anew()
 
     def _start_anew(self) -> None:
-        state = self.take_state()
-        descriptor = _memory_file(state)
+        descriptor = _memory_file(self.take_state())
         os.lseek(descriptor, 0, os.SEEK_SET)
-        environment = {**os.environ, CARRIED_VARIABLE: str(descriptor)}
+        environment = {**os.environ, CARRIED_VARIABLE: f"{descriptor}:{self.commits()}"}
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -167,13 +170,23 @@ def _keep_open(descriptor: int) -> None:
                 continue
 
 
-def read_carried() -> bytes:
+def take_carried() -> bytes:
     """The state of the program that ran before in this process; nothing where none did, and at the second call."""
-    text = os.environ.pop(CARRIED_VARIABLE, "")
-    if not text:
-        return b""
-    with os.fdopen(int(text), "rb") as file:
-        return file.read()
+    global _carried  # noqa: PLW0603 - it is taken once
+    taken, _carried = _carried, b""
+    return taken
+
+
+def _read_carried() -> tuple[bytes, int]:
+    """What `_start_anew` left, and its number of commits."""
+    descriptor, _, commits = os.environ.pop(CARRIED_VARIABLE, "").partition(":")
+    if not descriptor:
+        return b"", 0
+    with os.fdopen(int(descriptor), "rb") as file:
+        return file.read(), int(commits)
+
+
+_carried, _carried_commits = _read_carried()
 
 
 class _Process:

@@ -31,10 +31,11 @@ class ElasticJob:
 
     def __init__(self, *options: str, program: tuple[str, ...]) -> None:
         module = "tests.ranks.elastic_training"
+        environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shardwright", "run", *options, "python", "-m", module, *program],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, errors="replace",
-            env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)},
+            env={**environment, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         self.log: list[str] = []
         self.lines: list[Line] = []
@@ -73,8 +74,11 @@ class ElasticJob:
         until_s = time.monotonic() + timeout_s
         while self.next(max(0.1, until_s - time.monotonic())) is not None:
             pass
-        code = self.process.wait(10)
-        return code, [json.loads(" ".join(line.words)) for line in self.lines if line.kind == "done"]
+        return self.process.wait(10), self.losses()
+
+    def losses(self) -> list[list[float]]:
+        """The losses that each rank printed at the end."""
+        return [json.loads(" ".join(line.words)) for line in self.lines if line.kind == "done"]
 
     def __enter__(self) -> ElasticJob:
         return self

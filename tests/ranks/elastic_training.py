@@ -33,8 +33,8 @@ def loss_of(params, batch):
 
 
 def init_params(seed: int):
-    first, second = jax.random.split(jax.random.key(seed))
-    return {"a": jax.random.normal(first, (5, 8)) / 2, "b": jax.random.normal(second, (8, 1)) / 2}
+    draw = np.random.default_rng(seed)
+    return {"a": draw.normal(size=(5, 8)).astype("f") / 2, "b": draw.normal(size=(8, 1)).astype("f") / 2}
 
 
 optimizer = optax.adam(3e-2)
