@@ -42,7 +42,6 @@ from shardwright.launch.supervision import Finish, NodeLost, ProcessEnded, SendS
 from shardwright.membership import Limits
 from shardwright.processes import describe_exit
 
-
 #: JAX warns of every service that processes may come back to; a user's own level holds.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
 

@@ -13,7 +13,7 @@ the one before has asked for it, with all others who have asked by then:
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright import membership
@@ -161,6 +161,7 @@ class ElasticSupervisor(Supervisor):
         self._ready: dict[int, int] = {}  # the commits of each worker that waits
         self._commits = 0  # the most that a generation began with
         self._leaving: set[int] = set()
+        self._dismissed: set[int] = set()
         self._generation = -1
         self._current: tuple[int, ...] = ()
         self._told_changed = False
@@ -240,7 +241,7 @@ class ElasticSupervisor(Supervisor):
         if self._phase != "running" or worker not in self._running:
             return []
         if worker in self._leaving or (self._finishing and worker not in self._current):
-            return [Dismiss((worker,)), *self._form(now_s)]
+            return [*self._dismiss({worker}), *self._form(now_s)]
         self._ready[worker] = event.commits
         actions = self._tell_lost() if event.lost and worker in self._current else []
         return actions + self._form(now_s)
@@ -253,11 +254,9 @@ class ElasticSupervisor(Supervisor):
         self._drop({worker})
         if self._phase != "running":
             return self._finish_if_over()
-        if event.code == 0 and not was_leaving:
+        if event.code == 0 and worker not in self._dismissed:
             self._finishing = True
-            newcomers = self._ready.keys() - set(self._current)
-            self._drop_ready(newcomers)
-            actions: list[ElasticAction] = [Dismiss(tuple(sorted(newcomers)))] if newcomers else []
+            actions = self._dismiss(self._ready.keys() - set(self._current))
             return [*actions, *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]
         if was_leaving:
             return self._after_loss({worker} if event.code else set(), membership.MemberLeft(worker), [], now_s)
@@ -283,6 +282,11 @@ class ElasticSupervisor(Supervisor):
         for group in (self._running, self._unstarted, self._leaving):
             group.difference_update(workers)
         self._drop_ready(workers)
+
+    def _dismiss(self, workers: Collection[int]) -> list[ElasticAction]:
+        self._drop_ready(workers)
+        self._dismissed.update(workers)
+        return [Dismiss(tuple(sorted(workers)))] if workers else []
 
     def _drop_ready(self, workers: Iterable[int]) -> None:
         for worker in workers:
@@ -348,8 +352,7 @@ class ElasticSupervisor(Supervisor):
             return self._follow(self._members.handle(membership.MemberLeft(worker), now_s), now_s)
         self._leaving.add(worker)
         if worker in self._ready:
-            self._drop_ready([worker])
-            return [Dismiss((worker,))]
+            return self._dismiss({worker})
         return self._tell_changed() if worker in self._current else []
 
     def _tell_changed(self) -> list[ElasticAction]:

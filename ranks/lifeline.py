@@ -172,7 +172,7 @@ def _keep_open(descriptor: int) -> None:
 
 def take_carried() -> bytes:
     """The state of the program that ran before in this process; nothing where none did, and at the second call."""
-    global _carried  # noqa: PLW0603 - it is taken once
+    global _carried
     taken, _carried = _carried, b""
     return taken
 

@@ -47,7 +47,7 @@ class ElasticJob:
         for text in self.process.stdout:
             self.log.append(text.rstrip())
             kind, *words = text.partition(">:")[2].split() or [""]
-            if kind in ("up", "reset", "step", "done"):
+            if kind in ("up", "reset", "step", "done") and len(words) > 2 and "." in words[-2]:  # else it was killed
                 self._queue.put(Line(kind, words[:-2], float(words[-2]), int(words[-1])))
         self._queue.put(None)
 
