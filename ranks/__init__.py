@@ -3,8 +3,9 @@
 Reading order: job (who am I) → process_sets (who takes part) → operations (what is computed, for which types) →
 tensors (numpy, JAX, PyTorch) → programs (what XLA runs) → agreement (what every collective begins with) → fusion and
 messages (arrays as few messages) → collectives (what users call) → in_jit (the same inside jitted functions) →
-objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them) → watch (what this rank is in the
-middle of) → lifeline, programs_cache, host_copies, sampler, elastic (ranks that come and go).
+objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them) → watch, stall, timeline (what each
+rank is in, who waits for whom, and for how long) → lifeline, programs_cache, host_copies, sampler, elastic (ranks that
+come and go).
 """
 
 from shardwright.launch import run
@@ -57,6 +58,7 @@ from shardwright.ranks.optimizer import (
 )
 from shardwright.ranks.process_sets import AXIS, ProcessSet
 from shardwright.ranks.sparse import SparseRows
+from shardwright.ranks.timeline import start_timeline, stop_timeline, timeline_span
 from shardwright.ranks.uneven import join, joined
 
 __all__ = [
@@ -109,6 +111,9 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
+    "timeline_span",
     "world",
 ]

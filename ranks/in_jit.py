@@ -188,7 +188,7 @@ class _Function(ProgramHolder):
         line = lifeline.current()
         if line is not None:
             line.check()
-        with watch.current().collective(process_set.ranks, call):
+        with watch.current().collective(process_set.ranks, f"start of {call}"):
             results = self._compiled[key](leaves)
         arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)]
         if arrays and process_set.size() > 1:

@@ -50,8 +50,9 @@ class Watch:
         finally:
             with self._lock:
                 self._depth -= 1
-                if self._depth == 0:
-                    self._position = None
+                ended, self._position = (self._position, None) if self._depth == 0 else (None, self._position)
+            if ended is not None and _Process.on_collective is not None:
+                _Process.on_collective(ended, time.monotonic())
 
     def describe(self, call: str) -> None:
         """Say what the collective is."""
@@ -64,6 +65,8 @@ class Watch:
         """A program that was started, whose collectives run until `result`, an array, is ready."""
         here = Position(ranks=ranks, count=self._counts.get(ranks, 0), call=call, since_s=time.monotonic())
         self._pending = here, lambda: _is_ready(result)
+        if _Process.on_program is not None:
+            _Process.on_program(here, result)
 
     def position(self) -> Position | None:
         """The collective that this rank is in; None where it is in none."""
@@ -90,6 +93,8 @@ def _is_ready(result: Any) -> bool:
 
 class _Process:
     watch = Watch()
+    on_collective: Callable[[Position, float], None] | None = None
+    on_program: Callable[[Position, Any], None] | None = None
 
 
 def current() -> Watch:
@@ -100,3 +105,10 @@ def current() -> Watch:
 def reset() -> None:
     """A new generation begins: nothing has been called yet."""
     _Process.watch = Watch()
+
+
+def observe(
+    on_collective: Callable[[Position, float], None] | None, on_program: Callable[[Position, Any], None] | None
+) -> None:
+    """Have each collective told once it has ended, with the time, and each program once it is started."""
+    _Process.on_collective, _Process.on_program = on_collective, on_program
