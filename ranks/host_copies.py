@@ -44,9 +44,14 @@ def has_state_dict(value: Any) -> bool:
 
 
 def copy_to_host(value: Any) -> HostCopy:
-    """A copy that shares nothing with the value. A tree of JAX is copied leaf by leaf."""
+    """A copy that shares nothing with the value, leaf by leaf. Raises ObjectTypeError for what is no tree of JAX."""
     in_place = has_state_dict(value)
-    leaves, tree = jax.tree.flatten(value.state_dict() if in_place else value)
+    try:
+        leaves, tree = jax.tree.flatten(value.state_dict() if in_place else value)
+    except ValueError:
+        raise ObjectTypeError(
+            "a dict whose keys cannot be sorted", where="State", remedy="give all its keys one type"
+        ) from None
     return HostCopy(tuple(_copy(leaf) for leaf in leaves), tree, in_place)
 
 
