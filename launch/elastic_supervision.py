@@ -255,14 +255,23 @@ class ElasticSupervisor(Supervisor):
         if self._phase != "running":
             return self._finish_if_over()
         if event.code == 0 and worker not in self._dismissed:
-            self._finishing = True
-            actions = self._dismiss(self._ready.keys() - set(self._current))
-            return [*actions, *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]
-        if was_leaving:
+            return [*self._begin_to_finish(), *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]
+        if was_leaving or event.code == 0:
             return self._after_loss({worker} if event.code else set(), membership.MemberLeft(worker), [], now_s)
-        self._failure = event
+        if not self._finishing or worker in self._current:
+            self._failure = event
         how = event.reason or f"ended with {describe_exit(event.code)}"
         return self._after_loss({worker}, membership.MemberFailed(worker), [Say(f"{rank} {how}")], now_s)
+
+    def _begin_to_finish(self) -> list[ElasticAction]:
+        """The training is over. Who has never been in a generation has nothing to lose."""
+        if self._finishing or self._generation < 0:
+            self._finishing = True
+            return []
+        self._finishing = True
+        late = self._running - set(self._current)
+        self._drop_ready(late)
+        return [SendSignal(signal.SIGKILL, tuple(sorted(late)))] if late else []
 
     def _on_hung(self, workers: Sequence[int], how: str) -> list[ElasticAction]:
         """Workers that do not answer are ended: what follows is as if they had failed."""
@@ -299,8 +308,8 @@ class ElasticSupervisor(Supervisor):
         if gone & set(self._current):
             actions = [*actions, *self._tell_lost()]
         if self._finishing:
-            assert self._failure is not None
-            self._outcome = self._outcome or self._failed("a rank was lost after others had finished", now_s)
+            if gone & set(self._current):
+                self._outcome = self._outcome or self._failed("a rank was lost after others had finished", now_s)
         else:
             actions = [*actions, *self._follow(self._members.handle(event, now_s), now_s)]
         return [*actions, *self._form(now_s), *self._end_if_over()]  # type: ignore[list-item]

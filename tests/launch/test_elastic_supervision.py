@@ -168,6 +168,14 @@ def test_once_one_has_finished_nobody_is_started_and_the_others_may_finish() -> 
     assert finish == Finish(exit_code=0)
 
 
+def test_who_comes_after_the_end_is_no_failure() -> None:
+    job = Job(Limits(min_size=1, max_size=3))
+    job.start(a=2)
+    job.send(hosts(a=3))
+    assert job.send(ProcessEnded(0, 0)) == [SendSignal(SIGKILL, (2,))]
+    assert job.send(ProcessEnded(1, 0), ProcessEnded(2, -9)) == [Finish(exit_code=0)]
+
+
 def test_a_signal_ends_all_and_starts_nobody() -> None:
     job = Job()
     job.start(a=3)
