@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from shardwright.errors import CollectiveError, LaunchError, OptionError, RankLostError, ShardwrightError
+from shardwright.errors import CollectiveError, LaunchError, OptionError, RankLostError
 from shardwright.ranks import host_copies, job, lifeline, objects, programs
 from shardwright.ranks.collectives import allreduce
 from shardwright.ranks.host_copies import HostCopy
@@ -32,15 +32,13 @@ from shardwright.ranks.objects import allgather_object, broadcast_object
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.sampler import ElasticSampler
 
-__all__ = ["ElasticSampler", "HostsUpdatedError", "State", "run"]
+__all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "State", "run"]
 
 _R = TypeVar("_R")
 
 
-class HostsUpdatedError(ShardwrightError):
-    """Ranks wait to come in, or are to leave: `run` catches it."""
-
-    code = "hosts_updated"
+class HostsUpdatedInterrupt(Exception):
+    """Ranks wait to come in, or are to leave: no error; `run` catches it."""
 
 
 class State:
@@ -69,7 +67,7 @@ class State:
     def commit(self) -> None:
         """Save the values, and let the ranks change. All ranks call it at the same point.
 
-        Raises RankLostError and HostsUpdatedError, which `run` catches.
+        Raises RankLostError and HostsUpdatedInterrupt, which `run` catches.
         """
         self.save()
         self.check_host_updates()
@@ -85,7 +83,7 @@ class State:
             setattr(self, name, host_copies.restored(saved, getattr(self, name)))
 
     def check_host_updates(self) -> None:
-        """Let the ranks change, where they are to: saves, and raises HostsUpdatedError at all ranks, or at none."""
+        """Let the ranks change, where they are to: saves, and raises HostsUpdatedInterrupt at all ranks, or at none."""
         line = lifeline.current()
         if line is None:
             return
@@ -94,7 +92,7 @@ class State:
             waiting = allreduce(int(waiting), ReduceOp.MAX, name="elastic: hosts updated") > 0
         if waiting:
             self.save()
-            raise HostsUpdatedError("ranks come or go", remedy="train in a function under sw.ranks.elastic.run")
+            raise HostsUpdatedInterrupt("ranks come or go: train in a function under sw.ranks.elastic.run")
 
     # ---- ranks ----
     def sync(self) -> None:
@@ -171,7 +169,7 @@ def run(function: Callable[..., _R]) -> Callable[..., _R]:
             try:
                 state.sync()
                 return function(state, *args, **kwargs)
-            except HostsUpdatedError:
+            except HostsUpdatedInterrupt:
                 lost = False
             except Exception as error:
                 if not _is_loss(error):

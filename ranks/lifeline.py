@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardwright.errors import LaunchError, OptionError, RankLostError
+from shardwright.errors import LaunchError, OptionError, RankLostError, ShardwrightError
 from shardwright.launch import control
 from shardwright.launch.control import ControlClient
 from shardwright.ranks import watch
@@ -63,7 +63,7 @@ class Lifeline:
         self._client.send(do="ready", lost=lost, commits=self.commits())
         place = self._answers.get()
         if place is None:
-            print("shardwright: this rank's host is no longer among the job's; it leaves", file=sys.stderr, flush=True)
+            _say("this rank's host is no longer among the job's: it leaves")
             raise SystemExit(0)
         return place
 
@@ -131,8 +131,13 @@ class Lifeline:
                 self._start_anew()
 
     def _start_anew(self) -> None:
-        descriptor = _memory_file(self.take_state())
-        os.lseek(descriptor, 0, os.SEEK_SET)
+        """Run this process's program from its beginning, with the last commit; end it where that cannot be carried."""
+        _say("a lost rank left this one stuck: its program starts anew, with the last commit")
+        try:
+            descriptor = _memory_file(self.take_state())
+        except (ShardwrightError, OSError) as error:
+            _say(f"the state cannot be carried over: {error}")
+            os._exit(1)
         environment = {**os.environ, CARRIED_VARIABLE: f"{descriptor}:{self.commits()}"}
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -145,6 +150,10 @@ class Lifeline:
 NO_LAUNCHER_REMEDY = "start elastic ranks with: shardwright run --min-np 2 --max-np 4 python train.py"
 
 
+def _say(text: str) -> None:
+    os.write(2, f"shardwright: {text}\n".encode())
+
+
 def _memory_file(data: bytes) -> int:
     """A descriptor of a file without a name, in memory on Linux."""
     if hasattr(os, "memfd_create"):
@@ -155,6 +164,7 @@ def _memory_file(data: bytes) -> int:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
 
 

@@ -16,9 +16,12 @@ from pathlib import Path
 from tests.ranks.processes import ROOT
 
 
+KINDS = ("begin", "up", "reset", "step", "done")
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line `up`, `reset`, `step` or `done` of a rank. words: between the first and the time and process number."""
+    """One line of a rank. words: between its kind, and the time and process number."""
 
     kind: str
     words: list[str]
@@ -47,7 +50,9 @@ class ElasticJob:
         for text in self.process.stdout:
             self.log.append(text.rstrip())
             kind, *words = text.partition(">:")[2].split() or [""]
-            if kind in ("up", "reset", "step", "done") and len(words) > 2 and "." in words[-2]:  # else it was killed
+            if (
+                kind in ("begin", "up", "reset", "step", "done") and len(words) > 1 and "." in words[-2]
+            ):  # else it was killed
                 self._queue.put(Line(kind, words[:-2], float(words[-2]), int(words[-1])))
         self._queue.put(None)
 

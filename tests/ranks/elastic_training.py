@@ -1,8 +1,9 @@
 """A training program of elastic ranks, as a user writes it: a fixed global batch, a state, and a line a step.
 
-    python -m tests.ranks.elastic_training STEPS SECONDS_A_STEP [--jit] [--never RANK STEP]
+    python -m tests.ranks.elastic_training STEPS SECONDS_A_STEP [--jit] [--sleep RANK STEP SECONDS]… [--die RANK STEP]
 
-Prints `up GENERATION RANK SIZE STEP` when it trains, `step …` after each, and at the end the losses as JSON.
+`--sleep` and `--die` are of the first generation, ahead of a step's collective. Prints `begin` at first,
+`up GENERATION RANK SIZE STEP` when it trains, `step …` after each, and at the end the losses as JSON.
 """
 
 from __future__ import annotations
@@ -72,10 +73,19 @@ def say(*words: object) -> None:
     print(*words, f"{time.time():.3f}", os.getpid(), flush=True)
 
 
+def misbehave(rank: int, step: int) -> None:
+    words = sys.argv
+    for at, word in enumerate(words):
+        if word in ("--sleep", "--die") and words[at + 1 : at + 3] == [str(rank), str(step)]:
+            if word == "--die":
+                os.kill(os.getpid(), 9)
+            time.sleep(float(words[at + 3]))
+
+
 def main() -> None:
     steps, pause_s = int(sys.argv[1]), float(sys.argv[2])
     step_of = jitted_step if "--jit" in sys.argv else eager_step
-    never = [int(word) for word in sys.argv[sys.argv.index("--never") + 1 :]] if "--never" in sys.argv else None
+    say("begin")
     ranks.init()
     params = init_params(ranks.rank())  # sync makes them rank 0's
     if ranks.rank() == 0:
@@ -87,8 +97,8 @@ def main() -> None:
     def train(state):
         say("up", ranks.generation(), ranks.rank(), ranks.size(), state.step)
         while state.step < steps:
-            if never == [ranks.rank(), state.step] and ranks.generation() == 0:
-                time.sleep(1000)
+            if ranks.generation() == 0:
+                misbehave(ranks.rank(), state.step)
             batch = batch_of(state.step)[ranks.rank() :: ranks.size()]
             state.params, state.opt_state, loss = step_of(state.params, state.opt_state, batch)
             state.losses.append(float(loss))

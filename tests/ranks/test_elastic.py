@@ -228,13 +228,29 @@ def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Pa
 def test_a_rank_that_never_calls_is_ended_as_stalled() -> None:
     with ElasticJob(
         "--min-np", "1", "--max-np", "2", "--stall-warning", "2", "--stall-shutdown", "4", "--host-failures", "9",
-        program=(str(STEPS), "0.05", "--never", "1", "3"),
+        program=(str(STEPS), "0.05", "--sleep", "1", "3", "1000"),
     ) as job:  # fmt: skip
         job.wait_for("up", "1")
         check(job)
         text = "\n".join(job.log)
         assert "rank 1 has not called allreduce sum 'gradients'" in text
         assert "rank 1 of generation 0 on localhost has not called allreduce sum 'gradients'" in text
+
+
+@pytest.mark.slow
+def test_a_rank_that_no_error_reaches_starts_anew_with_its_state() -> None:
+    """Rank 0 waits for its neighbours, who live but do not call: nothing in XLA tells it that rank 2 is gone."""
+    busy = ("--sleep", "1", "3", "12", "--sleep", "3", "3", "12")
+    with ElasticJob(
+        "--min-np", "3", "--max-np", "4", "--host-failures", "1",
+        program=(str(STEPS), "0.05", *busy, "--die", "2", "3"),
+    ) as job:  # fmt: skip
+        first = job.wait_for("up", "0", "0")
+        check(job)
+        assert [line.kind for line in job.lines if line.pid == first.pid and line.kind in ("begin", "up")] == [
+            "begin", "up", "begin", "up",
+        ]  # fmt: skip
+        assert "starts anew, with the last commit" in "\n".join(job.log)
 
 
 @pytest.mark.slow
