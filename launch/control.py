@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from shardwright.clusters.cluster import join_address
 from shardwright.errors import LaunchError
@@ -125,13 +125,20 @@ class ControlServer:
             with self._lock:
                 self._connections[worker] = connection
                 self._heard_s[worker] = time.monotonic()
-            while line := lines.readline(_LONGEST_LINE_BYTES):
-                message = json.loads(line)
-                if self._connections.get(worker) is not connection:
-                    return  # it has connected anew
-                self._heard_s[worker] = time.monotonic()
-                if message["do"] != "beat":
-                    self._on_message(worker, message)
+            try:
+                self._listen(worker, connection, lines)
+            finally:
+                if self._connections.get(worker) is connection:  # its program ends, or starts anew
+                    self.forget(worker)
+
+    def _listen(self, worker: int, connection: socket.socket, lines: BinaryIO) -> None:
+        while line := lines.readline(_LONGEST_LINE_BYTES):
+            message = json.loads(line)
+            if self._connections.get(worker) is not connection:
+                return  # it has connected anew
+            self._heard_s[worker] = time.monotonic()
+            if message["do"] != "beat":
+                self._on_message(worker, message)
 
 
 class ControlClient:

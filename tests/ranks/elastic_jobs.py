@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tests.ranks.processes import ROOT
 
-
 KINDS = ("begin", "up", "reset", "step", "done")
 
 
