@@ -190,6 +190,10 @@ fuzz-memory: $(VENV)/.stamp-dev ## The same for random steps, layouts and memory
 check-programs: $(VENV)/.stamp-dev ## Hold pipelines against single-device JAX in one process: models, schedules, stages (20 minutes).
 	@$(BIN)/python -m oracles.pipeline_programs --proof
 
+.PHONY: soak-ranks
+soak-ranks: $(VENV)/.stamp-dev ## Kill, hang and add elastic ranks in 200 seeded schedules; losses must not change (two hours).
+	@$(BIN)/python -m tests.ranks.soak --schedules 200
+
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.
 	@$(BIN)/python benchmarks/measure_cpu_profile.py

@@ -14,6 +14,7 @@ from shardwright.errors import OptionError
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<name>\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 _HOSTS_HELP = "write host1:4,host2:4"
+_LINES_HELP = "write `host slots=4`, one a line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +70,29 @@ def read_hosts_file(path: Path, where: str) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{path} cannot be read ({reason})", where=where, remedy="check the path") from None
+    hosts = parse_host_lines(lines, str(path))
+    if not hosts:
+        raise OptionError(f"{path} names no host", where=where, remedy=_LINES_HELP)
+    return hosts
+
+
+def parse_host_lines(lines: Sequence[str], where: str) -> tuple[Host, ...]:
+    """Hosts of lines `host1 slots=4`, `host1:4` or `host1`; `#` begins a comment. where: the file.
+
+    Raises OptionError.
+    """
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].split()
-        place = f"{path}:{number}"
+        place = f"{where}:{number}"
         if len(words) == 2 and words[1].startswith("slots="):
             host = _parse_host(words[0], place)
             hosts.append(replace(host, slots=_parse_slots(words[1].removeprefix("slots="), words[0], place)))
         elif len(words) == 1:
             hosts.append(_parse_host(words[0], place))
         elif words:
-            raise OptionError(f"{line.strip()!r} is no host", where=place, remedy="write `host slots=4`, one a line")
-    if not hosts:
-        raise OptionError(f"{path} names no host", where=where, remedy="write `host slots=4`, one a line")
-    return _check_distinct(hosts, str(path))
+            raise OptionError(f"{line.strip()!r} is no host", where=place, remedy=_LINES_HELP)
+    return _check_distinct(hosts, where)
 
 
 def _parse_host(item: str, where: str) -> Host:

@@ -96,7 +96,7 @@ def rank_job(
             )
             for place in placements
         ),
-        directory=_working_directory(),
+        directory=working_directory(),
         environment=environment,
     )
 
@@ -126,7 +126,7 @@ def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
             ProcessSpec(number=index, kind="doctor", label=host.name, host=host, command=command)
             for index, host in enumerate(hosts)
         ),
-        directory=_working_directory(),
+        directory=working_directory(),
         environment=environment,
         fail_fast=False,
     )
@@ -150,12 +150,13 @@ def server_job(path: Path, environment: Mapping[str, str]) -> Job:
             )
             for node in cluster.nodes
         ),
-        directory=_working_directory(),
+        directory=working_directory(),
         environment=environment,
     )
 
 
-def _working_directory() -> str:
+def working_directory() -> str:
+    """Where processes run: the launcher's own folder. Raises OptionError where that is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:

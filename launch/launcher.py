@@ -8,10 +8,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from shardwright.errors import LaunchError
 from shardwright.launch.hosts import Host, is_this_machine
@@ -33,6 +34,8 @@ from shardwright.launch.supervision import (
     Tick,
 )
 from shardwright.processes import describe_exit
+
+_E = TypeVar("_E")
 
 DEFAULT_START_TIMEOUT_S = 30.0
 DEFAULT_GRACE_S = 10.0
@@ -75,7 +78,7 @@ def run_job(job: Job, options: RunOptions) -> Finish:
         on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
     )
     nodes: dict[str, Node] = {}
-    with contextlib.closing(output), _forward_signals(events if options.take_signals else None):
+    with contextlib.closing(output), forward_signals(events.put if options.take_signals else None):
         supervisor = Supervisor(
             {process.number: process.host.name for process in job.processes},
             start_timeout_s=options.start_timeout_s,
@@ -89,7 +92,7 @@ def run_job(job: Job, options: RunOptions) -> Finish:
                 nodes[host.name] = Node(host, command, output, events.put)
             return _supervise(job, supervisor, nodes, events, options)
         finally:
-            _close(nodes)
+            close_nodes(list(nodes.values()))
 
 
 def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
@@ -134,7 +137,7 @@ def _supervise(
 ) -> Finish:
     local = {host.name: ssh_of(host, options.ssh) is None for host in job.hosts}
     while True:
-        event = _next_event(events, supervisor.deadline_s)
+        event = next_event(events, supervisor.deadline_s)
         if text := _describe(event):
             options.note(text)
         for action in supervisor.handle(event, time.monotonic()):
@@ -150,7 +153,8 @@ def _supervise(
                     return action
 
 
-def _next_event(events: queue.SimpleQueue[Event], deadline_s: float | None) -> Event:
+def next_event(events: queue.SimpleQueue[_E], deadline_s: float | None) -> _E | Tick:
+    """The next event; `Tick` at the deadline, and now and then, so that signals are seen."""
     wait_s = _MAX_WAIT_S if deadline_s is None else min(_MAX_WAIT_S, max(0.0, deadline_s - time.monotonic()))
     try:
         return events.get(timeout=wait_s)
@@ -170,23 +174,24 @@ def _describe(event: Event) -> str:
             return ""
 
 
-def _close(nodes: Mapping[str, Node]) -> None:
+def close_nodes(nodes: Sequence[Node]) -> None:
+    """End what still runs on hosts, all at once."""
     until_s = time.monotonic() + _CLOSE_TIMEOUT_S
-    for node in nodes.values():
+    for node in nodes:
         node.begin_close()
-    for node in nodes.values():
+    for node in nodes:
         node.finish_close(until_s)
 
 
 @contextlib.contextmanager
-def _forward_signals(events: queue.SimpleQueue[Event] | None) -> Iterator[None]:
+def forward_signals(report: Callable[[SignalReceived], None] | None) -> Iterator[None]:
     """Turn the launcher's signals into events within the block; signals ignored before stay ignored."""
-    if events is None or threading.current_thread() is not threading.main_thread():
+    if report is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def put(number: int, frame: FrameType | None) -> None:
-        events.put(SignalReceived(number))
+        report(SignalReceived(number))
 
     before = {number: signal.getsignal(number) for number in (*_ENDING_SIGNALS, *FORWARDED_SIGNALS)}
     for number, handler in before.items():

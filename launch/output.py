@@ -77,13 +77,26 @@ class JobOutput:
         timestamps: bool = False,
         on_broken_pipe: Callable[[], None] = lambda: None,
     ) -> None:
-        self._labels = {process.number: process.label for process in processes}
+        self._labels: dict[int, str] = {}
         self._sinks = dict(sinks)
         self._on_broken_pipe = on_broken_pipe
         self._timestamps = timestamps
-        self._splitters = {(number, stream): LineSplitter() for number in self._labels for stream in STREAMS}
-        self._files = _open_logs(directory, processes) if directory else {}
+        self._directory = directory
+        self._splitters: dict[tuple[int, str], LineSplitter] = {}
+        self._files: dict[tuple[int, str], BinaryIO] = {}
         self._lock = threading.Lock()
+        self.add(processes)
+
+    def add(self, processes: Sequence[ProcessSpec]) -> None:
+        """Processes that write from now on. Raises OptionError where their files cannot be written."""
+        if self._directory and processes:
+            self._files.update(_open_logs(self._directory, processes))
+        self._splitters.update({(process.number, name): LineSplitter() for process in processes for name in STREAMS})
+        self._labels.update({process.number: process.label for process in processes})
+
+    def relabel(self, number: int, label: str) -> None:
+        """What stands before a process's lines from now on."""
+        self._labels[number] = label
 
     def write(self, number: int, stream: str, data: bytes) -> None:
         """Write a piece of a process's stream."""

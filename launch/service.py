@@ -21,14 +21,15 @@ class CoordinationService:
     """The service for the ranks of one generation.
 
     host: an address of this machine reachable from the ranks' hosts; loopback for ranks of this machine. size: number
-    of ranks. port: 0 for a free one. address: `host:port` for the ranks. Raises LaunchError.
+    of ranks. port: 0 for a free one. elastic: the loss of a rank ends no other. address: `host:port` for the ranks.
+    Raises LaunchError.
     """
 
-    def __init__(self, host: str, size: int, port: int = 0) -> None:
+    def __init__(self, host: str, size: int, port: int = 0, *, elastic: bool = False) -> None:
         try:
             with reserve_port(host, port) as port:
                 self.address = join_address(host, port)
-                self._service: Any = private.start_coordination_service(self.address, size)
+                self._service: Any = private.start_coordination_service(self.address, size, recoverable=elastic)
         except (OSError, RuntimeError) as error:
             raise LaunchError(
                 f"the coordination service cannot listen ({getattr(error, 'strerror', None) or error})",

@@ -21,13 +21,18 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SSH_OPTION = re.compile(r"[A-Za-z]+[= ].+")
 _MAX_SIZE = 1_000_000
 
+DEFAULT_HANG_TIMEOUT_S = 60.0
+DEFAULT_ELASTIC_TIMEOUT_S = 600.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Settings of `shardwright run`.
 
     size: None for all slots. hosts: empty for this machine alone. coordinator_address: host and port, 0 for any; None
-    for this machine's address on the way to the other hosts.
+    for this machine's address on the way to the other hosts. min_size, max_size, discovery_script: of an elastic job,
+    which one of them makes; the options below them are for such jobs alone. timeline: a file of the ranks' collectives.
+    stall_warning_s, stall_shutdown_s: seconds that a collective may wait until a warning, and until the job's end.
     """
 
     size: int | None = None
@@ -41,6 +46,23 @@ class RunSettings:
     coordinator_address: tuple[str, int] | None = None
     timestamps: bool = False
     verbose: bool = False
+    timeline: Path | None = None
+    stall_warning_s: float | None = None
+    stall_shutdown_s: float | None = None
+    min_size: int | None = None
+    max_size: int | None = None
+    discovery_script: Path | None = None
+    hosts_file: Path | None = None
+    hang_timeout_s: float = DEFAULT_HANG_TIMEOUT_S
+    elastic_timeout_s: float = DEFAULT_ELASTIC_TIMEOUT_S
+    host_failures: int = 3
+    host_cooldown_s: float | None = None
+    reset_limit: int | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may come and go."""
+        return not (self.min_size is None and self.max_size is None and self.discovery_script is None)
 
 
 def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSettings:
@@ -61,10 +83,33 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSe
         identity=values.pop("ssh_identity", None),
         options=values.pop("ssh_option", ()),
     )
-    hosts = values.pop("hosts", ()) or values.pop("hosts_file", ())
-    return RunSettings(
-        hosts=hosts, ssh=ssh, **{_OPTIONS[name].attribute or name: value for name, value in values.items()}
-    )
+    hosts_file, hosts_in_file = values.pop("hosts_file", (None, ()))
+    hosts = values.pop("hosts", ()) or hosts_in_file
+    values = {_OPTIONS[name].attribute or name: value for name, value in values.items()}
+    settings = RunSettings(hosts=hosts, ssh=ssh, hosts_file=hosts_file, **values)
+    _check_elastic(settings, values.keys())
+    return settings
+
+
+def _check_elastic(settings: RunSettings, given: Collection[str]) -> None:
+    """Raises OptionError for options of elastic jobs in another, and for sizes and hosts that exclude each other."""
+    if not settings.is_elastic:
+        for name, option in _OPTIONS.items():
+            if option.elastic and (option.attribute or name) in given:
+                raise OptionError("this is an option of elastic jobs", where=option.flag, remedy="give --min-np, too")
+        return
+    if settings.discovery_script and settings.hosts:
+        raise OptionError(
+            "the hosts are named twice", where="--host-discovery-script", remedy="leave out -H and --hosts-file"
+        )
+    least, most = settings.min_size or 1, settings.max_size or settings.size
+    if most is not None and most < least:
+        where = "--max-np" if settings.max_size else "-np"
+        raise OptionError(f"{most} is below --min-np {least}", where=where, remedy=f"give at least {least}")
+    if most is None and not settings.hosts and not settings.discovery_script:
+        raise OptionError(
+            "how many ranks at most?", where="--max-np", remedy="give --max-np, hosts (-H), or --host-discovery-script"
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -166,8 +211,9 @@ def _parse_hosts(value: Any, where: str) -> tuple[Host, ...]:
     return parse_hosts(_parse_text(value, where), where)
 
 
-def _parse_hosts_file(value: Any, where: str) -> tuple[Host, ...]:
-    return read_hosts_file(_parse_path(value, where), where)
+def _parse_hosts_file(value: Any, where: str) -> tuple[Path, tuple[Host, ...]]:
+    path = _parse_path(value, where)
+    return path, read_hosts_file(path, where)
 
 
 def _parse_ssh_options(value: Any, where: str) -> tuple[str, ...]:
@@ -223,11 +269,15 @@ def _parse_command(value: Any, where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """An option: its flag, its parser, and its attribute of RunSettings (default: the option's own name)."""
+    """An option: its flag, its parser, and its attribute of RunSettings (default: the option's own name).
+
+    elastic: only for elastic jobs.
+    """
 
     flag: str
     parse: Callable[[Any, str], Any]
     attribute: str = ""
+    elastic: bool = False
 
 
 _OPTIONS: dict[str, _Option] = {
@@ -245,6 +295,19 @@ _OPTIONS: dict[str, _Option] = {
     "ssh_option": _Option(flag="--ssh-option", parse=_parse_ssh_options),
     "timestamps": _Option(flag="--timestamps", parse=_parse_bool),
     "verbose": _Option(flag="--verbose", parse=_parse_bool),
+    "timeline": _Option(flag="--timeline", parse=_parse_path),
+    "stall_warning": _Option(flag="--stall-warning", parse=_parse_seconds, attribute="stall_warning_s"),
+    "stall_shutdown": _Option(flag="--stall-shutdown", parse=_parse_seconds, attribute="stall_shutdown_s"),
+    "min_np": _Option(flag="--min-np", parse=_make_integer_parser(1, _MAX_SIZE), attribute="min_size"),
+    "max_np": _Option(flag="--max-np", parse=_make_integer_parser(1, _MAX_SIZE), attribute="max_size"),
+    "host_discovery_script": _Option(flag="--host-discovery-script", parse=_parse_path, attribute="discovery_script"),
+    "hang_timeout": _Option(flag="--hang-timeout", parse=_parse_seconds, attribute="hang_timeout_s", elastic=True),
+    "elastic_timeout": _Option(
+        flag="--elastic-timeout", parse=_parse_seconds, attribute="elastic_timeout_s", elastic=True
+    ),
+    "host_failures": _Option(flag="--host-failures", parse=_make_integer_parser(1, _MAX_SIZE), elastic=True),
+    "host_cooldown": _Option(flag="--host-cooldown", parse=_parse_seconds, attribute="host_cooldown_s", elastic=True),
+    "reset_limit": _Option(flag="--reset-limit", parse=_make_integer_parser(0, _MAX_SIZE), elastic=True),
 }
 
 #: Names of all options, the keys of `read_settings`.

@@ -3,7 +3,7 @@
 A job starts once every host answers: a mistyped host costs nothing. The first failing process ends the others. Signals
 of the user are forwarded; processes still alive after the grace period are killed.
 
-The processes of a job are fixed here. To replace lost ones, extend `_on_failure`.
+A job's processes are fixed here; `elastic_supervision.py` replaces lost ones.
 """
 
 from __future__ import annotations
@@ -80,13 +80,15 @@ class Finish:
     """The job is over.
 
     exit_code: the launcher's. failure: the first failing event; None for success or a signal.
-    after_s: from the start to the failure. ended_others: number of processes ended because of it.
+    after_s: from the start to the failure. ended_others: number of processes ended because of it. reason: why a job
+    that outlives failures did not outlive this one.
     """
 
     exit_code: int
     failure: ProcessEnded | NodeLost | None = None
     after_s: float = 0.0
     ended_others: int = 0
+    reason: str = ""
 
 
 Action = StartProcesses | SendSignal | Finish

@@ -3,10 +3,13 @@
 Reading order: job (who am I) → process_sets (who takes part) → operations (what is computed, for which types) →
 tensors (numpy, JAX, PyTorch) → programs (what XLA runs) → agreement (what every collective begins with) → fusion and
 messages (arrays as few messages) → collectives (what users call) → in_jit (the same inside jitted functions) →
-objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them).
+objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them) → watch, stall, timeline (what each
+rank is in, who waits for whom, and for how long) → lifeline, programs_cache, host_copies, sampler, elastic (ranks that
+come and go).
 """
 
 from shardwright.launch import run
+from shardwright.ranks import elastic
 from shardwright.ranks.batch_norm import batch_norm, batch_norm_moments
 from shardwright.ranks.collectives import (
     allgather,
@@ -55,6 +58,7 @@ from shardwright.ranks.optimizer import (
 )
 from shardwright.ranks.process_sets import AXIS, ProcessSet
 from shardwright.ranks.sparse import SparseRows
+from shardwright.ranks.timeline import start_timeline, stop_timeline, timeline_span
 from shardwright.ranks.uneven import join, joined
 
 __all__ = [
@@ -83,6 +87,7 @@ __all__ = [
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
+    "elastic",
     "generation",
     "grouped_allgather",
     "grouped_allgather_async",
@@ -106,6 +111,9 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
+    "timeline_span",
     "world",
 ]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.errors import CollectiveError, ShardwrightError
-from shardwright.ranks import programs
+from shardwright.ranks import lifeline, programs, watch
 from shardwright.ranks.process_sets import ProcessSet
 
 CALLED, JOINED, FAILED = range(3)
@@ -81,6 +81,10 @@ def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Fo
     call: the text that must be the same at all ranks. message: bytes of this rank, sent as far as they fit.
     follow: the part of ranks without data. Raises CollectiveError where calls differ.
     """
+    line = lifeline.current()
+    if line is not None:
+        line.check()
+    watch.current().describe(call)
     agreement = _gather(process_set, CALLED, _digest(call), message, follow)
     _check(process_set, agreement, call)
     if follow is Follow.REFUSE and not all(agreement.active):

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from shardwright.errors import CollectiveError, OptionError
-from shardwright.ranks import fusion, in_jit, job, messages, operations, programs, tensors
+from shardwright.ranks import fusion, in_jit, job, messages, operations, programs, tensors, watch
 from shardwright.ranks.agreement import Agreement, Follow, agree, capacity, describe, report_failure
 from shardwright.ranks.compression import Cast
 from shardwright.ranks.dispatch import Handle
@@ -186,7 +186,12 @@ grouped_reducescatter, grouped_reducescatter_async = reducescatter, reducescatte
 def run_on(process_set: ProcessSet | None, task: Callable[[ProcessSet], _R]) -> _R:
     """Run a task on some ranks, in its turn."""
     chosen = job.chosen(process_set)
-    result: _R = job.current().dispatcher.run(lambda: task(chosen))
+
+    def watched() -> _R:
+        with watch.current().collective(chosen.ranks):
+            return task(chosen)
+
+    result: _R = job.current().dispatcher.run(watched)
     return result
 
 

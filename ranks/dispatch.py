@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from shardwright.errors import CollectiveError, OptionError
+from shardwright.errors import CollectiveError, OptionError, RankLostError
 
 
 class Handle:
@@ -38,6 +38,7 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._turn = threading.RLock()
         self._closed = False
+        self._abandoned = False
 
     def run(self, task: Callable[[], Any]) -> Any:
         """Run a task now, after all that wait."""
@@ -66,10 +67,18 @@ class Dispatcher:
             self._tasks.put(None)
             self._thread.join()
 
+    def abandon(self) -> None:
+        """Let go of what waits, without waiting for it: the job is broken."""
+        self._closed = self._abandoned = True
+        if self._thread is not None:
+            self._tasks.put(None)
+
     def _work(self) -> None:
         while (item := self._tasks.get()) is not None:
             future, task = item
             try:
+                if self._abandoned:
+                    raise RankLostError("its job was left before it began", remedy="ask for it again")
                 with self._turn:
                     result = task()
             except BaseException as error:

@@ -14,10 +14,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from shardwright.errors import CollectiveError, OptionError
-from shardwright.ranks import job, operations, programs
+from shardwright.ranks import job, lifeline, operations, programs, watch
 from shardwright.ranks.compression import Cast
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import AXIS, ProcessSet
+from shardwright.ranks.programs_cache import ProgramHolder
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
@@ -154,12 +155,13 @@ def jit(
     return _Function(function, process_set, donate_argnums)
 
 
-class _Function:
+class _Function(ProgramHolder):
     """A function compiled for all ranks, once a tree and its shapes and types."""
 
     def __init__(
         self, function: Callable[..., Any], process_set: ProcessSet | None, donate: int | Sequence[int]
     ) -> None:
+        super().__init__()
         functools.update_wrapper(self, function)
         self._function = function
         self._process_set = process_set
@@ -170,6 +172,10 @@ class _Function:
         chosen = job.chosen(self._process_set)
         return job.current().dispatcher.run(lambda: self._run(chosen, args, kwargs))
 
+    def drop(self) -> None:
+        """Let go of what was compiled for the ranks of a generation that has ended."""
+        self._compiled.clear()
+
     def _run(self, process_set: ProcessSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
         leaves = [_local(leaf, path) for path, leaf in found]
@@ -178,7 +184,16 @@ class _Function:
         key = (process_set.mesh, tree, types, _has_64_bits())
         if key not in self._compiled:
             self._compiled[key] = _Compiled(self._function, process_set, tree, [leaf.ndim for leaf in leaves], donated)
-        return self._compiled[key](leaves)
+        call = f"the jitted function {getattr(self._function, '__name__', 'function')}"
+        line = lifeline.current()
+        if line is not None:
+            line.check()
+        with watch.current().collective(process_set.ranks, f"start of {call}"):
+            results = self._compiled[key](leaves)
+        arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)]
+        if arrays and process_set.size() > 1:
+            watch.current().leave_pending(process_set.ranks, call, min(arrays, key=lambda array: array.nbytes))
+        return results
 
 
 def _has_64_bits() -> bool:
@@ -242,7 +257,7 @@ class _Compiled:
         try:
             results = self._program(*[self._lift(leaf) for leaf in leaves])
         except (RuntimeError, ValueError) as error:
-            if any(library in str(error) for library in ("Gloo", "NCCL", "RCCL")):
+            if programs.is_broken_collective(error):
                 raise programs.broken(error, self._process_set) from error
             raise
         assert self._out is not None  # the program was traced

@@ -7,17 +7,22 @@ The launcher (`shardwright run`) sets `SHARDWRIGHT_COORDINATOR` (host:port of th
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import jax
+from jax.extend.backend import clear_backends
 
 from shardwright.errors import CollectiveError, LaunchError, OptionError
-from shardwright.ranks import process_exit
+from shardwright.ranks import lifeline, process_exit, programs_cache, stall, watch
 from shardwright.ranks.dispatch import Dispatcher
 from shardwright.ranks.process_sets import ProcessSet
+from shardwright.ranks.stall import StallInspector
+from shardwright.xla import private
 
 #: Rank 0's `jax.distributed.initialize` starts a service in any case; the launcher's is the one that ranks ask.
 _UNUSED_SERVICE = "127.0.0.1:0"
@@ -46,34 +51,113 @@ class Job:
     world: ProcessSet
     owns_connection: bool
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    inspector: StallInspector | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What `init` was given."""
+
+    timeout_s: float = 300.0
+    heartbeat_timeout_s: float = 100.0
+    stall_warning_s: float = stall.DEFAULT_WARNING_S
+    stall_shutdown_s: float = 0.0
 
 
 class _Process:
-    """What this process has joined."""
+    """What this process has joined, and how."""
 
     job: Job | None = None
+    options = _Options()
 
 
-def init(*, timeout_s: float = 300, heartbeat_timeout_s: float = 100) -> None:
+def init(
+    *,
+    timeout_s: float = 300,
+    heartbeat_timeout_s: float = 100,
+    stall_warning_s: float | None = None,
+    stall_shutdown_s: float | None = None,
+) -> None:
     """Join the job that the launcher's variables describe; call it before anything else of JAX. Twice is once.
 
     A program that has called `jax.distributed.initialize` itself keeps its ranks. On GPUs each rank of a host takes
     the device of its local rank, unless `CUDA_VISIBLE_DEVICES` or `JAX_LOCAL_DEVICE_IDS` says which.
 
     timeout_s: how long to wait for the others. heartbeat_timeout_s: after how long a silent rank counts as lost.
+    stall_warning_s: how long a collective may wait until a warning names the ranks that have not called it, and
+    stall_shutdown_s: until it is an error; None: what the launcher says, else 60 and 0, which is never.
     Raises OptionError for variables that make no sense, LaunchError where the job cannot be joined.
     """
     if _Process.job is not None:
         return
+    options = _Options(
+        timeout_s=timeout_s,
+        heartbeat_timeout_s=heartbeat_timeout_s,
+        stall_warning_s=stall.read_seconds(
+            stall_warning_s, "SHARDWRIGHT_STALL_WARNING_S", stall.DEFAULT_WARNING_S, os.environ
+        ),
+        stall_shutdown_s=stall.read_seconds(stall_shutdown_s, "SHARDWRIGHT_STALL_SHUTDOWN_S", 0.0, os.environ),
+    )
+    _Process.options = options
     if jax.distributed.is_initialized():
-        place = _place_by_jax(os.environ)
-        _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=False)
-        return
-    place = read_place(os.environ)
+        _begin(_place_by_jax(os.environ), owns_connection=False)
+    elif lifeline.is_elastic():
+        join_generation()
+    else:
+        place = read_place(os.environ)
+        if place.size > 1:
+            _connect(place, options)
+            process_exit.leave_at_once_on_failure()
+        _begin(place, owns_connection=place.size > 1)
+
+
+def _begin(place: Place, *, owns_connection: bool) -> None:
+    """The job is joined: watch it, and record what the launcher wants recorded."""
+    options, inspector = _Process.options, None
     if place.size > 1:
-        _connect(place, timeout_s, heartbeat_timeout_s)
-        process_exit.leave_at_once_on_failure()
-    _Process.job = Job(place=place, world=ProcessSet(range(place.size)), owns_connection=place.size > 1)
+        inspector = StallInspector(place.rank, options.stall_warning_s, options.stall_shutdown_s)
+    world = ProcessSet(range(place.size))
+    _Process.job = Job(place=place, world=world, owns_connection=owns_connection, inspector=inspector)
+    if path := os.environ.get("SHARDWRIGHT_TIMELINE"):
+        from shardwright.ranks import timeline
+
+        timeline.begin_generation(path)
+
+
+# ---- generations -----------------------------------------------------------------
+def join_generation(*, lost: bool = False) -> None:
+    """Wait for the next generation of an elastic job, and join it. lost: the one before broke."""
+    line = lifeline.connect()
+    process_exit.leave_at_once_on_failure()
+    place = read_place({**os.environ, **line.join(lost=lost)})
+    watch.reset()
+    jax.config.update("jax_enable_recoverability", True)  # type: ignore[no-untyped-call]
+    line.connecting(time.monotonic())
+    try:
+        _connect(place, _Process.options)  # one rank alone, too: JAX would keep the number of the generation before
+        jax.devices()  # the ranks tell each other of their devices
+    finally:
+        line.connecting(None)
+    _begin(place, owns_connection=True)
+
+
+def leave_generation() -> None:
+    """Leave a generation of an elastic job, whole or broken. All arrays on devices are gone with it."""
+    joined, line = _Process.job, lifeline.connect()
+    line.leave()
+    _Process.job = None
+    if joined is not None:
+        joined.dispatcher.abandon()
+        if joined.inspector is not None:
+            joined.inspector.close()
+    programs_cache.clear()
+    if joined is not None and joined.owns_connection:
+        try:
+            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+        except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
+            private.forget_coordination_client()
+    clear_backends()  # type: ignore[no-untyped-call]
+    gc.collect()
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
@@ -121,7 +205,7 @@ def _place_by_jax(environment: Mapping[str, str]) -> Place:
     return replace(Place(), size=size, rank=rank, local_rank=0, local_size=1, cross_rank=rank, cross_size=size)
 
 
-def _connect(place: Place, timeout_s: float, heartbeat_timeout_s: float) -> None:
+def _connect(place: Place, options: _Options) -> None:
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -129,8 +213,8 @@ def _connect(place: Place, timeout_s: float, heartbeat_timeout_s: float) -> None
             place.rank,
             local_device_ids=_local_devices(place, os.environ),
             cluster_detection_method="deactivate",
-            initialization_timeout=max(1, round(timeout_s)),
-            heartbeat_timeout_seconds=max(1, round(heartbeat_timeout_s)),
+            initialization_timeout=max(1, round(options.timeout_s)),
+            heartbeat_timeout_seconds=max(1, round(options.heartbeat_timeout_s)),
             coordinator_bind_address=_UNUSED_SERVICE,
         )
     except (RuntimeError, ValueError) as error:
@@ -162,6 +246,8 @@ def shutdown() -> None:
     if _Process.job is None:
         return
     _Process.job.dispatcher.close()
+    if _Process.job.inspector is not None:
+        _Process.job.inspector.close()
     if _Process.job.owns_connection:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     _Process.job = None

@@ -43,6 +43,11 @@ def leave_at_once_on_failure() -> None:
     atexit.register(_leave)
 
 
+def has_failed() -> bool:
+    """Whether the process ends by an error."""
+    return _Exit.code != 0
+
+
 def _leave() -> None:
     if _Exit.code == 0:
         return

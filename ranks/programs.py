@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from shardwright.errors import CollectiveError, RankLostError
-from shardwright.ranks import adasum
+from shardwright.ranks import adasum, programs_cache
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import AXIS, ProcessSet
 
@@ -104,6 +104,7 @@ REDUCE_BODIES: dict[ReduceOp, _Body] = {
 
 
 # ---- running ---------------------------------------------------------------------
+@programs_cache.of_one_generation
 @functools.cache
 def _program(mesh: Mesh, body: _Body, replicated: bool) -> Any:
     out = PartitionSpec() if replicated else PartitionSpec(AXIS)  # type: ignore[no-untyped-call]
@@ -135,6 +136,11 @@ def fetch(result: jax.Array, process_set: ProcessSet) -> np.ndarray:
         return np.asarray(result)
     except (RuntimeError, ValueError) as error:
         raise broken(error, process_set) from error
+
+
+def is_broken_collective(error: Exception) -> bool:
+    """Whether an error of XLA is that of a library of collectives."""
+    return any(library in str(error) for library in ("Gloo", "NCCL", "RCCL"))
 
 
 def broken(error: Exception, process_set: ProcessSet) -> CollectiveError:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardwright.ranks import fusion, job, messages
+from shardwright.ranks import fusion, job, messages, watch
 from shardwright.ranks.agreement import Follow, agree_without_data, joined_error
 from shardwright.ranks.process_sets import ProcessSet
 
@@ -32,7 +32,8 @@ def join(process_set: ProcessSet | None = None) -> int:
 def _join(process_set: ProcessSet) -> int:
     while True:
         before = process_set.last_active
-        agreement = agree_without_data(process_set)
+        with watch.current().collective(process_set.ranks, "join"):
+            agreement = agree_without_data(process_set)
         if not agreement.active_places():
             process_set.last_active = (True,) * process_set.size()
             return max(rank for rank, active in zip(process_set.ranks, before, strict=True) if active)

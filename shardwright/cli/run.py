@@ -12,6 +12,7 @@ from shardwright.errors import OptionError
 if TYPE_CHECKING:
     from shardwright.launch.hosts import Placement
     from shardwright.launch.job import Job
+    from shardwright.launch.launcher import RunOptions
     from shardwright.launch.settings import RunSettings
 
 _EPILOG = """
@@ -31,6 +32,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright run -np 4 -H host1:2,host2:2 --output-dir logs python train.py",
             "shardwright run -H host1:2,host2:2 --check",
             "shardwright run --config run.yml",
+            "shardwright run --min-np 2 --max-np 4 --host-discovery-script ./hosts.sh python train.py",
             "shardwright run --servers cluster.json",
         ),
     )
@@ -52,12 +54,26 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     output = parser.add_argument_group("output")
     output.add_argument("--output-dir", metavar="DIR", help="write rank.N.stdout and rank.N.stderr there, too")
     output.add_argument("--timestamps", action="store_true", help="the time of day ahead of each line")
+    output.add_argument("--timeline", metavar="FILE", help="write the collectives of all ranks as a Chrome trace")
     output.add_argument("--verbose", action="store_true", help="say what the launcher does")
     times = parser.add_argument_group("time")
     times.add_argument("--start-timeout", metavar="S", help="seconds for all hosts to answer (30)")
     times.add_argument(
         "--grace", metavar="S", help="seconds that ranks have to end after a signal to the launcher (10)"
     )
+    times.add_argument(
+        "--stall-warning", metavar="S", help="say which ranks others wait for after this long (60); 0: never"
+    )
+    times.add_argument("--stall-shutdown", metavar="S", help="end the job after such a wait (0: never)")
+    elastic = parser.add_argument_group("ranks that come and go (sw.ranks.elastic)")
+    elastic.add_argument("--min-np", metavar="N", help="go on while there are this many ranks (1)")
+    elastic.add_argument("--max-np", metavar="N", help="take no more than this many (default: -np, or all slots)")
+    elastic.add_argument("--host-discovery-script", metavar="FILE", help="prints `host:slots` lines; run once a second")
+    elastic.add_argument("--hang-timeout", metavar="S", help="end a rank that has not been heard for this long (60)")
+    elastic.add_argument("--elastic-timeout", metavar="S", help="seconds to wait while ranks are too few (600)")
+    elastic.add_argument("--host-failures", metavar="N", help="failures in a row until a host is left out (3)")
+    elastic.add_argument("--host-cooldown", metavar="S", help="seconds until it gets one more try (default: never)")
+    elastic.add_argument("--reset-limit", metavar="N", help="end the job after this many new generations")
     ssh = parser.add_argument_group("other hosts")
     ssh.add_argument("-p", "--ssh-port", metavar="PORT", help="port of ssh")
     ssh.add_argument("-i", "--ssh-identity", metavar="FILE", help="private key")
@@ -87,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _run_servers(Path(arguments.servers), settings, dry_run=arguments.dry_run)
     if arguments.check:
         return _run_check(settings, dry_run=arguments.dry_run)
+    if settings.is_elastic:
+        return _run_elastic(settings, dry_run=arguments.dry_run)
     return _run_ranks(settings, dry_run=arguments.dry_run)
 
 
@@ -102,21 +120,18 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
     from shardwright.clusters.cluster import join_address
-    from shardwright.launch.job import rank_job, resolve_command
+    from shardwright.launch.job import rank_job
     from shardwright.launch.launcher import ssh_of
     from shardwright.launch.service import CoordinationService, coordinator_host
 
     placements = _place(settings)
-    if not settings.command:
-        example = "shardwright run -np 4 python train.py"
-        raise OptionError("what shall run?", where="COMMAND", remedy=f"write it after the options: {example}")
-    command = resolve_command(settings.command)
+    command = _command(settings)
     hosts = {place.host.name: place.host for place in placements}.values()
     other_hosts = [host for host in hosts if ssh_of(host, settings.ssh) is not None]
     address, port = settings.coordinator_address or (coordinator_host(other_hosts, settings.ssh), 0)
 
     def job_of(coordinator: str) -> Job:
-        return rank_job(placements, command, coordinator=coordinator, environment=settings.environment)
+        return rank_job(placements, command, coordinator=coordinator, environment=_environment(settings))
 
     if dry_run:
         return _show(job_of(join_address(address, port or "PORT")), settings)
@@ -124,6 +139,68 @@ def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
         if settings.verbose:
             note(f"shardwright run: the coordination service listens on {service.address}")
         return _run(job_of(service.address), settings)
+
+
+def _command(settings: RunSettings) -> tuple[str, ...]:
+    from shardwright.launch.job import resolve_command
+
+    if not settings.command:
+        example = "shardwright run -np 4 python train.py"
+        raise OptionError("what shall run?", where="COMMAND", remedy=f"write it after the options: {example}")
+    return resolve_command(settings.command)
+
+
+def _environment(settings: RunSettings) -> dict[str, str]:
+    """The variables of all ranks: the user's, and those that carry options to `sw.ranks.init`."""
+    options = {
+        "SHARDWRIGHT_STALL_WARNING_S": settings.stall_warning_s,
+        "SHARDWRIGHT_STALL_SHUTDOWN_S": settings.stall_shutdown_s,
+        "SHARDWRIGHT_TIMELINE": None if settings.timeline is None else settings.timeline.absolute(),
+    }
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    return {**given, **settings.environment}
+
+
+def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
+    from shardwright.launch.discovery import file_source, fixed_source, script_source
+    from shardwright.launch.elastic_launcher import ElasticOptions, elastic_failure, run_elastic
+    from shardwright.launch.hosts import Host
+    from shardwright.membership import Limits
+
+    command = _command(settings)
+    most = settings.max_size or settings.size
+    if settings.discovery_script:
+        source = script_source(settings.discovery_script)
+    elif settings.hosts_file:
+        source = file_source(settings.hosts_file)
+    else:
+        source = fixed_source(settings.hosts or (Host(name="localhost", slots=most or 1),))
+    if dry_run:
+        hosts = ", ".join(map(str, source())) or "none yet"
+        print(f"elastic, {settings.min_size or 1} to {most or 'all slots'} ranks; hosts now: {hosts}")
+        return 0
+    outcome = run_elastic(
+        command,
+        _environment(settings),
+        _run_options(settings),
+        ElasticOptions(
+            limits=Limits(
+                min_size=settings.min_size or 1,
+                max_size=most,
+                max_failures=settings.host_failures,
+                cooldown_s=settings.host_cooldown_s,
+            ),
+            source=source,
+            hang_timeout_s=settings.hang_timeout_s,
+            elastic_timeout_s=settings.elastic_timeout_s,
+            reset_limit=settings.reset_limit,
+            coordinator_address=settings.coordinator_address[0] if settings.coordinator_address else "",
+            say=lambda text: note(f"shardwright run: {text}"),
+        ),
+    )
+    if failure := elastic_failure(outcome):
+        print_error(failure)
+    return outcome.exit_code
 
 
 def _place(settings: RunSettings) -> tuple[Placement, ...]:
@@ -153,28 +230,31 @@ def _run_servers(path: Path, settings: RunSettings, *, dry_run: bool) -> int:
 
 
 def _run(job: Job, settings: RunSettings) -> int:
-    from shardwright.launch.launcher import RunOptions, failure_of, run_job
+    from shardwright.launch.launcher import failure_of, run_job
+
+    outcome = run_job(job, _run_options(settings))
+    if failure := failure_of(job, outcome):
+        print_error(failure)
+    return outcome.exit_code
+
+
+def _run_options(settings: RunSettings) -> RunOptions:
+    from shardwright.launch.launcher import RunOptions
     from shardwright.launch.output import descriptor_sink
 
     def say(text: str) -> None:
         if settings.verbose:
             note(f"shardwright run: {text}")
 
-    outcome = run_job(
-        job,
-        RunOptions(
-            sinks={"stdout": descriptor_sink(1), "stderr": descriptor_sink(2)},
-            ssh=settings.ssh,
-            start_timeout_s=settings.start_timeout_s,
-            grace_s=settings.grace_s,
-            output_dir=settings.output_dir,
-            timestamps=settings.timestamps,
-            note=say,
-        ),
+    return RunOptions(
+        sinks={"stdout": descriptor_sink(1), "stderr": descriptor_sink(2)},
+        ssh=settings.ssh,
+        start_timeout_s=settings.start_timeout_s,
+        grace_s=settings.grace_s,
+        output_dir=settings.output_dir,
+        timestamps=settings.timestamps,
+        note=say,
     )
-    if failure := failure_of(job, outcome):
-        print_error(failure)
-    return outcome.exit_code
 
 
 def _show(job: Job, settings: RunSettings) -> int:

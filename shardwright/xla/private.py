@@ -24,6 +24,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jax._src.array": ("ArrayImpl",),
     "jax._src.config": ("trace_context",),
     "jax._src.core": ("ShapedArray._getitem", "ShapedArray._iter", "pytype_aval_mappings"),
+    "jax._src.distributed": ("global_state",),
     "jax._src.dtypes": ("register_canonicalize_value_handler",),
     "jax._src.interpreters.mlir": ("get_constant_handler", "register_constant_handler"),
     "jax._src.interpreters.pxla": ("shard_arg_handlers", "shard_args"),
@@ -50,6 +51,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "CompileOptions.env_option_overrides",
         "DeviceAssignment.create",
         "DeviceList",
+        "DistributedRuntimeClient.key_value_dir_get",
+        "DistributedRuntimeClient.key_value_set",
         "ExecutableBuildOptions.use_shardy_partitioner",
         "ExecuteResults.consume_with_handlers",
         "LoadedExecutable.execute_sharded",
@@ -410,19 +413,35 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
 
 
 # ---- jax.distributed ----------------------------------------------------------
-def start_coordination_service(address: str, size: int) -> Any:
+def start_coordination_service(address: str, size: int, *, recoverable: bool = False) -> Any:
     """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`.
 
-    `shutdown()` ends it. Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
+    recoverable: a process that is lost ends no other, if these set `jax_enable_recoverability`. `shutdown()` ends the
+    service. Its log is silenced where this loads jaxlib. Raises RuntimeError where the port cannot be had.
     """
     level = "TF_CPP_MIN_LOG_LEVEL"
     before = os.environ.get(level)
     os.environ[level] = before or "3"
     try:
-        return _module("jaxlib._jax").get_distributed_runtime_service(address, size)
+        return _module("jaxlib._jax").get_distributed_runtime_service(address, size, recoverable=recoverable)
     finally:
         if before is None:
             del os.environ[level]
+
+
+def coordination_client() -> Any:
+    """This process's connection to the coordination service: a store of keys and values; None outside of a job."""
+    return _module("jax._src.distributed").global_state.client
+
+
+def forget_coordination_client() -> None:
+    """Leave `jax.distributed` without a word: for a connection that can no longer be shut down."""
+    state = _module("jax._src.distributed").global_state
+    state.client = None
+    state.preemption_sync_manager = None
+    if state.service is not None:
+        state.service.shutdown()
+        state.service = None
 
 
 # ---- arrays that are elsewhere, as jax's own ---------------------------------------

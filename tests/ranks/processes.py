@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(
-    module: str, size: int, *arguments: str, timeout_s: float = 150, grace_s: float = 5
+    module: str, size: int, *arguments: str, timeout_s: float = 150, grace_s: float = 5, **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `python -m module` in `size` ranks, each with one CPU device; what became of each. No process is left.
 
-    grace_s: once a rank has failed, the others get this long before they are killed.
+    grace_s: once a rank has failed, the others get this long before they are killed. variables: of the environment.
     """
     placements = place_ranks((Host(name="localhost", slots=size),), size)
     environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -30,10 +30,10 @@ def run_ranks(
         outputs = [Path(folder, f"rank.{rank}") for rank in range(size)]
         children = []
         for place, output in zip(placements, outputs, strict=True):
-            variables = rank_variables(place, size, service.address, 0)
+            own = {**rank_variables(place, size, service.address, 0), **variables}
             with output.open("wb") as sink:
                 children.append(
-                    subprocess.Popen(command, env={**environment, **variables}, cwd=ROOT, stdout=sink, stderr=sink)
+                    subprocess.Popen(command, env={**environment, **own}, cwd=ROOT, stdout=sink, stderr=sink)
                 )
         try:
             _wait(children, timeout_s, grace_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.horovod import elastic
 from shardwright.ranks import (
     Compression,
     DistributedOptimizer,
@@ -41,6 +42,8 @@ from shardwright.ranks import (
     reducescatter_async,
     shutdown,
     size,
+    start_timeline,
+    stop_timeline,
     synchronize,
     world,
 )
@@ -95,9 +98,10 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "Min", "ProcessSet", "Product", "Sum",
     "add_process_set", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_async", "alltoall",
     "alltoall_async", "barrier", "broadcast", "broadcast_async", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "cross_rank", "cross_size", "gloo_built", "grouped_allgather", "grouped_allgather_async",
-    "grouped_allreduce", "grouped_allreduce_async", "grouped_reducescatter", "grouped_reducescatter_async", "init",
+    "broadcast_parameters", "cross_rank", "cross_size", "elastic", "gloo_built", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_async", "grouped_reducescatter",
+    "grouped_reducescatter_async", "init",
     "is_homogeneous", "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "shutdown", "size", "synchronize", "world",
+    "remove_process_set", "shutdown", "size", "start_timeline", "stop_timeline", "synchronize", "world",
 ]  # fmt: skip

@@ -1,0 +1,96 @@
+"""Where an elastic job's hosts come from: a fixed list, a file that is edited, or a script that prints them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from shardwright.errors import OptionError
+from shardwright.launch.hosts import Host, parse_host_lines, read_hosts_file
+
+#: Seconds from one look to the next.
+INTERVAL_S = 1.0
+_SCRIPT_TIMEOUT_S = 30.0
+
+
+class Discovery:
+    """Looks for hosts again and again.
+
+    source: returns the hosts. on_hosts: called from a thread with hosts that differ from the last. on_problem: with
+    what went wrong at a look, once; the hosts stay as they were.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], tuple[Host, ...]],
+        on_hosts: Callable[[tuple[Host, ...]], None],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        self._source = source
+        self._on_hosts = on_hosts
+        self._on_problem = on_problem
+        self._last: tuple[Host, ...] | None = None
+        self._problem = ""
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Look for the first time, here, then on a thread. Raises OptionError where the first look fails."""
+        self._last = self._source()
+        self._on_hosts(self._last)
+        threading.Thread(target=self._look_again, name="host-discovery", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look_again(self) -> None:
+        while not self._closed.wait(INTERVAL_S):
+            try:
+                hosts = self._source()
+            except OptionError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._on_problem(f"{error.where}: {error.message}; the hosts stay as they are")
+                continue
+            self._problem = ""
+            if hosts != self._last:
+                self._last = hosts
+                self._on_hosts(hosts)
+
+
+def script_source(command: Path) -> Callable[[], tuple[Host, ...]]:
+    """Hosts that a script prints, `host:slots` or `host slots=2` a line; none is allowed. Raises OptionError."""
+    path = str(command) if os.sep in str(command) else f".{os.sep}{command}"
+
+    def look() -> tuple[Host, ...]:
+        where = "--host-discovery-script"
+        try:
+            done = subprocess.run(
+                [path], capture_output=True, text=True, timeout=_SCRIPT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, UnicodeDecodeError, subprocess.TimeoutExpired) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            remedy = "name a program that may be run (chmod +x)"
+            raise OptionError(f"{command} cannot be run: {reason}", where=where, remedy=remedy) from None
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:]
+            raise OptionError(
+                f"{command} ended with exit code {done.returncode}" + "".join(f": {line}" for line in last),
+                where=where,
+                remedy="it has to print `host:slots` lines and end with 0",
+            )
+        return parse_host_lines(done.stdout.splitlines(), str(command))
+
+    return look
+
+
+def file_source(path: Path) -> Callable[[], tuple[Host, ...]]:
+    """Hosts of a file that may be edited while the job runs. Raises OptionError."""
+    return lambda: read_hosts_file(path, "--hosts-file")
+
+
+def fixed_source(hosts: tuple[Host, ...]) -> Callable[[], tuple[Host, ...]]:
+    """Always the same hosts."""
+    return lambda: hosts

@@ -1,0 +1,259 @@
+"""The thin shell around `elastic_supervision.py`: hosts, the control line, a coordination service a generation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.errors import LaunchError
+from shardwright.launch import control
+from shardwright.launch.control import ControlServer
+from shardwright.launch.discovery import Discovery
+from shardwright.launch.elastic_supervision import (
+    CloseNode,
+    Dismiss,
+    ElasticAction,
+    ElasticEvent,
+    ElasticSupervisor,
+    FormGeneration,
+    HostsDiscovered,
+    OpenNode,
+    RanksStalled,
+    Say,
+    TellChanged,
+    TellLost,
+    WorkerReady,
+    WorkerSilent,
+)
+from shardwright.launch.hosts import Host
+from shardwright.launch.job import Job, ProcessSpec, rank_variables, working_directory
+from shardwright.launch.launcher import RunOptions, close_nodes, forward_signals, next_event, ssh_of
+from shardwright.launch.node import Node, node_command
+from shardwright.launch.output import JobOutput
+from shardwright.launch.service import LOOPBACK, CoordinationService
+from shardwright.launch.ssh import find_reachable_address
+from shardwright.launch.supervision import Finish, NodeLost, ProcessEnded, SendSignal, SignalReceived, StartProcesses
+from shardwright.membership import Limits
+from shardwright.processes import describe_exit
+
+#: JAX warns of every service that processes may come back to; a user's own level holds.
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticOptions:
+    """What an elastic job is given besides RunOptions.
+
+    limits: how many workers, and what happens to hosts that fail. source: looks for hosts. hang_timeout_s: after how
+    long a worker that is not heard is ended. elastic_timeout_s: how long to wait while workers are too few.
+    coordinator_address: of this machine, as other hosts reach it; "" finds it. say: takes a line for the user.
+    """
+
+    limits: Limits
+    source: Callable[[], tuple[Host, ...]]
+    hang_timeout_s: float = 60.0
+    elastic_timeout_s: float = 600.0
+    reset_limit: int | None = None
+    coordinator_address: str = ""
+    say: Callable[[str], None] = field(default=lambda text: None)
+
+
+def run_elastic(
+    command: Sequence[str], environment: Mapping[str, str], options: RunOptions, elastic: ElasticOptions
+) -> Finish:
+    """Run a command as elastic ranks, to its end: afterwards nothing of it runs. Raises LaunchError, OptionError."""
+    events: queue.SimpleQueue[ElasticEvent | _Note] = queue.SimpleQueue()
+    output = JobOutput(
+        (),
+        options.sinks,
+        directory=options.output_dir,
+        timestamps=options.timestamps,
+        on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
+    )
+    with contextlib.closing(output), forward_signals(events.put if options.take_signals else None):
+        shell = _Shell(command, environment, options, elastic, output, events)
+        try:
+            return shell.run()
+        finally:
+            shell.close()
+
+
+def elastic_failure(outcome: Finish) -> LaunchError | None:
+    """What went wrong, in words; None after success, and where the user's signal ended the job."""
+    if not outcome.reason:
+        return None
+    match outcome.failure:
+        case ProcessEnded(worker, code, reason):
+            last = f"worker {worker} {reason or 'ended with ' + describe_exit(code)}"
+        case NodeLost(host, reason):
+            last = f"{host}: {reason}"
+        case _:
+            last = "none failed"
+    return LaunchError(
+        f"the job ended after {outcome.after_s:.1f} s: {outcome.reason} (last failure: {last})",
+        where="shardwright run",
+        remedy="the failed ranks' last lines are above; hosts, -np and --min-np say who may take part",
+    )
+
+
+class _Shell:
+    """One job's nodes, control line and services."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        options: RunOptions,
+        elastic: ElasticOptions,
+        output: JobOutput,
+        events: queue.SimpleQueue[ElasticEvent | _Note],
+    ) -> None:
+        self._command = tuple(command)
+        self._environment = environment
+        self._directory = working_directory()
+        self._options = options
+        self._elastic = elastic
+        self._output = output
+        self._events = events
+        self._nodes: dict[str, Node] = {}
+        self._closing: list[Node] = []
+        self._services: list[CoordinationService] = []
+        self._silent: set[int] = set()
+        self._control = ControlServer(self._on_message)
+        self._discovery = Discovery(
+            elastic.source, lambda hosts: events.put(HostsDiscovered(hosts)), lambda text: events.put(_Note(text))
+        )
+        self._supervisor = ElasticSupervisor(
+            elastic.limits,
+            start_timeout_s=options.start_timeout_s,
+            elastic_timeout_s=elastic.elastic_timeout_s,
+            grace_s=options.grace_s,
+            reset_limit=elastic.reset_limit,
+            now_s=time.monotonic(),
+        )
+
+    def run(self) -> Finish:
+        self._discovery.start()
+        while True:
+            event = next_event(self._events, self._supervisor.deadline_s)
+            if isinstance(event, _Note):
+                self._elastic.say(event.text)
+                continue
+            if isinstance(event, ProcessEnded):
+                self._control.forget(event.number)
+            for happened in (event, *self._silent_workers()):
+                for action in self._supervisor.handle(happened, time.monotonic()):
+                    if isinstance(action, Finish):
+                        return action
+                    self._act(action)
+
+    def close(self) -> None:
+        self._discovery.close()
+        close_nodes([*self._nodes.values(), *self._closing])
+        self._control.close()
+        for service in self._services:
+            service.close()
+
+    # ---- what happens ----
+    def _on_message(self, worker: int, message: dict[str, Any]) -> None:
+        if message["do"] == "ready":
+            ready = WorkerReady(worker, lost=bool(message["lost"]), commits=int(message["commits"]))
+            self._events.put(ready)
+        elif message["do"] == "stalled":
+            ranks = tuple(int(rank) for rank in message["ranks"])
+            self._events.put(
+                RanksStalled(int(message["generation"]), ranks, str(message["call"]), float(message["seconds"]))
+            )
+
+    def _silent_workers(self) -> list[WorkerSilent]:
+        found = []
+        for worker in self._supervisor.running - self._silent:
+            silent_s = self._control.silent_for_s(worker)
+            if silent_s is not None and silent_s > self._elastic.hang_timeout_s:
+                self._silent.add(worker)
+                found.append(WorkerSilent(worker, silent_s))
+        return found
+
+    # ---- what is done ----
+    def _act(self, action: ElasticAction) -> None:
+        match action:
+            case Say(text):
+                self._elastic.say(text)
+            case OpenNode(host):
+                command = node_command(host, ssh_of(host, self._options.ssh), self._options.start_timeout_s)
+                self._nodes[host.name] = Node(host, command, self._output, self._events.put)
+            case CloseNode(host_name):
+                if node := self._nodes.pop(host_name, None):
+                    node.begin_close()
+                    self._closing.append(node)
+            case StartProcesses(numbers):
+                for number in numbers:
+                    self._start(number)
+            case SendSignal(number, workers):
+                for node in self._nodes.values():
+                    node.send_signal(number, workers)
+            case FormGeneration():
+                self._form(action)
+            case TellLost(generation, workers):
+                self._tell(workers, do="lost", generation=generation)
+            case TellChanged(workers):
+                self._tell(workers, do="changed")
+            case Dismiss(workers):
+                self._tell(workers, do="leave")
+
+    def _tell(self, workers: Sequence[int], **message: Any) -> None:
+        for worker in workers:
+            self._control.send(worker, **message)
+
+    def _start(self, worker: int) -> None:
+        host = self._supervisor.host_of(worker)
+        local = ssh_of(host, self._options.ssh) is None
+        process = ProcessSpec(
+            number=worker,
+            kind="worker",
+            label=f"worker {worker}",
+            host=host,
+            command=self._command,
+            environment={
+                **_QUIET,
+                control.ADDRESS_VARIABLE: self._control.address_at(self._address([host])),
+                control.TOKEN_VARIABLE: self._control.token,
+                control.WORKER_VARIABLE: str(worker),
+            },
+        )
+        self._output.add((process,))
+        job = Job(processes=(process,), directory=self._directory, environment=self._environment)
+        self._nodes[host.name].start(job, (worker,), local=local)
+
+    def _form(self, action: FormGeneration) -> None:
+        """A service for the generation; that of the one before is asked by nobody any more."""
+        hosts = [self._supervisor.host_of(worker) for worker in action.workers]
+        service = CoordinationService(self._address(hosts), len(action.workers), elastic=True)
+        for worker, place in zip(action.workers, action.places, strict=True):
+            self._output.relabel(worker, str(place.rank))
+            variables = rank_variables(place, len(action.workers), service.address, action.generation)
+            self._control.send(worker, do="join", place=variables)
+        for old in self._services:
+            old.close()
+        self._services = [service]
+        self._options.note(f"generation {action.generation} has {len(action.workers)} ranks")
+
+    def _address(self, hosts: Sequence[Host]) -> str:
+        """The address of this machine that these hosts reach: loopback, where all are this machine."""
+        others = [host for host in hosts if ssh_of(host, self._options.ssh) is not None]
+        if not others:
+            return LOOPBACK
+        return self._elastic.coordinator_address or find_reachable_address(others[0], self._options.ssh)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """A line for the user, from a thread."""
+
+    text: str

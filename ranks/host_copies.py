@@ -1,0 +1,130 @@
+"""Copies of values in host memory, which outlive devices, and the values again.
+
+Leaves of trees are copied by what they are: arrays of JAX and PyTorch become numpy's and come back on the default
+device of their kind; random keys keep their implementation; whatever has `state_dict` and `load_state_dict` (modules,
+optimizers, samplers) is copied by that and loaded in place; anything else is deep-copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardwright.errors import CollectiveError, ObjectTypeError
+from shardwright.ranks import objects
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """One leaf. kind: `jax`, `key:` and its implementation, `torch`, `torch:bfloat16`, `plain`. value: on the host."""
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A value's copy. in_place: it is loaded into the object that is there, by `load_state_dict`."""
+
+    leaves: tuple[_Leaf, ...]
+    tree: Any
+    in_place: bool = False
+
+
+def has_state_dict(value: Any) -> bool:
+    """Whether a value is copied by its `state_dict`."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict") and not isinstance(value, type)
+
+
+def copy_to_host(value: Any) -> HostCopy:
+    """A copy that shares nothing with the value, leaf by leaf. Raises ObjectTypeError for what is no tree of JAX."""
+    in_place = has_state_dict(value)
+    try:
+        leaves, tree = jax.tree.flatten(value.state_dict() if in_place else value)
+    except ValueError:
+        raise ObjectTypeError(
+            "a dict whose keys cannot be sorted", where="State", remedy="give all its keys one type"
+        ) from None
+    return HostCopy(tuple(_copy(leaf) for leaf in leaves), tree, in_place)
+
+
+def restored(saved: HostCopy, current: Any) -> Any:
+    """The value of a copy, which stays as it is. current: the object to load it into, where it is loaded in place."""
+    value = jax.tree.unflatten(saved.tree, [_restore(leaf) for leaf in saved.leaves])
+    if not saved.in_place:
+        return value
+    current.load_state_dict(value)
+    return current
+
+
+def _copy(leaf: Any) -> _Leaf:
+    if isinstance(leaf, jax.Array):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return _Leaf(f"key:{jax.random.key_impl(leaf)}", np.array(jax.random.key_data(leaf)))
+        return _Leaf("jax", np.array(leaf))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        local = leaf.detach().cpu()
+        if local.dtype is torch.bfloat16:
+            return _Leaf("torch:bfloat16", local.view(torch.int16).numpy().copy())
+        return _Leaf("torch", local.numpy().copy())
+    return _Leaf("plain", copy.deepcopy(leaf))
+
+
+def _restore(leaf: _Leaf) -> Any:
+    kind, _, detail = leaf.kind.partition(":")
+    if kind == "jax":
+        with jax.enable_x64(True) if leaf.value.dtype.itemsize >= 8 else contextlib.nullcontext():
+            return jnp.array(leaf.value)
+    if kind == "key":
+        return jax.random.wrap_key_data(jnp.array(leaf.value), impl=detail)
+    if kind == "torch":
+        import torch
+
+        tensor = torch.from_numpy(leaf.value.copy())
+        return tensor.view(torch.bfloat16) if detail else tensor
+    return copy.deepcopy(leaf.value)
+
+
+# ---- on the wire -----------------------------------------------------------------
+def pack(saved: HostCopy, where: str) -> dict[str, Any]:
+    """A copy as an object that ranks send. where: its name. Raises ObjectTypeError for a leaf that cannot be sent.
+
+    A tree of lists, tuples and dicts alone goes with its structure, so that it may differ from the receiver's.
+    """
+    message: dict[str, Any] = {
+        "kinds": [leaf.kind for leaf in saved.leaves],
+        "values": [leaf.value for leaf in saved.leaves],
+        "tree": str(saved.tree),
+        "shape": None,
+    }
+    with contextlib.suppress(ObjectTypeError):
+        structure = jax.tree.unflatten(saved.tree, list(range(len(saved.leaves))))
+        objects.dumps(structure)
+        message["shape"] = structure
+    try:
+        objects.dumps([leaf.value for leaf in saved.leaves if leaf.kind == "plain"])
+    except ObjectTypeError as error:
+        raise ObjectTypeError(error.message, where=where, remedy=f"keep it out of the state. {error.remedy}") from None
+    return message
+
+
+def unpack(message: dict[str, Any], own: HostCopy, where: str) -> HostCopy:
+    """The copy of a message. own: the receiver's copy of the same value, whose tree it takes where none was sent."""
+    leaves = tuple(_Leaf(kind, value) for kind, value in zip(message["kinds"], message["values"], strict=True))
+    if message["shape"] is not None:
+        return HostCopy(leaves, jax.tree.structure(message["shape"]), own.in_place)
+    if str(own.tree) != message["tree"]:
+        raise CollectiveError(
+            f"the ranks' values differ in structure: {own.tree} here, {message['tree']} at the others",
+            where=where,
+            remedy="build it the same way at every rank before sw.ranks.elastic.run",
+        )
+    return HostCopy(leaves, own.tree, own.in_place)

@@ -1,0 +1,146 @@
+"""Ranks that never call what the others wait in: named in a warning, and ended after a limit.
+
+Each rank tells the coordination service, now and then, how many collectives of which ranks it has begun. One that has
+waited for long reads what the others told: who has begun fewer is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from shardwright.errors import OptionError, RankLostError
+from shardwright.ranks import lifeline, watch
+from shardwright.ranks.watch import Position
+from shardwright.xla import private
+
+DEFAULT_WARNING_S = 60.0
+_KEYS = "shardwright/collectives/"
+#: Exit code of a rank that waited for too long.
+_EXIT_CODE = 1
+
+_log = logging.getLogger("shardwright.ranks")
+
+
+def read_seconds(given: float | None, variable: str, default: float, environment: Mapping[str, str]) -> float:
+    """Seconds that a caller gave, else a variable, else the default. Raises OptionError."""
+    text = environment.get(variable, "")
+    if given is None and not text:
+        return default
+    try:
+        seconds = float(text) if given is None else float(given)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        where = variable if given is None else variable.removeprefix("SHARDWRIGHT_").lower()
+        raise OptionError(f"{text if given is None else given!r} is no time", where=where, remedy="seconds from 0")
+    return seconds
+
+
+class StallInspector:
+    """Watches the collectives of one rank, in one generation, on a thread.
+
+    rank: its number. warning_s: how long a collective may wait until those that it waits for are named, again and
+    again; 0: forever. shutdown_s: how long until they are ended (elastic ranks), or this process ends with an error;
+    0: forever.
+    """
+
+    def __init__(self, rank: int, warning_s: float, shutdown_s: float) -> None:
+        self._rank = rank
+        self._warning_s = warning_s
+        self._shutdown_s = shutdown_s
+        self._client = private.coordination_client()
+        self._watch = watch.current()
+        self._told: dict[tuple[int, ...], int] = {}
+        self._warned_s = 0.0
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        limits = [limit for limit in (warning_s, shutdown_s) if limit > 0]
+        if limits and self._client is not None:
+            self._interval_s = min(5.0, max(0.1, min(limits) / 4))
+            self._thread = threading.Thread(target=self._run, name="stall-inspector", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            with contextlib.suppress(RuntimeError, ValueError):  # the service is gone, and this generation with it
+                self._tell()
+                self._inspect()
+
+    def _tell(self) -> None:
+        counts = self._watch.counts()
+        if counts != self._told:
+            text = json.dumps([[list(ranks), count] for ranks, count in counts.items()])
+            self._client.key_value_set(f"{_KEYS}{self._rank}", text, True)
+            self._told = counts
+
+    def _inspect(self) -> None:
+        here, now_s = self._watch.position(), time.monotonic()
+        if here is None:
+            return
+        waited_s = now_s - here.since_s
+        is_late = 0 < self._warning_s <= waited_s and now_s >= self._warned_s + self._warning_s
+        is_over = 0 < self._shutdown_s <= waited_s
+        if not (is_late or is_over):
+            return
+        counts = self._counts_of_all()
+        missing = [rank for rank in here.ranks if counts.get(rank, {}).get(here.ranks, 0) < here.count]
+        waiting = [rank for rank in here.ranks if rank not in missing]
+        if not missing or self._rank in missing:
+            return
+        if is_late and self._rank == waiting[0]:
+            self._warned_s = now_s
+            _log.warning(describe_stall(here, missing, waiting, waited_s))
+        if is_over:
+            self._end(here, missing, waited_s)
+
+    def _counts_of_all(self) -> dict[int, dict[tuple[int, ...], int]]:
+        told = self._client.key_value_dir_get(_KEYS)
+        return {
+            int(key.rpartition("/")[2]): {tuple(ranks): count for ranks, count in json.loads(text)}
+            for key, text in told
+        }
+
+    def _end(self, here: Position, missing: list[int], waited_s: float) -> None:
+        """Have an elastic job's launcher end those that are missing; in another end this process."""
+        line = lifeline.current()
+        if line is not None:
+            line.report_stall(missing, here.call, waited_s)
+            self._closed.wait(self._shutdown_s)
+            return
+        error = RankLostError(
+            f"{_names(missing)} did not call {here.call} within {waited_s:.0f} s",
+            where="stall shutdown",
+            remedy="every rank must call the same collectives; allow more with --stall-shutdown",
+        )
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os.write(2, f"error: {error}\n".encode())
+        os._exit(_EXIT_CODE)
+
+
+def describe_stall(here: Position, missing: list[int], waiting: list[int], waited_s: float) -> str:
+    """`rank 2 has not called allreduce sum 'loss' float32[] (number 17), in which ranks 0, 1 have waited for 60 s`."""
+    have = "has" if len(waiting) == 1 else "have"
+    return (
+        f"{_names(missing)} {'has' if len(missing) == 1 else 'have'} not called {here.call} (number {here.count}), "
+        f"in which {_names(waiting)} {have} waited for {waited_s:.0f} s"
+    )
+
+
+def _names(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

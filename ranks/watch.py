@@ -1,0 +1,114 @@
+"""What this rank is in the middle of: which collective, since when, and how many it has begun.
+
+Who waits for whom follows from it (`stall`), and whether a rank is stuck in a collective whose others are gone
+(`lifeline`). Collectives run one at a time, whichever thread calls them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A collective that this rank is in. ranks: who takes part. count: its number among those of these ranks, from 1.
+
+    call: what it is, once that is known. since_s: of `time.monotonic`.
+    """
+
+    ranks: tuple[int, ...]
+    count: int
+    call: str
+    since_s: float
+
+
+class Watch:
+    """The collectives of one process, in one generation."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, ...], int] = {}
+        self._position: Position | None = None
+        self._pending: tuple[Position, Callable[[], bool]] | None = None
+        self._depth = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def collective(self, ranks: tuple[int, ...], call: str = "a collective") -> Iterator[None]:
+        """This rank is in a collective of these ranks while the block runs; one within another is a part of it."""
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                count = self._counts[ranks] = self._counts.get(ranks, 0) + 1
+                self._position = Position(ranks=ranks, count=count, call=call, since_s=time.monotonic())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                ended, self._position = (self._position, None) if self._depth == 0 else (None, self._position)
+            if ended is not None and _Process.on_collective is not None:
+                _Process.on_collective(ended, time.monotonic())
+
+    def describe(self, call: str) -> None:
+        """Say what the collective is."""
+        with self._lock:
+            here = self._position
+            if here is not None:
+                self._position = Position(ranks=here.ranks, count=here.count, call=call, since_s=here.since_s)
+
+    def leave_pending(self, ranks: tuple[int, ...], call: str, result: Any) -> None:
+        """A program that was started, whose collectives run until `result`, an array, is ready."""
+        here = Position(ranks=ranks, count=self._counts.get(ranks, 0), call=call, since_s=time.monotonic())
+        self._pending = here, lambda: _is_ready(result)
+        if _Process.on_program is not None:
+            _Process.on_program(here, result)
+
+    def position(self) -> Position | None:
+        """The collective that this rank is in; None where it is in none."""
+        pending = self._pending
+        if pending is not None:
+            here, is_ready = pending
+            if not is_ready():
+                return here
+            self._pending = None
+        return self._position
+
+    def counts(self) -> dict[tuple[int, ...], int]:
+        """How many collectives of which ranks this one has begun."""
+        with self._lock:
+            return dict(self._counts)
+
+
+def _is_ready(result: Any) -> bool:
+    try:
+        return bool(result.is_ready())
+    except RuntimeError:  # its buffer was donated: the next program has taken it over
+        return True
+
+
+class _Process:
+    watch = Watch()
+    on_collective: Callable[[Position, float], None] | None = None
+    on_program: Callable[[Position, Any], None] | None = None
+
+
+def current() -> Watch:
+    """The watch of this generation."""
+    return _Process.watch
+
+
+def reset() -> None:
+    """A new generation begins: nothing has been called yet."""
+    _Process.watch = Watch()
+
+
+def observe(
+    on_collective: Callable[[Position, float], None] | None, on_program: Callable[[Position, Any], None] | None
+) -> None:
+    """Have each collective told once it has ended, with the time, and each program once it is started."""
+    _Process.on_collective, _Process.on_program = on_collective, on_program
