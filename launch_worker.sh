@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Start one task of a cluster: ./launch_worker.sh CLUSTER_JSON TASK_INDEX [--wait SECONDS] [--log-level LEVEL]
+# Start one task of a cluster: ./launch_worker.sh CLUSTER_JSON TASK_INDEX [OPTION …]; --help lists the options.
 # Task 0 is the master and a worker, the others are workers; start them in any order.
-# Exit codes: 0 ended as asked, 1 an error (one line says which), 2 wrong arguments, 130 Ctrl-C.
+# SIGTERM, and a --preemption-notice, let what runs end and clients save (--drain-timeout); a second SIGTERM ends at once.
+# Exit codes: 0 ended as asked, 1 an error that a person has to mend (one line says which), 2 wrong arguments,
+# 75 it gave up on others and may be started again, 130 Ctrl-C. Kubernetes: give terminationGracePeriodSeconds more than
+# --drain-timeout; systemd: TimeoutStopSec, with Restart=on-failure and RestartPreventExitStatus=1 2.
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 usage() {
-  echo "usage: launch_worker.sh CLUSTER_JSON TASK_INDEX [--wait SECONDS] [--log-level LEVEL]" >&2
+  echo "usage: launch_worker.sh CLUSTER_JSON TASK_INDEX [OPTION …], see --help" >&2
   exit 2
 }
 

@@ -132,8 +132,10 @@ def check_job(hosts: Sequence[Host], environment: Mapping[str, str]) -> Job:
     )
 
 
-def server_job(path: Path, environment: Mapping[str, str]) -> Job:
+def server_job(path: Path, environment: Mapping[str, str], options: Sequence[str] = ()) -> Job:
     """The server of every node of a cluster file, on that node; the file must have the same path there.
+
+    options: of each server's command line.
 
     Raises ClusterConfigError.
     """
@@ -146,7 +148,7 @@ def server_job(path: Path, environment: Mapping[str, str]) -> Job:
                 kind="task",
                 label=f"{node.index} {node.address}",
                 host=hosts[node.ip],
-                command=(sys.executable, "-m", "shardwright.server", os.path.abspath(path), str(node.index)),
+                command=(sys.executable, "-m", "shardwright.server", os.path.abspath(path), str(node.index), *options),
             )
             for node in cluster.nodes
         ),

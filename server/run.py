@@ -33,6 +33,10 @@ from shardwright.server.signals import Stops, watch_notice
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 
+#: Health service of a process that answers at all, for liveness probes: a hang is the watchdog's to end, and a cluster
+#: that waits for nodes is no reason to start its master again. The others say whether a step would run now.
+LIVE_SERVICE = "live"
+
 #: Threads for short work: unpacking, writing plans down.
 _THREADS_BESIDE = 8
 
@@ -174,15 +178,18 @@ def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
     statuses = health_pb2.HealthCheckResponse
     background: set[asyncio.Future[None]] = set()
 
-    def publish(is_ready: bool) -> None:
-        status = statuses.SERVING if is_ready else statuses.NOT_SERVING
-        for name in ("", master_pb2.DESCRIPTOR.services_by_name["Master"].full_name):
-            task = asyncio.ensure_future(servicer.set(name, status))
-            background.add(task)
-            task.add_done_callback(background.discard)
+    def publish(name: str, is_well: bool) -> None:
+        task = asyncio.ensure_future(servicer.set(name, statuses.SERVING if is_well else statuses.NOT_SERVING))
+        background.add(task)
+        task.add_done_callback(background.discard)
 
-    master.on_ready = publish
-    publish(False)
+    def publish_ready(is_ready: bool) -> None:
+        for name in ("", master_pb2.DESCRIPTOR.services_by_name["Master"].full_name):
+            publish(name, is_ready)
+
+    master.on_ready = publish_ready
+    publish_ready(False)
+    publish(LIVE_SERVICE, True)
     names = [
         service.full_name for pb2 in (master_pb2, worker_pb2) for service in pb2.DESCRIPTOR.services_by_name.values()
     ]

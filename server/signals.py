@@ -10,9 +10,6 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from urllib.parse import urlsplit
-
-from shardwright.errors import OptionError
 
 EXIT_INTERRUPTED = 130
 
@@ -48,16 +45,6 @@ class Stops:
             return
         self._was_terminated = True
         self._drain("SIGTERM")
-
-
-def read_notice_option(text: str) -> str:
-    """A path, or an http(s) URL. Raises OptionError."""
-    scheme = urlsplit(text).scheme
-    if not text or (scheme and "://" in text and scheme not in ("http", "https")):
-        raise OptionError(
-            f"preemption notice {text!r}", where="--preemption-notice", remedy="the path of a file, or an http(s) URL"
-        )
-    return text
 
 
 async def watch_notice(notice: str, drain: Callable[[str], object]) -> None:

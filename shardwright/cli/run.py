@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from shardwright.launch.job import Job
     from shardwright.launch.launcher import RunOptions
     from shardwright.launch.settings import RunSettings
+
+#: Seconds that servers may take to end once they have drained.
+_END_S = 5.0
 
 _EPILOG = """
 The exit code is that of the first process that failed, 128 + n for signal n.
@@ -34,6 +38,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright run --config run.yml",
             "shardwright run --min-np 2 --max-np 4 --host-discovery-script ./hosts.sh python train.py",
             "shardwright run --servers cluster.json",
+            "shardwright run --servers cluster.json -- --drain-timeout 120",
         ),
     )
     assert parser.epilog is not None
@@ -45,7 +50,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     where.add_argument("--hosts-file", metavar="FILE", help="the same in a file, `host slots=2` a line")
     where.add_argument("--config", metavar="FILE", help="options in YAML, by their long names; the command line wins")
     what = parser.add_argument_group("what")
-    what.add_argument("--servers", metavar="CLUSTER", help="start the servers of a cluster file instead of a command")
+    what.add_argument(
+        "--servers",
+        metavar="CLUSTER",
+        help="start the servers of a cluster file instead of a command; their own options follow --",
+    )
     what.add_argument("--check", action="store_true", help="run `shardwright doctor` on every host instead")
     what.add_argument("--dry-run", action="store_true", help="print the commands and environments, start nothing")
     what.add_argument(
@@ -94,13 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
     given = _given(arguments)
     if arguments.check and arguments.servers:
         arguments.parser.error("--check and --servers are two different things")
-    if (arguments.check or arguments.servers) and "command" in given:
+    options = list(given.pop("command", ())) if arguments.servers else []
+    if ("command" in given and arguments.check) or (options and not options[0].startswith("-")):
         arguments.parser.error("--check and --servers take no command")
     if arguments.servers and given.keys() & {"np", "hosts", "hosts_file"}:
         arguments.parser.error("--servers takes its hosts from the cluster file: drop -np, -H and --hosts-file")
     settings = read_settings(given, Path(arguments.config) if arguments.config else None)
     if arguments.servers:
-        return _run_servers(Path(arguments.servers), settings, dry_run=arguments.dry_run)
+        return _run_servers(Path(arguments.servers), options, settings, dry_run=arguments.dry_run)
     if arguments.check:
         return _run_check(settings, dry_run=arguments.dry_run)
     if settings.is_elastic:
@@ -222,10 +232,14 @@ def _run_check(settings: RunSettings, *, dry_run: bool) -> int:
     return _show(job, settings) if dry_run else _run(job, settings)
 
 
-def _run_servers(path: Path, settings: RunSettings, *, dry_run: bool) -> int:
+def _run_servers(path: Path, options: list[str], settings: RunSettings, *, dry_run: bool) -> int:
+    """Servers have as long to end as they take to drain, or longer."""
     from shardwright.launch.job import server_job
+    from shardwright.server.options import check_server_options
 
-    job = server_job(path, settings.environment)
+    limits = check_server_options(options, "shardwright run --servers CLUSTER --")
+    settings = replace(settings, grace_s=max(settings.grace_s, limits.drain_s + _END_S))
+    job = server_job(path, settings.environment, options)
     return _show(job, settings) if dry_run else _run(job, settings)
 
 

@@ -9,6 +9,7 @@ import sys
 
 from shardwright.cli.output import add_command
 from shardwright.clusters.cluster import Cluster
+from shardwright.server.options import add_server_options, to_arguments
 
 _DEFAULT_PORT = 2222
 
@@ -24,12 +25,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright serve cluster.json 0          # on the master's machine",
             "shardwright serve cluster.json 1          # on the next machine; any order",
             "shardwright serve --devices 8 --port 2222 # this machine alone, CPU devices on loopback",
+            "shardwright serve cluster.json 1 --drain-timeout 120 --preemption-notice /run/preempted",
         ),
     )
     parser.add_argument("cluster", metavar="CLUSTER", nargs="?", help="cluster file, the same on every node")
     parser.add_argument("index", metavar="INDEX", nargs="?", help="this node's task: 0 is the master")
     parser.add_argument("--devices", metavar="N", type=int, help="CPU devices of a server without a cluster file")
     parser.add_argument("--port", metavar="PORT", type=int, help=f"its port (default: {_DEFAULT_PORT})")
+    add_server_options(parser.add_argument_group("the server"))
     parser.set_defaults(run=run, parser=parser)
 
 
@@ -47,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         if by_file
         else [_one_node(arguments.devices, _DEFAULT_PORT if arguments.port is None else arguments.port), "0"]
     )
-    command = [sys.executable, "-m", "shardwright.server", *task]
+    command = [sys.executable, "-m", "shardwright.server", *task, *to_arguments(arguments)]
     os.execv(command[0], command)
 
 

@@ -281,12 +281,14 @@ def test_serve_runs_a_server_without_a_cluster_file() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "shardwright.cli", "serve", "--devices", "2", "--port", str(port)]
+    command += ["--grace", "17", "--session-memory", "1GB"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         line = next(line for line in server.stderr if "cluster ready" in line)
         assert "1 × 2 devices" in line
         with connect(f"127.0.0.1:{port}") as session:
             assert session.info.device_count == 2
+            assert session.info.grace_s == 17
         server.terminate()
     assert server.returncode == 0
 

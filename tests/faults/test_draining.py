@@ -12,16 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
-import grpc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import shardwright as sw
 from tests.client.clusters import start_nodes
-from tests.faults.test_hung_steps import X, double, endless, in_thread
+from tests.faults.test_hung_steps import X, double, endless, in_thread, is_serving
 from tests.server.raw_client import Server, all_gone, wait_until
 from tests.server.test_processes import free_port
 
@@ -49,12 +47,6 @@ def count(state: dict[str, jax.Array], rounds: jax.Array) -> dict[str, jax.Array
     """One more step, which takes a time that grows with `rounds`."""
     w = jax.lax.fori_loop(0, rounds, lambda _, w: jnp.sin(w) + 1, state["w"])
     return {"n": state["n"] + 1, "w": w}
-
-
-def is_serving(session: sw.Session, service: str = "") -> bool:
-    with grpc.insecure_channel(session._state.master.address) as channel:
-        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
-    return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_sigterm_lets_a_step_end_and_its_client_save(start: Start, tmp_path: Path) -> None:

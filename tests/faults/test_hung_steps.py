@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import shardwright as sw
 from tests.server.raw_client import ROOT, Server, wait_until
@@ -23,6 +25,13 @@ from tests.server.test_processes import free_port
 pytestmark = pytest.mark.slow
 
 X = np.ones(4, np.float32)
+
+
+def is_serving(session: sw.Session, service: str = "") -> bool:
+    """What gRPC health says."""
+    with grpc.insecure_channel(session._state.master.address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def endless(x: jax.Array) -> jax.Array:
@@ -88,6 +97,8 @@ def test_a_step_over_its_limit_ends_and_others_go_on(
     waiting, outcome = in_thread(lambda: np.asarray(step(X)))
     wait_until(lambda: other.status().state == "stalled", timeout_s=15)
     told = other.status().waiting_for
+    wait_until(lambda: not is_serving(other), timeout_s=3)
+    assert is_serving(other, "live"), "no reason to start the server again"
     assert "step 1 of session" in told
     assert "process" in told
     assert "device" in told
@@ -112,6 +123,7 @@ def test_a_step_over_its_limit_ends_and_others_go_on(
         np.asarray(other.parallelize(double)(before))
     np.testing.assert_array_equal(step(X), 2 * X)
     assert other.status().state == "ready"
+    wait_until(lambda: is_serving(other), timeout_s=3)
 
 
 def test_a_cancelled_step_frees_the_devices(sessions: tuple[sw.Session, sw.Session]) -> None:

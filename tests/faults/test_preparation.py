@@ -47,15 +47,11 @@ def session(cluster: tuple[Server, sw.Session]) -> Iterator[sw.Session]:
     session._state.close_quietly()
 
 
-def compilers(server: Server) -> list[psutil.Process]:
-    return [child for child in server.family() if "compile_child" in " ".join(child.cmdline())]
-
-
 def only_child(server: Server, session: sw.Session, kind: str) -> psutil.Process:
     """The planner or compiler that the next call goes to: it is warm, and now it is frozen."""
     function, factor = new_function()
     np.testing.assert_array_equal(session.parallelize(function)(X), factor * X)
-    (child,) = compilers(server) if kind == "compiler" else server.planners()
+    (child,) = server.compilers() if kind == "compiler" else server.planners()
     child.suspend()
     return child
 
@@ -77,7 +73,7 @@ def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -
     )  # fmt: skip
     assert client.stdout is not None
     assert client.stdout.readline() == "plans\n"
-    time.sleep(3.0)
+    time.sleep(2.0)
     assert planner.is_running()
     client.send_signal(signal.SIGINT)
     assert client.stdout.readline() == "interrupted\n"
@@ -96,7 +92,7 @@ def test_a_call_that_is_given_up_ends_its_child(
     function, _ = new_function()
     step = session.parallelize(function)
     waiting, outcome = in_thread(lambda: np.asarray(step(X)))
-    time.sleep(3.0)
+    time.sleep(2.0)
     assert not outcome
     if how == "cancel":
         assert step.cancel() == 1
@@ -131,7 +127,7 @@ def test_a_child_that_is_killed_is_replaced_once(
 
     def kill_all() -> None:
         while not ended.is_set():
-            for victim in compilers(server) if kind == "compiler" else server.planners():
+            for victim in server.compilers() if kind == "compiler" else server.planners():
                 victim.kill()
             time.sleep(0.02)
 

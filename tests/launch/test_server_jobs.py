@@ -71,6 +71,8 @@ def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     for task in (0, 1):
         assert f"-m shardwright.server {path} {task}\n" in out
+    assert main(["run", "--servers", str(path), "--dry-run", "--", "--drain-timeout", "7", "--grace", "9"]) == 0
+    assert f"-m shardwright.server {path} 1 --drain-timeout 7 --grace 9\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,8 @@ def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureF
         (("--servers", "c.json", "-np", "2"), "--servers takes its hosts from the cluster file"),
         (("--servers", "c.json", "true"), "take no command"),
         (("--check", "--servers", "c.json"), "two different things"),
+        (("--servers", "c.json", "--", "--drain-timeout", "soon"), "--drain-timeout: invalid"),
+        (("--servers", "c.json", "--", "--preemption-notice", "ftp://x/y"), "neither the path of a file nor"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -251,6 +251,9 @@ class Server:
     def planners(self) -> list[psutil.Process]:
         return [child for child in self.family() if "planner_child" in _command(child)]
 
+    def compilers(self) -> list[psutil.Process]:
+        return [child for child in self.family() if "compile_child" in _command(child)]
+
     def hang_up(self) -> None:
         """Close its stdin, like a client that ends; `stop` works afterwards, too."""
         assert self.process.stdin is not None

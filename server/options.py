@@ -1,0 +1,146 @@
+"""The options of a server process, for everything that starts one."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from shardwright.errors import OptionError
+from shardwright.options.user_options import parse_bytes
+from shardwright.report.units import format_bytes
+from shardwright.server.limits import Limits
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _seconds(text: str) -> float:
+    """Argparse's type of a positive number of seconds."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+def _bytes(text: str) -> int:
+    """Argparse's type of an amount of memory."""
+    try:
+        return parse_bytes(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
+
+
+def _count(text: str) -> int:
+    """Argparse's type of a number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _silence(text: str) -> float:
+    """Argparse's type of the longest silence: signs of life come every 2 seconds."""
+    if float(text) < 5:
+        raise argparse.ArgumentTypeError("5 or more")
+    return _seconds(text)
+
+
+def _notice(text: str) -> str:
+    """Argparse's type of a preemption notice: a path, or an http(s) URL."""
+    scheme = urlsplit(text).scheme
+    if not text or ("://" in text and scheme not in ("http", "https")):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither the path of a file nor an http(s) URL")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _LimitOption:
+    """An option that sets a limit. read: argparse's type."""
+
+    flag: str
+    limit: str
+    read: Callable[[str], float]
+    help: str
+
+    @property
+    def default(self) -> Any:
+        return getattr(Limits(), self.limit)
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        metavar = {"_bytes": "SIZE", "_count": "N"}.get(self.read.__name__, "SECONDS")
+        shown = format_bytes(self.default) if self.read is _bytes else f"{self.default:g}".replace("inf", "no limit")
+        parser.add_argument(
+            self.flag, type=self.read, default=self.default, metavar=metavar, dest=self.limit,
+            help=f"{self.help} ({shown})",
+        )  # fmt: skip
+
+
+_LIMIT_OPTIONS = (
+    _LimitOption("--grace", "grace_s", _seconds, "how long a session outlives its client's connection"),
+    _LimitOption(
+        "--step-timeout", "step_s", _seconds, "how long a step may run, unless its plan or its client says longer"
+    ),
+    _LimitOption("--stall", "stall_s", _seconds, "how long a step runs before it is named to all who wait for it"),
+    _LimitOption("--silence", "silence_s", _silence, "how long a process may give no sign of life; 5 or more"),
+    _LimitOption(
+        "--cancel-grace",
+        "cancel_grace_s",
+        _seconds,
+        "how long a cancelled step may still run before its executors are replaced",
+    ),
+    _LimitOption(
+        "--drain-timeout",
+        "drain_s",
+        _seconds,
+        "how long SIGTERM or a preemption notice lets what runs go on, and clients save",
+    ),
+    _LimitOption("--sessions", "sessions", _count, "how many sessions there may be"),
+    _LimitOption(
+        "--session-memory", "session_array_bytes", _bytes, "what a session's arrays may take, on all devices together"
+    ),
+    _LimitOption(
+        "--session-programs", "session_program_bytes", _bytes, "what a session's programs may take, compressed"
+    ),
+    _LimitOption("--session-idle", "session_idle_s", _seconds, "how long a session may go without a call"),
+)
+
+
+def add_server_options(parser: argparse._ActionsContainer) -> None:
+    """Add all of them but those that say which server it is."""
+    parser.add_argument(
+        "--wait", type=_seconds, default=300.0, metavar="SECONDS", help="how long to wait for the other nodes (300)"
+    )
+    for option in _LIMIT_OPTIONS:
+        option.add_to(parser)
+    parser.add_argument(
+        "--preemption-notice", type=_notice, metavar="PATH|URL",
+        help='a file that appears, or a URL that answers 200 and not "false", before this machine goes away',
+    )  # fmt: skip
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+
+
+def limits_of(options: argparse.Namespace) -> Limits:
+    """The limits that parsed options set."""
+    return Limits(**{option.limit: getattr(options, option.limit) for option in _LIMIT_OPTIONS})
+
+
+def to_arguments(options: argparse.Namespace) -> list[str]:
+    """The command line that sets parsed options again."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_server_options(parser)
+    defaults = parser.parse_args([])
+    flags = {name: f"--{name.replace('_', '-')}" for name in vars(defaults)}
+    flags |= {option.limit: option.flag for option in _LIMIT_OPTIONS}
+    values = {
+        name: getattr(options, name) for name, default in vars(defaults).items() if getattr(options, name) != default
+    }
+    return [word for name, value in values.items() for word in (flags[name], str(value))]
+
+
+def check_server_options(words: Sequence[str], prog: str) -> Limits:
+    """The limits of options that are handed on to servers; ends the program where they are wrong. prog: who asks."""
+    parser = argparse.ArgumentParser(prog=prog, add_help=False)
+    add_server_options(parser)
+    return limits_of(parser.parse_args(words))
