@@ -13,6 +13,7 @@ from shardwright.client.placement import (
     Placement,
     RowParts,
     argument_entries,
+    consumed_arguments,
     output_entries,
     part_of,
     placements_of,
@@ -85,6 +86,7 @@ class ProgramCache:
             donated=donated_leaves(lowered),
             sources=sources,
             results=returns,
+            consumed=consumed_arguments(loaded.plan),
             read_back=outputs_to_read_back(lowered),
         )
 

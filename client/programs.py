@@ -58,6 +58,7 @@ class StepProgram:
     leaf_places: `arguments` in the order of the call's leaves.
     donated: numbers of the leaves consumed by a call, ascending.
     sources / results: inputs and outputs of the executable, in its order.
+    consumed: numbers of the sources whose arrays it takes over.
     read_back: small outputs, returned with the reply.
     load: the servers' reply to loading it.
     """
@@ -74,6 +75,7 @@ class StepProgram:
     donated: tuple[int, ...]
     sources: tuple[ArgumentSource, ...]
     results: tuple[ExecutableEntry, ...]
+    consumed: tuple[int, ...]
     read_back: tuple[int, ...]
 
     @property

@@ -60,8 +60,11 @@ class Step:
         builder: Builder | None = None,
         *,
         timeout_s: float = 0.0,
+        snapshot_every: int = 0,
     ) -> None:
         self._state = state
+        self._snapshot_every = snapshot_every
+        self._calls = 0
         self._builder = builder
         self._timeout_s = timeout_s
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
@@ -119,6 +122,8 @@ class Step:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
     ) -> tuple[StepProgram, Any]:
         warn_of_settings(self._state)
+        if self._snapshot_every:
+            self._state.protect()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves)
@@ -134,9 +139,16 @@ class Step:
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
+        self._count_call()
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
+
+    def _count_call(self) -> None:
+        """Takes a snapshot every so many calls, and after a recovery."""
+        self._calls += 1
+        if self._snapshot_every and (self._calls % self._snapshot_every == 0 or self._state.recovery.is_due):
+            self._state.take_snapshot()
 
     def cancel(self) -> int:
         """Ends the unfinished calls; may be called from another thread. Returns how many there were.
