@@ -24,6 +24,7 @@ from shardwright.client.programs import (
     StepProgram,
     choice_key,
     donated_leaves,
+    is_repeatable,
     outputs_to_read_back,
 )
 from shardwright.plans.layouts import Layout
@@ -88,6 +89,7 @@ class ProgramCache:
             results=returns,
             consumed=consumed_arguments(loaded.plan),
             read_back=outputs_to_read_back(lowered),
+            is_repeatable=is_repeatable(lowered),
         )
 
     @staticmethod

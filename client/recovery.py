@@ -15,6 +15,7 @@ pure functions of their arguments, so that a step that runs again gives the same
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -33,6 +34,7 @@ from shardwright.errors import (
     SessionError,
     ShardwrightError,
     StepTimeoutError,
+    UnsupportedProgramError,
     WorkerLostError,
 )
 from shardwright.proto.v1 import master_pb2
@@ -41,6 +43,7 @@ from shardwright.report.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
+    from shardwright.client.programs import StepProgram
 
 T = TypeVar("T")
 
@@ -64,9 +67,9 @@ _log = logging.getLogger("shardwright")
 class Recovered:
     """A loss that training survived.
 
-    loss: what was lost. snapshot_step: steps that the session had sent when the restored snapshot was taken, 0: the
-    beginning. restored_bytes: of its arrays. replayed_steps: steps that ran again, or for the first time. lost_s:
-    seconds from the loss until all of them had run.
+    loss: what was lost. snapshot_step: steps that the session had sent when the restored snapshot was taken.
+    restored_bytes: of its arrays; 0: all began anew. replayed_steps: steps that ran again, or for the first time.
+    lost_s: seconds from the loss until all of them had run.
     """
 
     loss: str
@@ -76,7 +79,7 @@ class Recovered:
     lost_s: float
 
     def __str__(self) -> str:
-        source = f"the snapshot after step {self.snapshot_step}" if self.snapshot_step else "the beginning"
+        source = f"a snapshot (after step {self.snapshot_step})" if self.restored_bytes else "the beginning"
         restored = f"restored {format_bytes(self.restored_bytes)} from {source}, replayed {self.replayed_steps} steps"
         return f"recovered in {self.lost_s:.1f} s: {self.loss}; {restored}"
 
@@ -94,6 +97,16 @@ class _Snapshot:
     @property
     def size_bytes(self) -> int:
         return sum(layout.size_bytes for layout in self.live.values())
+
+
+def require_repeatable(program: StepProgram) -> None:
+    """Raises UnsupportedProgramError where a step would give other results when it runs again."""
+    if not program.is_repeatable:
+        raise UnsupportedProgramError(
+            f"{program.name} draws random numbers from a state that the devices keep (HLO's rng): a snapshot does not "
+            "hold it, so that the steps since could not be run again",
+            remedy="draw from a key that the step takes and returns (rng-bit-generator), or leave snapshot_every out",
+        )
 
 
 class _LostAgainError(Exception):
@@ -115,7 +128,9 @@ class Recovery:
         self._base: _Snapshot | None = None  # the newest complete one
         self._pending: _Snapshot | None = None  # the one under way
         self._skipped = 0
-        self.is_due = False  # a snapshot, out of turn: after a recovery some parts have one copy only
+        self._every = 0
+        self._considered_step = 0  # steps that had been sent when a snapshot fell due last
+        self._is_urgent = False  # after a recovery some parts have one copy only
         self._timed_out: set[int] = set()  # id() of results of steps that ran into their limit once
         self._is_recovering = False
         self._is_lost_again = False
@@ -127,12 +142,18 @@ class Recovery:
     def is_on(self) -> bool:
         return self._journal.is_on
 
-    def begin(self) -> bool:
-        """Survive losses from now on; whether that is new, and there are arrays of before.
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        return self.is_on and (self._is_urgent or self._stream.sent_steps - self._considered_step >= self._every)
 
-        Those are safe once a first snapshot is complete.
+    def begin(self, every: int) -> bool:
+        """Survive losses from now on, with a snapshot each `every` steps; whether there are arrays of before.
+
+        Those are safe once a first snapshot is complete. The smallest `every` of a session counts.
         """
         if self.is_on:
+            self._every = min(self._every, every)
             return False
         generation = self._await_ready("")
         with self._changed:
@@ -140,6 +161,7 @@ class Recovery:
             self._journal.is_on = True
             has_arrays = bool(self._journal.live)
             at, step = self._journal.position, self._stream.sent_steps
+            self._every, self._considered_step = every, step
             self._base = None if has_arrays else _Snapshot(number=0, live={}, position=at, step=step)
             return has_arrays
 
@@ -152,10 +174,11 @@ class Recovery:
         """
         with self._changed:
             self._await_pending()
+            self._considered_step = self._stream.sent_steps
             if self._pending is not None or not self.is_on:
                 self._skipped += 1
                 return
-            self.is_due = False
+            self._is_urgent = False
             released = take_released()
             self._journal.add_release(released)
             live, at, step = dict(self._journal.live), self._journal.position, self._stream.sent_steps
@@ -261,7 +284,7 @@ class Recovery:
             )
             self.recovered.append(report)
             self._timed_out.clear()
-            self._is_recovering, self.is_due = False, True
+            self._is_recovering, self._is_urgent = False, True
             self._stream.resume()
         _log.warning("%s", report)
 
@@ -280,7 +303,8 @@ class Recovery:
             self._stream.fail(unfinished, error)
             self._is_recovering = False
             self._stream.resume()
-        _log.error("the session could not be restored: %s", error)
+        if self._stream.is_usable:
+            _log.error("the session could not be restored: %s", error)
 
     def _restore_and_replay(self, loss: str) -> int:
         """One attempt; returns the number of steps that were sent again. Raises _LostAgainError."""
@@ -335,12 +359,15 @@ class Recovery:
             raise result.error
 
     def _upload(self, uploads: Sequence[Upload], generation: int) -> None:
-        try:
-            self._put(uploads)
-        except _BROKEN:
-            if self._is_lost_again or self._read_generation() != generation:
-                raise _LostAgainError from None
-            raise
+        for is_last in (False, True):
+            try:
+                self._put(uploads)
+                return
+            except _BROKEN as error:
+                if self._is_lost_again or self._read_generation() != generation:
+                    raise _LostAgainError from None
+                if is_last or not isinstance(error, ServerUnavailableError):
+                    raise
 
     # ---- calls that go straight to nodes -------------------------------------------------------
 
@@ -349,28 +376,33 @@ class Recovery:
         if not uploads:
             return
         kept = [replace(each, value=np.array(each.value)) for each in uploads] if self.is_on else uploads
-        while True:
+        for attempt in itertools.count():
             try:
                 with self._uploads() as generation:
                     self._put(uploads)
                     with self._changed:
                         self._journal.add_arrays(kept)
                 return
-            except _BROKEN:
-                if not self._was_lost(generation):
+            except _BROKEN as error:
+                if not self._was_lost(generation) and not self._may_come_back(error, attempt):
                     raise
 
     def retry(self, call: Callable[[], T]) -> T:
         """The result of a call that reads arrays; again, where a loss took them away meanwhile."""
-        while True:
+        for attempt in itertools.count():
             with self._changed:
                 self._await_end()
                 generation = self._stream.generation
             try:
                 return call()
-            except _BROKEN:
-                if not self._was_lost(generation):
+            except _BROKEN as error:
+                if not self._was_lost(generation) and not self._may_come_back(error, attempt):
                     raise
+        raise AssertionError("never reached")
+
+    def _may_come_back(self, error: ShardwrightError, attempt: int) -> bool:
+        """Whether it is a connection to a node that was started again, and gRPC has not dialled anew yet."""
+        return self.is_on and attempt == 0 and isinstance(error, ServerUnavailableError)
 
     @contextmanager
     def _uploads(self) -> Iterator[int]:

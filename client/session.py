@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from shardwright.xla.formats import ProgramSource
 
 
-def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
+def connect(
+    address: str | int | None = None, *, devices: int = 8, token: str | None = None, snapshot_every: int | None = None
+) -> Session:
     """Opens a session.
 
     Args:
@@ -35,10 +37,12 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
       devices: CPU devices of the child.
       token: the server's access token; default `$SHARDWRIGHT_TOKEN`. With TLS, `$SHARDWRIGHT_CA` names the trusted
         certificate file.
+      snapshot_every: survive losses of workers, whatever runs in the session: see `Session.parallelize`.
 
-    Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token.
+    Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token. OptionError: a wrong option.
     """
     server = None
+    every = read_snapshot_every(snapshot_every)
     address = address_from_environment() if address is None else read_address(address)
     if address is None:
         server = EmbeddedServer(devices)
@@ -48,7 +52,10 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
         token = token or os.environ.get("SHARDWRIGHT_TOKEN")
         ca_file = os.environ.get("SHARDWRIGHT_CA")
     try:
-        return Session(SessionState(address, Dialer(token, ca_file), server))
+        state = SessionState(address, Dialer(token, ca_file), server)
+        if every:
+            state.protect(every)
+        return Session(state)
     except BaseException:
         if server is not None:
             server.close()
@@ -120,10 +127,10 @@ class Session:
           step_timeout: seconds that a call may run on the servers, from the end of the calls before it. Afterwards it
             fails with StepTimeoutError, the executors are replaced, and the arrays of every session are gone. Default:
             ten minutes, a hundred times the plan's prediction, or ten times its longest run so far; the longest counts.
-          snapshot_every: every so many calls, all arrays of the session are copied to the memory of the servers'
+          snapshot_every: every so many steps of the session, all its arrays are copied to the memory of the servers'
             daemons, while training goes on. After a loss of workers the newest complete copy is restored and the steps
-            since run again: handles stay valid, results are the same. Default: None, then a loss raises
-            WorkerLostError. This program keeps the arguments sent since that copy, of up to three times so many calls.
+            since run again: handles stay valid, results are the same. This program keeps what it sent since that copy,
+            in up to three times so many steps. Default: no copies, and a loss raises WorkerLostError.
 
         Raises OptionError: a wrong option. Nothing is traced before the first call.
         """

@@ -24,10 +24,10 @@ from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.node_failures import explain_node_failure
 from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
-from shardwright.client.recovery import Recovery
+from shardwright.client.recovery import Recovery, require_repeatable
 from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
-from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError
+from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
@@ -105,7 +105,7 @@ class SessionState:
         """The error of a save, not raised before."""
         if self.is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return None
-        error = self._save.take_unreported_error() if self._save is not None else None
+        error = self._take_save_error()
         self.is_closed = True
         self._dropped.put(None)
         self._stream.close()
@@ -164,6 +164,8 @@ class SessionState:
         """
         with self.lock:
             self._raise_unreported()
+            if self.recovery.is_on:
+                require_repeatable(program)
             request = master_pb2.RunStepsRequest(
                 executable_id=program.executable_id,
                 trace=is_traced,
@@ -192,6 +194,8 @@ class SessionState:
             finally:
                 for array_id in temporary:
                     self._dropped.put(array_id)
+            if self.recovery.is_due:
+                self.recovery.take(self._take_dropped)
         results = program.lowered.results
         return [
             RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
@@ -300,16 +304,11 @@ class SessionState:
             request.released.extend(self._take_dropped())
             return self._stream.submit(request, name, is_followed=is_followed, is_repeated=not is_followed, made=made)
 
-    def protect(self) -> None:
-        """From now on the session survives losses of workers."""
+    def protect(self, snapshot_every: int) -> None:
+        """From now on the session survives losses of workers; a snapshot each so many steps."""
         with self.lock:
-            if self.recovery.begin():
+            if self.recovery.begin(snapshot_every):
                 self.recovery.take(self._take_dropped)
-
-    def take_snapshot(self) -> None:
-        """Has the nodes' daemons keep all arrays, as they are after the last step sent."""
-        with self.lock:
-            self.recovery.take(self._take_dropped)
 
     def move(self, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
         """Copies in the layouts of `places`; workers hand the pieces to each other. See `can_be_moved`."""
@@ -453,10 +452,18 @@ class SessionState:
 
         self.require_open()
         with self._saving:
-            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
+            if (error := self._take_save_error()) is not None:
                 raise error
             self._save = checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
             return self._save
+
+    def _take_save_error(self) -> ShardwrightError | None:
+        """Of the last save, unless it was raised before, or was lost with workers whose loss the session survives."""
+        error = self._save.take_unreported_error() if self._save is not None else None
+        if isinstance(error, WorkerLostError) and self.recovery.is_on:
+            _log.warning("a checkpoint was not written: %s", error.message)
+            return None
+        return error
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
         """See `Session.restore`."""

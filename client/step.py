@@ -64,7 +64,6 @@ class Step:
     ) -> None:
         self._state = state
         self._snapshot_every = snapshot_every
-        self._calls = 0
         self._builder = builder
         self._timeout_s = timeout_s
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
@@ -123,7 +122,7 @@ class Step:
     ) -> tuple[StepProgram, Any]:
         warn_of_settings(self._state)
         if self._snapshot_every:
-            self._state.protect()
+            self._state.protect(self._snapshot_every)
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves)
@@ -139,16 +138,9 @@ class Step:
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
-        self._count_call()
         if checks:
             raise_not_finite(program.lowered, results, result)
         return program, result
-
-    def _count_call(self) -> None:
-        """Takes a snapshot every so many calls, and after a recovery."""
-        self._calls += 1
-        if self._snapshot_every and (self._calls % self._snapshot_every == 0 or self._state.recovery.is_due):
-            self._state.take_snapshot()
 
     def cancel(self) -> int:
         """Ends the unfinished calls; may be called from another thread. Returns how many there were.

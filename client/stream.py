@@ -113,7 +113,8 @@ class StepResult:
         return self._done.is_set()
 
     def finish(self, error: ShardwrightError | None) -> None:
-        self.error = error
+        """It has run, or failed; a step that runs again after a loss may fail later."""
+        self.error = self.error or error
         self._done.set()
 
 

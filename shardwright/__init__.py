@@ -38,6 +38,7 @@ from shardwright.errors import (
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
+    SnapshotLostError,
     StepCancelledError,
     StepTimeoutError,
     UnpartitionableError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.lowering import lower
+    from shardwright.client.recovery import Recovered
     from shardwright.client.session import Session, connect
     from shardwright.clusters.cluster import Cluster
     from shardwright.clusters.resource_spec import resource_spec
@@ -63,6 +65,7 @@ __version__ = "0.2.0"
 _LAZY = {
     "Cluster": "shardwright.clusters.cluster",
     "Plan": "shardwright.user_plans",
+    "Recovered": "shardwright.client.recovery",
     "RemoteArray": "shardwright.client.arrays",
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",
@@ -120,12 +123,14 @@ __all__ = [
     "PlanError",
     "PlatformError",
     "RankLostError",
+    "Recovered",
     "RemoteArray",
     "ResourceLimitError",
     "ServerUnavailableError",
     "Session",
     "SessionError",
     "ShardwrightError",
+    "SnapshotLostError",
     "StepCancelledError",
     "StepTimeoutError",
     "UnpartitionableError",

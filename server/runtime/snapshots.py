@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from shardwright.errors import (
+    DeadlineError,
     InternalError,
     ServerUnavailableError,
     SessionError,
@@ -181,7 +182,7 @@ class SnapshotWorker:
             daemon = self._daemon(peer.snapshot_address)
             try:
                 held.append((daemon, daemon.list_parts(session_id, number)))
-            except ServerUnavailableError:
+            except (ServerUnavailableError, DeadlineError):
                 silent.append(peer.node)
         lost = set(sizes).difference(*(parts for _, parts in held))
         if lost:
