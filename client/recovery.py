@@ -314,7 +314,7 @@ class Recovery:
                 self._changed.wait()
         generation = self._await_ready(loss)
         with self._changed:
-            base, self._pending, self._skipped = self._base, None, 0
+            base, self._pending, self._skipped = self._base, None, SKIPPED_SNAPSHOTS  # none may be skipped again
             entries = self._journal.entries
             self._is_lost_again = False
             self._stream.generation = generation

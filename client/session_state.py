@@ -205,10 +205,14 @@ class SessionState:
     @staticmethod
     def _made_by(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
         """Arrays that ride along with a step, and its outputs."""
-        layouts = dict(zip(request.arguments, (source.entry.layout for source in program.sources), strict=True))
-        made = [(array.array_id, layouts[array.array_id]) for array in request.inline_arguments]
-        outputs = zip(request.outputs, (entry.layout for entry in program.results), strict=True)
-        return made + [(array_id, layout) for array_id, layout in outputs if array_id]
+        inline = {array.array_id for array in request.inline_arguments}
+        made = [
+            (array_id, source.entry.layout)
+            for array_id, source in zip(request.arguments if inline else (), program.sources, strict=False)
+            if array_id in inline
+        ]
+        outputs = zip(request.outputs, program.results, strict=True)
+        return made + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
 
     def _send_arguments(
         self,
