@@ -442,7 +442,8 @@ class SessionState:
                 self._dropped.put(first)  # looked at again in a moment
                 return
             ids = [first, *self._take_dropped()]
-            self._stream.journal.add_release(ids)
+            with self._stream.changed:
+                self._stream.journal.add_release(ids)
             try:
                 self.master.release(ids)
             except ShardwrightError:

@@ -179,7 +179,8 @@ class StepStream:
 
     @property
     def is_idle(self) -> bool:
-        return not self._unanswered
+        """Whether nothing is under way."""
+        return not self._unanswered and not self._is_held
 
     @property
     def is_usable(self) -> bool:

@@ -8,6 +8,7 @@ be lost. Of equal shards on several processes one is kept, of another process fr
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from shardwright.errors import (
     SnapshotLostError,
 )
 from shardwright.plans.layouts import Layout, distinct_shards
+from shardwright.processes import REPORT_MARK
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
@@ -38,10 +40,10 @@ from shardwright.server.security import Protection
 from shardwright.xla.jax_shardings import mesh_devices
 
 #: Seconds that an answer of a daemon may take, …
-CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 10.0
 #: … and one that comes with contents.
 TRANSFER_TIMEOUT_S = 3600.0
-#: Daemons that hold each part: this node's, and the next one's.
+#: Daemons that hold each part: this node's, and the next one's that answers.
 COPIES = 2
 
 T = TypeVar("T")
@@ -122,15 +124,25 @@ class SnapshotWorker:
             self._stored.pop(session_id, None)  # until it went well
         if number != order.number:
             raise SessionError("nothing was copied for this snapshot")
-        keepers = choose_keepers(order.peers)
-        for address in keepers:
-            daemon = self._daemon(address)
-            sizes = {key: part.layout.shard_bytes for key, part in parts.items()}
-            missing = daemon.offer(order, sizes)
-            daemon.put(session_id, {key: self._contents(session_id, key, parts[key]) for key in missing})
+        sizes = {key: part.layout.shard_bytes for key, part in parts.items()}
+        copies, failures = 0, list[ShardwrightError]()
+        for peer in _from_own(order.peers):  # one that does not answer leaves its copy to the next
+            if copies == COPIES:
+                break
+            try:
+                daemon = self._daemon(peer.snapshot_address)
+                missing = daemon.offer(order, sizes)
+                daemon.put(session_id, {key: self._contents(session_id, key, parts[key]) for key in missing})
+                copies += 1
+            except (ServerUnavailableError, DeadlineError) as error:
+                failures.append(error)
+        if not copies and failures:
+            raise failures[0]
+        for error in failures:
+            print(f"{REPORT_MARK}snapshot of step {number}: {error.message}", file=sys.stderr, flush=True)
         with self._lock:
             self._stored[session_id] = {array_id for array_id, _ in parts}
-        return len(keepers) * sum(part.layout.shard_bytes for part in parts.values())
+        return copies * sum(sizes.values())
 
     def _contents(self, session_id: str, key: PartKey, part: _Part) -> np.ndarray:
         if part.data is not None:
@@ -139,6 +151,8 @@ class SnapshotWorker:
         return _copy_of(stored, part.position)
 
     def _daemon(self, address: str) -> _DaemonClient:
+        if not address:
+            raise ServerUnavailableError("a node's daemon is not there")
         if address not in self._daemons:
             self._daemons[address] = _DaemonClient(self._protection, address)
         return self._daemons[address]
@@ -177,10 +191,8 @@ class SnapshotWorker:
         held: list[tuple[_DaemonClient, set[PartKey]]] = []
         silent: list[int] = []
         for peer in _from_own(peers):
-            if not peer.snapshot_address:
-                continue
-            daemon = self._daemon(peer.snapshot_address)
             try:
+                daemon = self._daemon(peer.snapshot_address)
                 held.append((daemon, daemon.list_parts(session_id, number)))
             except (ServerUnavailableError, DeadlineError):
                 silent.append(peer.node)
@@ -292,15 +304,6 @@ def local_shards(layout: Layout) -> tuple[int, ...]:
         for position in shard.holders
     }
     return tuple(numbers[shard.holders[0]] for shard in distinct_shards(layout, local_positions()))
-
-
-def choose_keepers(peers: Sequence[worker_pb2.Peer]) -> list[str]:
-    """Addresses of the daemons that keep this process' parts: its own, and the next nodes' in the ring."""
-    keepers = list(_from_own(peers))[:COPIES]
-    silent = [str(peer.node) for peer in keepers if not peer.snapshot_address]
-    if silent:
-        raise ServerUnavailableError(f"the daemon of node {', '.join(silent)} is not there")
-    return [peer.snapshot_address for peer in keepers]
 
 
 def _from_own(peers: Sequence[worker_pb2.Peer]) -> Iterator[worker_pb2.Peer]:
