@@ -110,6 +110,7 @@ def measure(steps: int) -> dict[str, Any]:
         kept = Training(address, EVERY)
         float(kept.step())
         cold_start_s = time.perf_counter() - began_s
+        print(f"cold start {cold_start_s:.1f} s", flush=True)
         bare = Training(address, None)
         for training in (kept, bare):
             training.run(EVERY)
@@ -117,6 +118,7 @@ def measure(steps: int) -> dict[str, Any]:
         for _ in range(steps // EVERY):
             with_s.append(kept.run(EVERY))
             without_s.append(bare.run(EVERY))
+            print(f"{EVERY} steps: {with_s[-1]:.2f} s with, {without_s[-1]:.2f} s without snapshots", flush=True)
         snapshot_bytes = max(each.snapshot_bytes for each in kept.session.status().sessions)
         bare.session.close()
         kill_executor(servers[-1])
