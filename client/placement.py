@@ -59,6 +59,13 @@ def output_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[Ex
     return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.outputs)
 
 
+def consumed_arguments(plan: Plan | PipelinePlan) -> tuple[int, ...]:
+    """Numbers of an executable's arguments that it updates in place."""
+    if isinstance(plan, PipelinePlan):
+        return tuple(sorted({entry.alias for entry in plan.outputs if entry.alias is not None}))
+    return tuple(variable.number for variable in plan.parameters if variable.alias is not None)
+
+
 def _entry(plan: PipelinePlan, entry: ArgumentEntry | OutputEntry, number: int) -> ExecutableEntry:
     stage = plan.stages[entry.stage]
     return ExecutableEntry(number, Layout.of(entry.variable, stage.mesh, stage.first_device), entry.rows)

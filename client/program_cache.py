@@ -13,6 +13,7 @@ from shardwright.client.placement import (
     Placement,
     RowParts,
     argument_entries,
+    consumed_arguments,
     output_entries,
     part_of,
     placements_of,
@@ -23,6 +24,7 @@ from shardwright.client.programs import (
     StepProgram,
     choice_key,
     donated_leaves,
+    is_repeatable,
     outputs_to_read_back,
 )
 from shardwright.plans.layouts import Layout
@@ -85,7 +87,9 @@ class ProgramCache:
             donated=donated_leaves(lowered),
             sources=sources,
             results=returns,
+            consumed=consumed_arguments(loaded.plan),
             read_back=outputs_to_read_back(lowered),
+            is_repeatable=is_repeatable(lowered),
         )
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 
@@ -18,6 +19,8 @@ from shardwright.user_plans import PipelinePlan, Plan
 READ_BACK_BYTES = 4 << 10
 #: … for at most so many outputs.
 READ_BACK_OUTPUTS = 16
+#: Instructions of HLO whose results are others each time.
+_STATEFUL = re.compile(r"= \S+ rng(-get-and-update-state)?\(")
 #: Arguments that a message lists, at most.
 _MAX_LISTED = 3
 
@@ -58,7 +61,9 @@ class StepProgram:
     leaf_places: `arguments` in the order of the call's leaves.
     donated: numbers of the leaves consumed by a call, ascending.
     sources / results: inputs and outputs of the executable, in its order.
+    consumed: numbers of the sources whose arrays it takes over.
     read_back: small outputs, returned with the reply.
+    is_repeatable: whether it gives the same results of the same arguments.
     load: the servers' reply to loading it.
     """
 
@@ -74,7 +79,9 @@ class StepProgram:
     donated: tuple[int, ...]
     sources: tuple[ArgumentSource, ...]
     results: tuple[ExecutableEntry, ...]
+    consumed: tuple[int, ...]
     read_back: tuple[int, ...]
+    is_repeatable: bool
 
     @property
     def name(self) -> str:
@@ -101,6 +108,11 @@ def describe_difference(first: Program, other: Program) -> str:
     if first.argument_names != other.argument_names:
         return "its arguments have other leaves"
     return "a static argument, JAX's settings, weak types or how arrays lie differ"
+
+
+def is_repeatable(lowered: Program) -> bool:
+    """Whether it draws no random numbers from a state that the devices keep (HLO's `rng`)."""
+    return _STATEFUL.search(lowered.hlo_text) is None
 
 
 def outputs_to_read_back(lowered: Program) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from shardwright.builders.choices import read_options
 from shardwright.client.addresses import address_from_environment, read_address
 from shardwright.client.connection import Dialer, SessionInfo
 from shardwright.client.embedded import EmbeddedServer
+from shardwright.client.recovery import Recovered
 from shardwright.client.session_state import SessionState
 from shardwright.errors import OptionError
 from shardwright.options.user_options import UserOptions, show_options
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from shardwright.xla.formats import ProgramSource
 
 
-def connect(address: str | int | None = None, *, devices: int = 8, token: str | None = None) -> Session:
+def connect(
+    address: str | int | None = None, *, devices: int = 8, token: str | None = None, snapshot_every: int | None = None
+) -> Session:
     """Opens a session.
 
     Args:
@@ -34,10 +37,12 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
       devices: CPU devices of the child.
       token: the server's access token; default `$SHARDWRIGHT_TOKEN`. With TLS, `$SHARDWRIGHT_CA` names the trusted
         certificate file.
+      snapshot_every: survive losses of workers, whatever runs in the session: see `Session.parallelize`.
 
-    Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token.
+    Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token. OptionError: a wrong option.
     """
     server = None
+    every = read_snapshot_every(snapshot_every)
     address = address_from_environment() if address is None else read_address(address)
     if address is None:
         server = EmbeddedServer(devices)
@@ -47,11 +52,27 @@ def connect(address: str | int | None = None, *, devices: int = 8, token: str | 
         token = token or os.environ.get("SHARDWRIGHT_TOKEN")
         ca_file = os.environ.get("SHARDWRIGHT_CA")
     try:
-        return Session(SessionState(address, Dialer(token, ca_file), server))
+        state = SessionState(address, Dialer(token, ca_file), server)
+        if every:
+            state.protect(every)
+        return Session(state)
     except BaseException:
         if server is not None:
             server.close()
         raise
+
+
+def read_snapshot_every(snapshot_every: int | None) -> int:
+    """0: no snapshots. Raises OptionError on anything but a positive whole number."""
+    if snapshot_every is None:
+        return 0
+    if isinstance(snapshot_every, bool) or not isinstance(snapshot_every, int) or snapshot_every < 1:
+        raise OptionError(
+            f"snapshot_every={snapshot_every!r}",
+            where="snapshot_every",
+            remedy="a number of steps, from 1 on, or None for no snapshots",
+        )
+    return snapshot_every
 
 
 def _timeout_s(step_timeout: float | None) -> float:
@@ -93,6 +114,7 @@ class Session:
         static_argnames: str | Iterable[str] | None = None,
         progress: Callable[[PlanProgress], None] | None = None,
         step_timeout: float | None = None,
+        snapshot_every: int | None = None,
         **options: Unpack[UserOptions],
     ) -> Step:
         """`fn` wrapped in a step that runs on the servers; it is called like `jax.jit(fn, ...)`.
@@ -105,6 +127,10 @@ class Session:
           step_timeout: seconds that a call may run on the servers, from the end of the calls before it. Afterwards it
             fails with StepTimeoutError, the executors are replaced, and the arrays of every session are gone. Default:
             ten minutes, a hundred times the plan's prediction, or ten times its longest run so far; the longest counts.
+          snapshot_every: every so many steps of the session, all its arrays are copied to the memory of the servers'
+            daemons, while training goes on. After a loss of workers the newest complete copy is restored and the steps
+            since run again: handles stay valid, results are the same. This program keeps what it sent since that copy,
+            in up to three times so many steps. Default: no copies, and a loss raises WorkerLostError.
 
         Raises OptionError: a wrong option. Nothing is traced before the first call.
         """
@@ -116,7 +142,10 @@ class Session:
             fn, donate_argnums=donate_argnums, donate_argnames=donate_argnames,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
-        return Step(self._state, function, checked, progress, builder, timeout_s=_timeout_s(step_timeout))
+        return Step(
+            self._state, function, checked, progress, builder,
+            timeout_s=_timeout_s(step_timeout), snapshot_every=read_snapshot_every(snapshot_every),
+        )  # fmt: skip
 
     @show_options
     def program(
@@ -212,6 +241,11 @@ class Session:
         Meanwhile saves and reads of arrays work, and a step raises ServerDrainingError before it takes anything over.
         """
         return self._state.draining
+
+    @property
+    def recoveries(self) -> tuple[Recovered, ...]:
+        """The losses of workers that steps with `snapshot_every` survived, in order."""
+        return tuple(self._state.recovery.recovered)
 
     def status(self) -> master_pb2.StatusReply:
         """State of the cluster and of its sessions."""

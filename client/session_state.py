@@ -24,9 +24,10 @@ from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
 from shardwright.client.node_failures import explain_node_failure
 from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
+from shardwright.client.recovery import Recovery, require_repeatable
 from shardwright.client.stream import StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
-from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError
+from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
@@ -80,6 +81,7 @@ class SessionState:
             reconnect_s=self.info.grace_s,
             is_gone=is_gone,
         )
+        self.recovery = Recovery(self.master, self._stream, self._transfer.put)
         self._array_ids = itertools.count(1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
@@ -106,7 +108,7 @@ class SessionState:
         """The error of a save, not raised before."""
         if self.is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return None
-        error = self._save.take_unreported_error() if self._save is not None else None
+        error = self._take_save_error()
         self.is_closed = True
         self._dropped.put(None)
         self._stream.close()
@@ -171,6 +173,8 @@ class SessionState:
         with self.lock:
             self._raise_unreported()
             self._stream.check_draining()
+            if self.recovery.is_on:
+                require_repeatable(program)
             request = master_pb2.RunStepsRequest(
                 executable_id=program.executable_id,
                 trace=is_traced,
@@ -190,15 +194,34 @@ class SessionState:
                 request.outputs.extend(result_ids)
                 request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
                 request.released.extend(self._take_dropped())
-                result = self._stream.submit(request, program.name)
+                result = self._stream.submit(
+                    request,
+                    program.name,
+                    made=self._made_by(program, request),
+                    consumed=[request.arguments[number] for number in program.consumed],
+                )
             finally:
                 for array_id in temporary:
                     self._dropped.put(array_id)
+            if self.recovery.is_due:
+                self.recovery.take(self._take_dropped)
         results = program.lowered.results
         return [
             RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
             for spec, ids, place in zip(results, outputs, program.outputs, strict=True)
         ]
+
+    @staticmethod
+    def _made_by(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
+        """Arrays that ride along with a step, and its outputs."""
+        inline = {array.array_id for array in request.inline_arguments}
+        made = [
+            (array_id, source.entry.layout)
+            for array_id, source in zip(request.arguments if inline else (), program.sources, strict=False)
+            if array_id in inline
+        ]
+        outputs = zip(request.outputs, program.results, strict=True)
+        return made + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
 
     def _send_arguments(
         self,
@@ -239,7 +262,7 @@ class SessionState:
                 request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
             else:
                 uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
-        self._transfer.put(uploads)
+        self.recovery.put(uploads)
         return ids
 
     def _constants(self, program: StepProgram) -> dict[ArgumentSource, int]:
@@ -277,12 +300,28 @@ class SessionState:
             return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
         return ids[0] if place is entry.layout else None
 
-    def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
-        """Sends a step without a program: a save, followed by the caller, or a restore. Raises like `run`."""
+    def submit(
+        self,
+        request: master_pb2.RunStepsRequest,
+        name: str,
+        *,
+        is_followed: bool = False,
+        made: Sequence[tuple[int, Layout]] = (),
+    ) -> StepResult:
+        """Sends a step without a program: a save, followed by the caller, or one that makes arrays. Raises like `run`.
+
+        made: those arrays.
+        """
         with self.lock:
             self._raise_unreported()
             request.released.extend(self._take_dropped())
-            return self._stream.submit(request, name, is_followed=is_followed)
+            return self._stream.submit(request, name, is_followed=is_followed, is_repeated=not is_followed, made=made)
+
+    def protect(self, snapshot_every: int) -> None:
+        """From now on the session survives losses of workers; a snapshot each so many steps."""
+        with self.lock:
+            if self.recovery.begin(snapshot_every):
+                self.recovery.take(self._take_dropped)
 
     def move(self, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
         """Copies in the layouts of `places`; workers hand the pieces to each other. See `can_be_moved`."""
@@ -305,7 +344,9 @@ class SessionState:
             request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
             request.arguments.extend(self.usable_ids(handle))
             request.outputs.extend(ids)
-        return new_ids, self.submit(request, f"a move of {len(handles)} arrays")
+        layouts = [layout for place in places for layout, _ in parts_of(place)]
+        made = list(zip(request.outputs, layouts, strict=True))
+        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=made)
 
     def new_id(self) -> int:
         """A new array id, for a step's result."""
@@ -342,7 +383,7 @@ class SessionState:
             new_ids.append(tuple(part.array_id for part in parts))
             uploads += parts
         try:
-            self._transfer.put(uploads)
+            self.recovery.put(uploads)
         except ShardwrightError:
             self.release_later(*(upload.array_id for upload in uploads))
             raise
@@ -361,7 +402,7 @@ class SessionState:
     def fetch(self, handle: RemoteArray) -> np.ndarray:
         """Contents of a computed array."""
         self.require_open()
-        return self._reader.read(handle)
+        return self.recovery.retry(lambda: self._reader.read(handle))
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service; waits for workers that are restarting."""
@@ -410,6 +451,8 @@ class SessionState:
                 self._dropped.put(first)  # looked at again in a moment
                 return
             ids = [first, *self._take_dropped()]
+            with self._stream.changed:
+                self._stream.journal.add_release(ids)
             try:
                 self.master.release(ids)
             except ShardwrightError:
@@ -423,10 +466,18 @@ class SessionState:
 
         self.require_open()
         with self._saving:
-            if self._save is not None and (error := self._save.take_unreported_error()) is not None:
+            if (error := self._take_save_error()) is not None:
                 raise error
             self._save = checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
             return self._save
+
+    def _take_save_error(self) -> ShardwrightError | None:
+        """Of the last save, unless it was raised before, or was lost with workers whose loss the session survives."""
+        error = self._save.take_unreported_error() if self._save is not None else None
+        if isinstance(error, WorkerLostError) and self.recovery.is_on:
+            _log.warning("a checkpoint was not written: %s", error.message)
+            return None
+        return error
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
         """See `Session.restore`."""

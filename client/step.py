@@ -61,8 +61,10 @@ class Step:
         builder: Builder | None = None,
         *,
         timeout_s: float = 0.0,
+        snapshot_every: int = 0,
     ) -> None:
         self._state = state
+        self._snapshot_every = snapshot_every
         self._builder = builder
         self._timeout_s = timeout_s
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
@@ -121,6 +123,8 @@ class Step:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool = False
     ) -> tuple[StepProgram, Any]:
         warn_of_settings(self._state)
+        if self._snapshot_every:
+            self._state.protect(self._snapshot_every)
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves)

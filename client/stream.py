@@ -12,13 +12,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import numpy as np
 
+from shardwright.client.journal import Journal
 from shardwright.dtypes import to_dtype
 from shardwright.errors import (
     ServerDrainingError,
@@ -34,6 +35,7 @@ from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
+    from shardwright.plans.layouts import Layout
 
 #: Errors of steps after which arrays on the servers may be gone.
 _LOSSES = (WorkerLostError, StepTimeoutError, StepCancelledError)
@@ -56,7 +58,9 @@ class StepResult:
         "error",
         "handles",
         "is_followed",
+        "is_repeated",
         "is_seen",
+        "made",
         "name",
         "not_finite",
         "number",
@@ -66,11 +70,20 @@ class StepResult:
     )
 
     def __init__(
-        self, number: int, name: str, *, is_followed: bool = False, interrupted: Callable[[], None] = lambda: None
+        self,
+        number: int,
+        name: str,
+        *,
+        is_followed: bool = False,
+        is_repeated: bool = False,
+        made: tuple[int, ...] = (),
+        interrupted: Callable[[], None] = lambda: None,
     ) -> None:
         self._interrupted = interrupted  # called when Ctrl-C ends a wait
-        self.number = number
+        self.number = number  # another one where the step is sent again after a loss
         self.name = name
+        self.is_repeated = is_repeated  # whether it is run again after a loss
+        self.made = made  # ids of its outputs
         self.is_followed = is_followed  # whether somebody waits for it and tells of its error
         self.error: ShardwrightError | None = None
         self.is_seen = False  # whether the error was raised somewhere
@@ -83,22 +96,40 @@ class StepResult:
 
     def wait(self) -> None:
         """Returns when the step has run; raises the step's error. Ctrl-C cancels what runs."""
+        self.wait_for_outcome()
+        if self.error is not None:
+            self.is_seen = True
+            raise self.error
+
+    def wait_for_outcome(self) -> None:
+        """Returns when the step has run, or failed. Ctrl-C cancels what runs."""
         try:
             self._done.wait()
         except KeyboardInterrupt:
             self._interrupted()
             raise
-        if self.error is not None:
-            self.is_seen = True
-            raise self.error
 
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
 
     def finish(self, error: ShardwrightError | None) -> None:
-        self.error = error
+        """It has run, or failed; a step that runs again after a loss may fail later."""
+        self.error = self.error or error
         self._done.set()
+
+
+class Guard(Protocol):
+    """Looks after a session that survives the loss of workers; see `Recovery`."""
+
+    def take_over(self, result: StepResult, error: ShardwrightError) -> bool:
+        """Whether a step that failed will be sent again: then it has no outcome yet."""
+
+    def note_loss(self, error: ShardwrightError) -> None:
+        """The executors are lost."""
+
+    def end_snapshot(self, end: master_pb2.SnapshotEnd) -> None:
+        """A snapshot is complete, or has failed."""
 
 
 class StepStream:
@@ -107,7 +138,9 @@ class StepStream:
     call: opens the stream, given the iterator of requests. cancel: asks the server to end steps, by their numbers.
     reconnect_s: how long a lost connection is tried again: as long as the server keeps the session. retry_pause_s:
     seconds between two attempts. is_gone: whether the server is known to have ended for good.
-    losses: number of steps that failed together with arrays of before.
+    losses: number of steps that failed together with arrays of before. journal: what was sent, and the arrays that
+    there are. generation: of the executors that steps are for, 0: any. sent_steps: programs run so far. guard: told of
+    losses. changed: the lock of all this, notified of changes.
     """
 
     def __init__(
@@ -128,7 +161,12 @@ class StepStream:
         self._retry_pause_s = retry_pause_s
         self._next_number = 1
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
-        self._changed = threading.Condition()
+        self.changed = self._changed = threading.Condition()
+        self.journal = Journal()
+        self.guard: Guard | None = None
+        self.generation = 0
+        self.sent_steps = 0
+        self._is_held = False
         self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._failed: list[StepResult] = []
         self._met: dict[str, int] = {}  # by errors that were raised, the last step that had been sent by then
@@ -143,34 +181,101 @@ class StepStream:
 
     @property
     def is_idle(self) -> bool:
-        return not self._unanswered
+        """Whether nothing is under way."""
+        return not self._unanswered and not self._is_held
 
-    def submit(self, request: master_pb2.RunStepsRequest, name: str, *, is_followed: bool = False) -> StepResult:
-        """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished.
+    @property
+    def is_usable(self) -> bool:
+        return self._failure is None and not self._is_closed
 
-        Raises the error of an ended stream, and ServerDrainingError: then nothing was sent.
+    def submit(
+        self,
+        request: master_pb2.RunStepsRequest,
+        name: str,
+        *,
+        is_followed: bool = False,
+        is_repeated: bool = True,
+        made: Sequence[tuple[int, Layout]] = (),
+        consumed: Sequence[int] = (),
+    ) -> StepResult:
+        """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished, or steps are held.
+
+        made: arrays that come with it, and its outputs. consumed: arguments that it takes over. is_repeated: whether it
+        is to run again after a loss. Raises the error of an ended stream, and ServerDrainingError: nothing was sent.
         """
         is_save = request.HasField("save")
         with self._changed:
             try:
-                while len(self._unanswered) >= STEPS_AHEAD and self._may_send(is_save=is_save):
+                while (
+                    self.is_usable
+                    and (self._is_held or len(self._unanswered) >= STEPS_AHEAD)
+                    and (is_save or self._drain is None)
+                ):
                     self._changed.wait()
             except KeyboardInterrupt:
                 self.cancel_all()
                 raise
-            self._check_open()
+            self.check_open()
             if not is_save:
                 self.check_draining()
-            request.session_id = self._session_id
-            request.number = self._next_number
-            self._next_number += 1
-            result = StepResult(request.number, name, is_followed=is_followed, interrupted=self.cancel_all)
-            self._unanswered.append((request, result))
-            self._outbox.put(request)
+            outputs = tuple(array_id for array_id in request.outputs if array_id)
+            result = StepResult(
+                0, name, is_followed=is_followed, is_repeated=is_repeated, made=outputs, interrupted=self.cancel_all
+            )
+            self._send(request, result)
+            self.sent_steps += bool(request.executable_id)
+            if is_repeated:
+                self.journal.add_step(request, result, made, consumed)
+            else:
+                self.journal.add_release(request.released)
         return result
 
-    def _may_send(self, *, is_save: bool) -> bool:
-        return self._failure is None and not self._is_closed and (is_save or self._drain is None)
+    def _send(self, request: master_pb2.RunStepsRequest, result: StepResult) -> None:
+        request.session_id = self._session_id
+        request.number = result.number = self._next_number
+        request.generation = self.generation
+        self._next_number += 1
+        self._unanswered.append((request, result))
+        self._outbox.put(request)
+
+    # ---- after a loss ----------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Let `submit` wait; the caller holds the lock."""
+        self._is_held = True
+
+    def resume(self) -> None:
+        """The opposite of `hold`."""
+        self._is_held = False
+        self._changed.notify_all()
+
+    def resend(self, request: master_pb2.RunStepsRequest, result: StepResult) -> StepResult:
+        """Sends a copy of a step under a new number, though others are held."""
+        copy = master_pb2.RunStepsRequest()
+        copy.CopyFrom(request)
+        with self._changed:
+            while self.is_usable and len(self._unanswered) >= STEPS_AHEAD:
+                self._changed.wait()
+            self.check_open()
+            self._send(copy, result)
+        return result
+
+    def wait_until_idle(self) -> None:
+        """Returns when all steps that were sent are answered; raises the error of an ended stream."""
+        with self._changed:
+            while self.is_usable and self._unanswered:
+                self._changed.wait()
+            self.check_open()
+
+    def fail(self, results: Iterable[StepResult], error: ShardwrightError) -> None:
+        """Steps without an outcome, whose arrays are gone; the caller holds the lock."""
+        self.losses += 1
+        for result in results:
+            if not result.is_followed:
+                self._failed.append(result)
+            result.finish(error)
+
+    # ---- a server that ends ------------------------------------------------------------
 
     @property
     def draining(self) -> str:
@@ -260,21 +365,24 @@ class StepStream:
             self._take_drain_notice(reply.drain)
             return
         if not reply.number:
-            _log.warning("%s", reply.waiting_for)
+            self._note(reply)
             return
         with self._changed:
             if not self._unanswered or self._unanswered[0][1].number != reply.number:
                 return  # an answer to a step that was answered before the connection broke
             _, result = self._unanswered.popleft()
             self._broken_since = None
+            error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
+            is_taken_over = error is not None and self._meet_failure(result, error)
             self._changed.notify_all()
+        if is_taken_over:
+            return
         for value in reply.values:
             data = np.frombuffer(value.data, np.uint8).view(to_dtype(value.type.element_type))
             result.values[value.array_id] = data.reshape(tuple(value.type.dimensions))
         result.run_s = reply.run_s
         result.traces = tuple(reply.traces)
         result.not_finite = tuple(reply.not_finite)
-        error = wire.error_from_proto(reply.error) if reply.HasField("error") else None
         self.losses += isinstance(error, _LOSSES)
         if error is not None and not result.is_followed:
             self._failed.append(result)
@@ -288,6 +396,23 @@ class StepStream:
             _log.warning("the node is gone; steps are taken again, and run once it is back")
         else:
             _log.warning("%s: save within %.0f s; no new step begins", notice.reason, notice.left_s)
+
+    def _meet_failure(self, result: StepResult, error: ShardwrightError) -> bool:
+        """Whether the step will be sent again; else its outputs will not exist."""
+        if self.guard is not None and self.guard.take_over(result, error):
+            return True
+        for array_id in result.made:
+            self.journal.live.pop(array_id, None)
+        return False
+
+    def _note(self, reply: master_pb2.RunStepsReply) -> None:
+        """What the server says besides the outcomes of steps."""
+        if reply.waiting_for:
+            _log.warning("%s", reply.waiting_for)
+        if self.guard is not None and reply.HasField("lost"):
+            self.guard.note_loss(wire.error_from_proto(reply.lost))
+        if self.guard is not None and reply.HasField("snapshot"):
+            self.guard.end_snapshot(reply.snapshot)
 
     def _reopen(self, error: grpc.RpcError | None) -> bool:
         """Opens a new stream; False after the session's end or a permanent error."""
@@ -329,7 +454,8 @@ class StepStream:
         while self._unanswered:
             self._unanswered.popleft()[1].finish(error)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises the error of an ended stream."""
         if self._is_closed:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
         if self._failure is not None:

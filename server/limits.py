@@ -13,6 +13,7 @@ class Limits:
     program_bytes: HLO text of one program, unpacked.
     session_program_bytes, all_program_bytes: of the compressed programs of a session, and of all; likewise of plans.
     session_array_bytes: logical bytes of all arrays of one session.
+    snapshot_bytes: host memory of one node for snapshots of all sessions; 0: half of what the machine has.
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
     grace_s: lifetime of a session without an open RunSteps stream or a call.
@@ -45,6 +46,7 @@ class Limits:
     all_program_bytes: int = 4 << 30
     arrays_per_session: int = 1_000_000
     session_array_bytes: int = 1 << 44
+    snapshot_bytes: int = 0
     pending_steps: int = 64
     read_back_bytes: int = 64 << 10
     grace_s: float = 60.0

@@ -40,6 +40,7 @@ from shardwright.errors import (
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
+    SnapshotLostError,
     StepCancelledError,
     StepTimeoutError,
     UnpartitionableError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.lowering import lower
+    from shardwright.client.recovery import Recovered
     from shardwright.client.session import Session, connect
     from shardwright.clusters.cluster import Cluster
     from shardwright.clusters.resource_spec import resource_spec
@@ -65,6 +67,7 @@ __version__ = "0.2.0"
 _LAZY = {
     "Cluster": "shardwright.clusters.cluster",
     "Plan": "shardwright.user_plans",
+    "Recovered": "shardwright.client.recovery",
     "RemoteArray": "shardwright.client.arrays",
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",
@@ -123,6 +126,7 @@ __all__ = [
     "PlatformError",
     "ProtocolError",
     "RankLostError",
+    "Recovered",
     "RemoteArray",
     "ResourceLimitError",
     "ServerDrainingError",
@@ -130,6 +134,7 @@ __all__ = [
     "Session",
     "SessionError",
     "ShardwrightError",
+    "SnapshotLostError",
     "StepCancelledError",
     "StepTimeoutError",
     "UnpartitionableError",

@@ -213,6 +213,12 @@ class CheckpointError(ShardwrightError):
     code = "checkpoint"
 
 
+class SnapshotLostError(ShardwrightError):
+    """After a loss of workers, the state cannot be restored from a snapshot, or the steps since not be run again."""
+
+    code = "snapshot_lost"
+
+
 class LaunchError(ShardwrightError):
     """Processes of a job cannot be started, or one of them failed; names the host or the rank."""
 

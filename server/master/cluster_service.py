@@ -40,6 +40,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         jax_version=hello.jax_version,
                         coordinator_address=hello.coordinator_address,
                         executor_generation=hello.executor_generation,
+                        snapshot_address=hello.snapshot_address,
                     )
                 )
             case "heartbeat":

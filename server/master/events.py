@@ -25,6 +25,7 @@ class DaemonJoined:
     jax_version: str
     coordinator_address: str
     executor_generation: int = 0  # of an executor that it kept over a broken connection; 0: none
+    snapshot_address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ class ExecutorHeard:
 class CommandDone:
     """An executor finished the command `sequence`; of a step `values` by array id, and `traces` of its stages.
 
-    not_finite: outputs with NaNs or infinities, if the step asked for the check. written_bytes: of a WriteOnWorkers.
+    not_finite: outputs with NaNs or infinities, if the step asked for the check. written_bytes: of a WriteOnWorkers or
+    a StoreOnWorkers.
     """
 
     connection: int
@@ -221,11 +223,20 @@ class FileStepInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotStepInfo:
+    """Of a step that takes a snapshot of its arguments, or makes its outputs (of so many logical bytes) from one."""
+
+    is_restore: bool
+    output_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequested:
     """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message.
 
-    files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either.
-    timeout_s: the user's time limit; 0: none of his own.
+    files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either, nor
+    has a `snapshot`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors that it may run
+    on; 0: any.
     """
 
     stream: int
@@ -238,7 +249,9 @@ class StepRequested:
     released: tuple[int, ...] = ()
     files: FileStepInfo | None = None
     moved_bytes: tuple[int, ...] | None = None
+    snapshot: SnapshotStepInfo | None = None
     timeout_s: float = 0.0
+    generation: int = 0
     payload: Any = None
 
 
@@ -333,6 +346,13 @@ class CloseOnWorkers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetainOnDaemons:
+    """To all daemons: (id, number of the snapshot) of all sessions; parts of older ones may go."""
+
+    sessions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOnWorkers:
     sequence: int
     session_id: str
@@ -369,6 +389,16 @@ class FinishOnWorkers:
     session_id: str
     number: int
     is_commit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOnWorkers:
+    """Store what was copied for the snapshot of step `number` with the daemons. complete: the newest complete one."""
+
+    sequence: int
+    session_id: str
+    number: int
+    complete: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,11 +481,23 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEnded:
+    """A snapshot is complete, or has failed; see the message `SnapshotEnd`."""
+
+    number: int
+    error: ShardwrightError | None = None
+    kept_bytes: int = 0
+    store_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """To the client of a RunSteps stream, while it waits: what for."""
+    """To the client of a RunSteps stream: what it waits for, that all arrays are lost, or the end of a snapshot."""
 
     stream: int
-    text: str
+    text: str = ""
+    lost: ShardwrightError | None = None
+    snapshot: SnapshotEnded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,9 +562,11 @@ ToWorkers = (
     | RunOnWorkers
     | WriteOnWorkers
     | FinishOnWorkers
+    | StoreOnWorkers
     | ReleaseOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | Disconnect | ToWorkers | AbortOnWorkers | Compile | CancelCompile | Progress
-    | Answer    | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | RetainOnDaemons | ToWorkers | AbortOnWorkers | Compile
+    | CancelCompile | Progress | Answer | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream
+    | SessionEnded | Log | Halt
 )  # fmt: skip

@@ -194,6 +194,7 @@ def peers_of(formation: Formation) -> list[worker_pb2.Peer]:
             first_device=devices.start,
             device_count=len(devices),
             transfer_address=formation.nodes[node].transfer_address,
+            snapshot_address=formation.nodes[node].snapshot_address,
         )
         for node, devices in formation.devices.items()
     ]

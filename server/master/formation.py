@@ -107,6 +107,7 @@ class NodeRecord:
     executor_connection: int | None = None
     data_address: str = ""
     transfer_address: str = ""
+    snapshot_address: str = ""
     data_port: int = 0
     detail: str = ""
     pid: int = 0
@@ -209,6 +210,7 @@ class Formation:
         commands = self._disconnect(record)  # a silent one
         record.daemon, record.daemon_pulse = event.connection, Pulse()
         record.coordinator_address = event.coordinator_address
+        record.snapshot_address = event.snapshot_address
         record.detail = record.farewell = ""
         if record.executor_connection is not None:
             if event.executor_generation == self.generation:

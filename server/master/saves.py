@@ -66,8 +66,8 @@ def current_save(session: Session) -> Save | None:
 def is_file_work(command: ev.ToWorkers) -> bool:
     """Whether it has no waits between workers: after one fails, the others end by themselves."""
     if isinstance(command, ev.RunOnWorkers):
-        return command.step.files is not None
-    return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers)
+        return command.step.files is not None or command.step.snapshot is not None
+    return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers | ev.StoreOnWorkers)
 
 
 def refusal(session: Session) -> ShardwrightError | None:

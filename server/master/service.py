@@ -306,6 +306,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
                     array_count=len(session.arrays),
                     array_bytes=session.array_bytes,
                     executable_count=len(session.executables),
+                    snapshot=session.snapshots.complete,
+                    snapshot_bytes=session.snapshots.kept_bytes,
                 )
                 for session in state.sessions.values()
             ],
@@ -332,7 +334,9 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         released=tuple(request.released),
         files=_files(request),
         moved_bytes=_output_bytes_of_move(request),
+        snapshot=_snapshot(request),
         timeout_s=request.timeout_s,
+        generation=request.generation,
         payload=request,
     )
 
@@ -346,6 +350,20 @@ def _output_bytes_of_move(request: master_pb2.RunStepsRequest) -> tuple[int, ...
     if (len(sources), len(targets)) != (len(request.arguments), len(request.outputs)):
         raise ArrayError("a move says of each of its arrays how it lies before and after")
     return tuple(wire.layout_from_proto(part.layout).size_bytes for part in targets)
+
+
+def _snapshot(request: master_pb2.RunStepsRequest) -> ev.SnapshotStepInfo | None:
+    """Of a snapshot, or the restore of one. Raises ArrayError where its lists do not fit together."""
+    if request.HasField("snapshot"):
+        if request.outputs:
+            raise ArrayError("a snapshot makes no array")
+        return ev.SnapshotStepInfo(is_restore=False)
+    if request.HasField("restore_snapshot"):
+        layouts = [wire.layout_from_proto(layout) for layout in request.restore_snapshot.layouts]
+        if len(layouts) != len(request.outputs) or request.arguments:
+            raise ArrayError("the restore of a snapshot says of each of its arrays how it lies")
+        return ev.SnapshotStepInfo(is_restore=True, output_bytes=tuple(layout.size_bytes for layout in layouts))
+    return None
 
 
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileStepInfo | None:

@@ -23,6 +23,7 @@ from shardwright.server.limits import Limits
 from shardwright.server.master import saves
 from shardwright.server.master.events import ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.saves import Save
+from shardwright.server.master.snapshots import Snapshots
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 MAX_REMEMBERED_DROPS = 65_536
@@ -85,6 +86,7 @@ class Session:
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
     saves: dict[int, Save] = field(default_factory=dict)  # by step number; the last one may be under way
+    snapshots: Snapshots = field(default_factory=Snapshots)
 
     @property
     def holds_anything(self) -> bool:
@@ -145,8 +147,9 @@ class Session:
         return self._find_mismatch(step, executable.program) or self._find_excess(step, executable.program)
 
     def executable_of(self, step: StepRequested) -> Executable | None:
-        """What the step runs; a save, a restore or a move is an executable of its own, loaded everywhere."""
-        output_bytes = step.files.output_bytes if step.files is not None else step.moved_bytes
+        """What the step runs; a save, snapshot, restore or move is an executable of its own, loaded everywhere."""
+        own = step.files or step.snapshot
+        output_bytes = own.output_bytes if own is not None else step.moved_bytes
         if output_bytes is None:
             return self.executables.get(step.executable_id)
         program = ProgramInfo(
@@ -273,6 +276,8 @@ class Session:
         for array_id, size_bytes in zip(step.outputs, program.output_bytes, strict=True):
             if array_id:
                 self.add_array(array_id, size_bytes)
+        if step.snapshot is not None and step.snapshot.is_restore:
+            self.drop_reasons.clear()  # what was lost is made again by steps that follow
         self.running[step.number] = sequence
         if step.files is not None and step.files.is_save:
             saves.start(self, step, now_s)

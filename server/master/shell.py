@@ -230,7 +230,7 @@ class Master:
     def _run_on_workers(self, command: ev.RunOnWorkers) -> None:
         message = worker_pb2.ExecutorCommand(sequence=command.sequence)
         message.run.step.CopyFrom(command.step.payload)
-        if command.step.moved_bytes is not None:
+        if command.step.moved_bytes is not None or command.step.snapshot is not None:
             message.run.peers.extend(peers_of(self.state.formation))
         self._to_workers(message)
 
@@ -255,6 +255,22 @@ class Master:
             session_id=command.session_id, number=command.number, is_commit=command.is_commit
         )
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, finish_checkpoint=order))
+
+    def _store_on_workers(self, command: ev.StoreOnWorkers) -> None:
+        order = worker_pb2.StoreSnapshot(
+            session_id=command.session_id,
+            number=command.number,
+            complete=command.complete,
+            peers=peers_of(self.state.formation),
+        )
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, store_snapshot=order))
+
+    def _retain_on_daemons(self, command: ev.RetainOnDaemons) -> None:
+        kept = [worker_pb2.KeptSession(session_id=name, number=number) for name, number in command.sessions]
+        message = worker_pb2.SupervisorCommand(retain=worker_pb2.RetainSnapshots(sessions=kept))
+        for record in self.state.formation.nodes.values():
+            if record.daemon is not None:
+                self._to_peer(record.daemon, message)
 
     def _abort_on_workers(self, command: ev.AbortOnWorkers) -> None:
         order = worker_pb2.AbortStep(sequence=command.sequence, error=wire.error_to_proto(command.error))
@@ -304,7 +320,16 @@ class Master:
                 del self._calls[command.call]
 
     def _send_notice(self, command: ev.Notice) -> None:
-        self._to_peer(command.stream, master_pb2.RunStepsReply(waiting_for=command.text))
+        reply = master_pb2.RunStepsReply(waiting_for=command.text)
+        if command.lost is not None:
+            reply.lost.CopyFrom(wire.error_to_proto(command.lost))
+        if command.snapshot is not None:
+            end = command.snapshot
+            reply.snapshot.number, reply.snapshot.kept_bytes = end.number, end.kept_bytes
+            reply.snapshot.store_s = end.store_s
+            if end.error is not None:
+                reply.snapshot.error.CopyFrom(wire.error_to_proto(end.error))
+        self._to_peer(command.stream, reply)
 
     def _send_drain_notice(self, command: ev.DrainNotice) -> None:
         is_over = not command.reason
@@ -429,6 +454,8 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.UnloadOnWorkers: Master._unload_on_workers,
     ev.WriteOnWorkers: Master._write_on_workers,
     ev.FinishOnWorkers: Master._finish_on_workers,
+    ev.StoreOnWorkers: Master._store_on_workers,
+    ev.RetainOnDaemons: Master._retain_on_daemons,
     ev.ReleaseOnWorkers: Master._release_on_workers,
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,

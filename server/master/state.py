@@ -22,7 +22,7 @@ from typing import Any
 
 from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
-from shardwright.server.master import drain, saves, watchdog
+from shardwright.server.master import drain, saves, snapshots, watchdog
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
@@ -79,7 +79,8 @@ class MasterState:
         self.watchdog.clock.advance(now_s)
         formation_handler = _FORMATION_HANDLERS.get(type(event))
         if formation_handler is not None:
-            return self._with_formation(formation_handler(self.formation, event, now_s))
+            commands = self._with_formation(formation_handler(self.formation, event, now_s))
+            return [*commands, snapshots.retain(self)] if isinstance(event, ev.DaemonJoined) else commands
         return _HANDLERS[type(event)](self, event)
 
     # ---- the cluster comes and goes ----------------------------------------
@@ -112,6 +113,7 @@ class MasterState:
                     executable.state = "loading"
             commands += self._drop_refused_loads(session, pending)
             commands += saves.lose(session, loss, self._now_s)
+            commands += snapshots.tell_loss(session, loss)
             commands += self._reply_steps(session) + self._advance(session)
         return commands
 
@@ -280,6 +282,8 @@ class MasterState:
         )
         session.finish(step.number, outcome)
         replies = self._reply_steps(session)
+        if step.snapshot is not None and not step.snapshot.is_restore:
+            return replies + snapshots.finish_copy(self, session, item)
         is_save = step.files is not None and step.files.is_save
         return replies + (saves.finish_copy(self, session, item) if is_save else [])
 
@@ -344,7 +348,8 @@ class MasterState:
             self._cancel_running(sequence)
         if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
             commands += self._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
-        return [*commands, ev.SessionEnded(session_id=session_id)]
+        forget = [snapshots.retain(self)] if session.snapshots.is_told else []
+        return [*commands, ev.SessionEnded(session_id=session_id), *forget]
 
     def _session_touched(self, event: ev.SessionTouched) -> Commands:
         if event.session_id in self.sessions:
@@ -466,8 +471,8 @@ class MasterState:
         old, session.stream = session.stream, event.stream
         session.reply_cursor = 0  # the first number of the stream sets it
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
-        commands: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
-        return commands + drain.notices(self, event.stream)
+        ended: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        return ended + drain.notices(self, event.stream) + snapshots.repeat_end(session, event.stream)
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:
         for session in self.sessions.values():
@@ -491,6 +496,7 @@ class MasterState:
         if event.number <= session.last_number:
             return self._reply_steps(session)  # sent again: it has run, or is about to
         session.last_number = event.number
+        session.snapshots.is_told |= event.generation > 0
         if event.number in session.cancelled:
             session.cancelled.discard(event.number)
             return self._refuse_step(session, event, watchdog.cancelled_in_time(event.number))
@@ -562,7 +568,10 @@ class MasterState:
                 commands += self._release(session, request)
                 continue
             error = (
-                drain.refusal(self, session, item) or session.refusal(request) or session.lateness(item, self._now_s)
+                drain.refusal(self, session, item)
+                or snapshots.stale(self, request)
+                or session.refusal(request)
+                or session.lateness(item, self._now_s)
             )
             if error is not None:
                 queue.popleft()
@@ -700,4 +709,5 @@ _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]]
     ev.RunOnWorkers: MasterState._finish_run,
     ev.WriteOnWorkers: saves.finish_write,
     ev.FinishOnWorkers: saves.finish_commit,
+    ev.StoreOnWorkers: snapshots.finish_store,
 }

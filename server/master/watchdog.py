@@ -65,7 +65,7 @@ class Watchdog:
 
 def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
     """Seconds that a step may take: the user's limit, else a generous one, never below `limits.step_s`."""
-    if step.files is not None:
+    if step.files is not None or step.snapshot is not None:
         return limits.save_s
     if step.timeout_s > 0:
         return step.timeout_s
@@ -83,8 +83,8 @@ def usual_s(executable: Executable | None) -> float:
 
 
 def head(state: MasterState) -> Pending | None:
-    """The command that everybody waits for; checkpoints are written beside the others."""
-    background = (ev.WriteOnWorkers, ev.FinishOnWorkers)
+    """The command that everybody waits for; checkpoints and snapshots are written beside the others."""
+    background = (ev.WriteOnWorkers, ev.FinishOnWorkers, ev.StoreOnWorkers)
     return next((item for item in state.pending.values() if not isinstance(item.command, background)), None)
 
 
@@ -177,8 +177,7 @@ def _name(command: ev.ToWorkers) -> str:
     session = f"of session {command.session_id[:8]}" if not isinstance(command, ev.RunOnWorkers) else ""
     match command:
         case ev.RunOnWorkers(step=step):
-            kind = "step" if step.files is None else "the save in step" if step.files.is_save else "the restore in step"
-            return f"{kind} {step.number} of session {step.session_id[:8]}"
+            return f"{_kind_of(step)} {step.number} of session {step.session_id[:8]}"
         case ev.LoadOnWorkers(program=program):
             return f"the load of plan {program.plan_id[:12]} {session}"
         case ev.OpenOnWorkers():
@@ -187,6 +186,14 @@ def _name(command: ev.ToWorkers) -> str:
             return f"the end {session}"
         case _:
             return f"housekeeping {session}"
+
+
+def _kind_of(step: ev.StepRequested) -> str:
+    if step.snapshot is not None:
+        return "the restore in step" if step.snapshot.is_restore else "the snapshot in step"
+    if step.files is not None:
+        return "the save in step" if step.files.is_save else "the restore in step"
+    return "step"
 
 
 def _where(state: MasterState, item: Pending) -> str:

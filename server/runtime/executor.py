@@ -37,13 +37,18 @@ from shardwright.server.runtime.executables import Executable, SpmdExecutable
 from shardwright.server.runtime.finite_check import FiniteCheck, dispatch_checks
 from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, locate_devices
 from shardwright.server.runtime.resharding import RowSection
+from shardwright.server.runtime.snapshots import SnapshotWorker
 from shardwright.server.runtime.tasks import StageRecord, execution_error
 from shardwright.server.runtime.transport import StopSignals, first_number
+from shardwright.server.security import Protection
 from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import load_program
 
 if TYPE_CHECKING:
     from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
+
+#: Fields of a step that is carried out on the host, without a program.
+_HOST_STEPS = ("save", "restore", "snapshot", "restore_snapshot")
 
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
@@ -77,6 +82,7 @@ class Executor:
         read_back_bytes: int,
         transport_to: TransportTo,
         transfer_wait_s: float,
+        protection: Protection | None = None,
     ) -> None:
         self._store = store
         self._report = report
@@ -89,6 +95,7 @@ class Executor:
         self._activity = Activity()
         self._running: Executable | None = None  # the one being dispatched
         self._checkpoints: CheckpointWorker | None = None
+        self._snapshots = SnapshotWorker(store, self._report_written, protection or Protection())
         self._dispatched: queue.SimpleQueue[_DispatchedStep] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
@@ -112,6 +119,8 @@ class Executor:
             self._run(command.sequence, command.run)
         elif kind in ("write_checkpoint", "finish_checkpoint"):
             self._checkpoint_worker().carry_out(command)
+        elif kind == "store_snapshot":
+            self._snapshots.carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
             self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk.chunk)
         else:
@@ -143,6 +152,7 @@ class Executor:
             self._drop(key)
         if self._checkpoints is not None:
             self._checkpoints.forget(session_id)
+        self._snapshots.forget(session_id)
         self._store.close(session_id)
 
     def _drop(self, key: tuple[str, str]) -> None:
@@ -208,8 +218,8 @@ class Executor:
         session_id, store = step.session_id, self._store
         if step.HasField("move"):
             return self._move_step(sequence, order)
-        if step.HasField("save") or step.HasField("restore"):
-            return self._run_file_step(sequence, step)
+        if any(step.HasField(field) for field in _HOST_STEPS):
+            return self._run_host_step(sequence, order)
         if (session_id, step.executable_id) not in self._executables:
             raise SessionError(f"no executable {step.executable_id[:12]} on this worker", remedy="load the plan again")
         executable = self._executables[session_id, step.executable_id]
@@ -303,13 +313,17 @@ class Executor:
             )
         return self._handovers[sources, target]
 
-    def _run_file_step(self, sequence: int, step: master_pb2.RunStepsRequest) -> _DispatchedStep:
-        """A save or a restore: done when it returns."""
-        started_s = time.perf_counter()
+    def _run_host_step(self, sequence: int, order: worker_pb2.RunStep) -> _DispatchedStep:
+        """A save, a snapshot or a restore: done when it returns."""
+        started_s, step = time.perf_counter(), order.step
         if step.released:
             self._store.drop(step.session_id, step.released)
         if step.HasField("save"):
             self._checkpoint_worker().snapshot(step)
+        elif step.HasField("snapshot"):
+            self._snapshots.copy(step)
+        elif step.HasField("restore_snapshot"):
+            self._snapshots.restore(step, order.peers)
         else:
             self._checkpoint_worker().restore(step)
         return _DispatchedStep(sequence=sequence, number=step.number, session_id=step.session_id, started_s=started_s)

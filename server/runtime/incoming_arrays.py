@@ -33,7 +33,7 @@ class IncomingArray:
         self.array_id = array_id
         self.layout = layout
         self._order = _order_of_pieces(layout, named)
-        self._pieces = [_allocate_aligned(layout.shard_bytes) for _ in named]
+        self._pieces = [allocate_aligned(layout.shard_bytes) for _ in named]
         self._empty = deque(piece for piece in self._pieces if piece.size)  # parts of pieces that have yet to come
 
     @property
@@ -42,14 +42,7 @@ class IncomingArray:
 
     def take(self, data: np.ndarray) -> np.ndarray:
         """Fill pieces with bytes; returns the rest."""
-        while self._empty and data.size:
-            piece = self._empty.popleft()
-            count = min(piece.size, data.size)
-            piece[:count] = data[:count]
-            data = data[count:]
-            if count < piece.size:
-                self._empty.appendleft(piece[count:])
-        return data
+        return fill(self._empty, data)
 
     def to_stored_array(self) -> StoredArray:
         """The array on this node's devices."""
@@ -104,7 +97,19 @@ def _order_of_pieces(layout: Layout, named: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _allocate_aligned(size_bytes: int) -> np.ndarray:
+def fill(empty: deque[np.ndarray], data: np.ndarray) -> np.ndarray:
+    """Fill memory, piece after piece, with bytes; `empty` is then what is left of it. Returns the rest of the bytes."""
+    while empty and data.size:
+        piece = empty.popleft()
+        count = min(piece.size, data.size)
+        piece[:count] = data[:count]
+        data = data[count:]
+        if count < piece.size:
+            empty.appendleft(piece[count:])
+    return data
+
+
+def allocate_aligned(size_bytes: int) -> np.ndarray:
     """Uninitialized memory."""
     memory = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_BYTES

@@ -21,6 +21,8 @@ from shardwright.server.security import Protection, free_port
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
+from shardwright.server.worker.snapshot_service import SnapshotServer
+from shardwright.server.worker.snapshot_store import half_of_memory
 
 #: Seconds between two signs of life.
 HEARTBEAT_S = 2.0
@@ -62,6 +64,8 @@ class Daemon:
         self._child: ExecutorChild | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: asyncio.Future[st.Exit] = asyncio.get_running_loop().create_future()
+        snapshot_bytes = limits.snapshot_bytes or half_of_memory()
+        self._snapshots = SnapshotServer(self._node.ip, protection, limit_bytes=snapshot_bytes)
 
     async def run(self) -> st.Exit:
         """Dial, serve, and return what the process is to exit with; its executor is gone by then."""
@@ -72,6 +76,7 @@ class Daemon:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._snapshots.close()
 
     def ask_to_stop(self, exit_code: int) -> None:
         self._handle_event(st.ExitRequested(exit_code=exit_code))
@@ -138,6 +143,7 @@ class Daemon:
             jax_version=jax_version(),
             coordinator_address=self._coordinator_address(),
             executor_generation=generation,
+            snapshot_address=self._snapshots.address,
         )
 
     def _coordinator_address(self) -> str:
@@ -213,6 +219,8 @@ class Daemon:
                 )
             case "stop":
                 self._handle_event(st.StopRequested(generation=command.stop.generation))
+            case "retain":
+                self._snapshots.retain({kept.session_id: kept.number for kept in command.retain.sessions})
             case "refused":
                 self._handle_event(st.NodeRefused(error=wire.error_from_proto(command.refused.error)))
             case "shutdown":

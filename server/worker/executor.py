@@ -113,6 +113,7 @@ def _serve(config: dict[str, Any]) -> None:
         read_back_bytes=config["read_back_bytes"],
         transport_to=endpoint.transport_to,
         transfer_wait_s=config["transfer_wait_s"],
+        protection=protection,
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()

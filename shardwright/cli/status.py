@@ -87,6 +87,7 @@ def _as_dict(reply: master_pb2.StatusReply) -> dict[str, Any]:
             {
                 "session": each.session_id, "last_step": each.last_step, "arrays": each.array_count,
                 "array_bytes": each.array_bytes, "programs": each.executable_count,
+                "snapshot": each.snapshot, "snapshot_bytes": each.snapshot_bytes,
             }
             for each in reply.sessions
         ],
@@ -104,5 +105,7 @@ def _lines(reply: master_pb2.StatusReply) -> list[str]:
         lines.append(f"node {each.node.index}: {each.state}, {each.node.device_count} devices{detail}")
     for session in reply.sessions:
         held = f"{session.array_count} arrays, {format_bytes(session.array_bytes)}, {session.executable_count} programs"
+        if session.snapshot:
+            held += f"; snapshot of step {session.snapshot}, {format_bytes(session.snapshot_bytes)} in host memory"
         lines.append(f"session {session.session_id[:8]}: step {session.last_step}, {held}")
     return lines

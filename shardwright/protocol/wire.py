@@ -400,6 +400,7 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "step_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
     "step_cancelled": grpc.StatusCode.ABORTED,
     "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
+    "snapshot_lost": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 #: Status → (class, remedy) for calls that failed without an error of ours: transport, deadline, limits.

@@ -288,7 +288,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs", "timeout_s")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,9 @@ class RunStepsRequest(_message.Message):
     CHECK_NANS_FIELD_NUMBER: _ClassVar[int]
     CHECK_INFS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -319,7 +322,34 @@ class RunStepsRequest(_message.Message):
     check_nans: bool
     check_infs: bool
     timeout_s: float
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    snapshot: SnapshotArrays
+    restore_snapshot: RestoreSnapshot
+    generation: int
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class SnapshotArrays(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestoreSnapshot(_message.Message):
+    __slots__ = ("snapshot", "layouts")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    snapshot: int
+    layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
+    def __init__(self, snapshot: _Optional[int] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
+
+class SnapshotEnd(_message.Message):
+    __slots__ = ("number", "error", "kept_bytes", "store_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORE_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    error: _common_pb2.Error
+    kept_bytes: int
+    store_s: float
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., kept_bytes: _Optional[int] = ..., store_s: _Optional[float] = ...) -> None: ...
 
 class MoveArrays(_message.Message):
     __slots__ = ("arrays",)
@@ -456,7 +486,7 @@ class ReadBack(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsReply(_message.Message):
-    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite", "waiting_for", "drain")
+    __slots__ = ("number", "error", "values", "run_s", "traces", "not_finite", "waiting_for", "drain", "lost", "snapshot")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +495,8 @@ class RunStepsReply(_message.Message):
     NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     number: int
     error: _common_pb2.Error
     values: _containers.RepeatedCompositeFieldContainer[ReadBack]
@@ -473,7 +505,9 @@ class RunStepsReply(_message.Message):
     not_finite: _containers.RepeatedCompositeFieldContainer[NotFinite]
     waiting_for: str
     drain: DrainNotice
-    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ...) -> None: ...
+    lost: _common_pb2.Error
+    snapshot: SnapshotEnd
+    def __init__(self, number: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., values: _Optional[_Iterable[_Union[ReadBack, _Mapping]]] = ..., run_s: _Optional[float] = ..., traces: _Optional[_Iterable[_Union[StageTrace, _Mapping]]] = ..., not_finite: _Optional[_Iterable[_Union[NotFinite, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ..., lost: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotEnd, _Mapping]] = ...) -> None: ...
 
 class DrainNotice(_message.Message):
     __slots__ = ("reason", "left_s", "is_over")
@@ -580,18 +614,22 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count")
+    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count", "snapshot", "snapshot_bytes")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     ARRAY_COUNT_FIELD_NUMBER: _ClassVar[int]
     ARRAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     last_step: int
     array_count: int
     array_bytes: int
     executable_count: int
-    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ...) -> None: ...
+    snapshot: int
+    snapshot_bytes: int
+    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for")

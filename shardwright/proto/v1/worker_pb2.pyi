@@ -8,21 +8,93 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ArrayParts(_message.Message):
+    __slots__ = ("array_id", "shards", "shard_bytes")
+    ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    array_id: int
+    shards: _containers.RepeatedScalarFieldContainer[int]
+    shard_bytes: int
+    def __init__(self, array_id: _Optional[int] = ..., shards: _Optional[_Iterable[int]] = ..., shard_bytes: _Optional[int] = ...) -> None: ...
+
+class OfferPartsRequest(_message.Message):
+    __slots__ = ("session_id", "number", "complete", "arrays")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    complete: int
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., complete: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
+
+class OfferPartsReply(_message.Message):
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedCompositeFieldContainer[ArrayParts]
+    def __init__(self, missing: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
+
+class PutPartsRequest(_message.Message):
+    __slots__ = ("session_id", "arrays", "chunk")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
+    chunk: bytes
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class PutPartsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPartsRequest(_message.Message):
+    __slots__ = ("session_id", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ListPartsReply(_message.Message):
+    __slots__ = ("arrays",)
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
+    def __init__(self, arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
+
+class FetchPartsRequest(_message.Message):
+    __slots__ = ("session_id", "arrays")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
+
+class FetchPartsReply(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: bytes
+    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+
 class DaemonHello(_message.Message):
-    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation")
+    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation", "snapshot_address")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_HASH_FIELD_NUMBER: _ClassVar[int]
     SHARDWRIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     cluster_hash: str
     shardwright_version: str
     jax_version: str
     coordinator_address: str
     executor_generation: int
-    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ...) -> None: ...
+    snapshot_address: str
+    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ..., snapshot_address: _Optional[str] = ...) -> None: ...
 
 class ExecutorExited(_message.Message):
     __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address")
@@ -94,17 +166,33 @@ class Shutdown(_message.Message):
     is_failure: bool
     def __init__(self, reason: _Optional[str] = ..., is_failure: _Optional[bool] = ...) -> None: ...
 
+class KeptSession(_message.Message):
+    __slots__ = ("session_id", "number")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class RetainSnapshots(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[KeptSession]
+    def __init__(self, sessions: _Optional[_Iterable[_Union[KeptSession, _Mapping]]] = ...) -> None: ...
+
 class SupervisorCommand(_message.Message):
-    __slots__ = ("start", "stop", "refused", "shutdown")
+    __slots__ = ("start", "stop", "refused", "shutdown", "retain")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_FIELD_NUMBER: _ClassVar[int]
     start: StartExecutor
     stop: StopExecutor
     refused: Refused
     shutdown: Shutdown
-    def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    retain: RetainSnapshots
+    def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., retain: _Optional[_Union[RetainSnapshots, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
     __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid")
@@ -281,16 +369,18 @@ class StageEntry(_message.Message):
     def __init__(self, value: _Optional[str] = ..., stage: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("node", "first_device", "device_count", "transfer_address")
+    __slots__ = ("node", "first_device", "device_count", "transfer_address", "snapshot_address")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node: int
     first_device: int
     device_count: int
     transfer_address: str
-    def __init__(self, node: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ...) -> None: ...
+    snapshot_address: str
+    def __init__(self, node: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., snapshot_address: _Optional[str] = ...) -> None: ...
 
 class LoadPipeline(_message.Message):
     __slots__ = ("session_id", "executable_id", "programs", "values", "arguments", "outputs", "donated", "tasks", "peers", "stages")
@@ -368,8 +458,20 @@ class FinishCheckpoint(_message.Message):
     is_commit: bool
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., is_commit: _Optional[bool] = ...) -> None: ...
 
+class StoreSnapshot(_message.Message):
+    __slots__ = ("session_id", "number", "complete", "peers")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    number: int
+    complete: int
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., complete: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
 class ExecutorCommand(_message.Message):
-    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown", "load_pipeline", "abort")
+    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown", "load_pipeline", "store_snapshot", "abort")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +484,7 @@ class ExecutorCommand(_message.Message):
     FINISH_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     LOAD_PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    STORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     open: OpenWorkerSession
@@ -395,5 +498,6 @@ class ExecutorCommand(_message.Message):
     finish_checkpoint: FinishCheckpoint
     shutdown: Shutdown
     load_pipeline: LoadPipeline
+    store_snapshot: StoreSnapshot
     abort: AbortStep
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., load_pipeline: _Optional[_Union[LoadPipeline, _Mapping]] = ..., abort: _Optional[_Union[AbortStep, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., load_pipeline: _Optional[_Union[LoadPipeline, _Mapping]] = ..., store_snapshot: _Optional[_Union[StoreSnapshot, _Mapping]] = ..., abort: _Optional[_Union[AbortStep, _Mapping]] = ...) -> None: ...

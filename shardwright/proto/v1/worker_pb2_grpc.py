@@ -143,3 +143,212 @@ class Cluster:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class SnapshotsStub:
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.OfferParts = channel.unary_unary(
+                '/shardwright.proto.v1.Snapshots/OfferParts',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsReply.FromString,
+                _registered_method=True)
+        self.PutParts = channel.stream_unary(
+                '/shardwright.proto.v1.Snapshots/PutParts',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsReply.FromString,
+                _registered_method=True)
+        self.ListParts = channel.unary_unary(
+                '/shardwright.proto.v1.Snapshots/ListParts',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsReply.FromString,
+                _registered_method=True)
+        self.FetchParts = channel.unary_stream(
+                '/shardwright.proto.v1.Snapshots/FetchParts',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsReply.FromString,
+                _registered_method=True)
+
+
+class SnapshotsServicer:
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """
+
+    def OfferParts(self, request, context):
+        """Announces what one executor keeps here of a snapshot; the reply names what has to be put. An array id stands for the
+        same contents always: what is here already is kept on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutParts(self, request_iterator, context):
+        """Writes parts that were announced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListParts(self, request, context):
+        """Which parts of a snapshot are here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchParts(self, request, context):
+        """Reads parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SnapshotsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'OfferParts': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferParts,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsReply.SerializeToString,
+            ),
+            'PutParts': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutParts,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsReply.SerializeToString,
+            ),
+            'ListParts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListParts,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsReply.SerializeToString,
+            ),
+            'FetchParts': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchParts,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'shardwright.proto.v1.Snapshots', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('shardwright.proto.v1.Snapshots', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Snapshots:
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """
+
+    @staticmethod
+    def OfferParts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Snapshots/OfferParts',
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.OfferPartsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutParts(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/shardwright.proto.v1.Snapshots/PutParts',
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.PutPartsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListParts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Snapshots/ListParts',
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.ListPartsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchParts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/shardwright.proto.v1.Snapshots/FetchParts',
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_worker__pb2.FetchPartsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,0 +1,166 @@
+"""What a loss of a worker costs, and what snapshots cost while nothing is lost.
+
+Four nodes of one CPU device train the quickstart's GPT-2. Two sessions take turns, one with snapshots every ten steps
+and one without, in blocks of ten steps; the sums of both are compared. Then an executor is killed: the time to the next
+loss is held against a cold start of the same cluster, from its processes to its first loss.
+
+    python -m benchmarks.runtime.recovery --json build/recovery.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import numpy as np
+import psutil
+
+import shardwright as sw
+from examples.gpt2.model import PRESETS, make_steps
+from examples.gpt2.train import adamw
+from shardwright.server.security import free_port
+
+NODES = 4
+EVERY = 10
+STEPS = 200
+#: What snapshots may cost of the steps' time, …
+SNAPSHOT_LIMIT = 0.05
+#: … and a loss, as a multiple of a cold start and in seconds.
+COLD_START_LIMIT = 1.3
+LOSS_LIMIT_S = 10.0
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[tuple[list[subprocess.Popen[bytes]], str]]:
+    """Servers of that many nodes, and the address of their master."""
+    entries = [{"ip": "127.0.0.1", "port": free_port("127.0.0.1"), "devices": 1} for _ in range(nodes)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.json"
+        path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+        servers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "shardwright.server", str(path), str(task)], stderr=subprocess.DEVNULL
+            )
+            for task in range(nodes)
+        ]
+        try:
+            yield servers, f"127.0.0.1:{entries[0]['port']}"
+        finally:
+            for server in servers:
+                server.terminate()
+            for server in servers:
+                server.wait(timeout=30)
+
+
+def connect(address: str) -> sw.Session:
+    while True:
+        try:
+            return sw.connect(address)
+        except sw.ServerUnavailableError:
+            time.sleep(0.1)
+
+
+class Training:
+    """The quickstart's loop, in a session of its own."""
+
+    def __init__(self, address: str, snapshot_every: int | None) -> None:
+        self._config = PRESETS["small"]
+        init, train_step, _ = make_steps(self._config, adamw(2e-3, STEPS))
+        self.session = connect(address)
+        self._step = self.session.parallelize(train_step, donate_argnums=(0, 1), snapshot_every=snapshot_every)
+        self._state = self._step.init(init, jax.random.key(0))
+        self._random = np.random.default_rng(0)
+
+    def step(self) -> Any:
+        shape = (self._config.batch, self._config.context + 1)
+        tokens = self._random.integers(0, self._config.vocabulary, shape, np.int32)
+        params, state, loss = self._step(*self._state, tokens)
+        self._state = params, state
+        return loss
+
+    def run(self, steps: int) -> float:
+        """Seconds that so many steps take."""
+        began_s = time.perf_counter()
+        losses = [self.step() for _ in range(steps)]
+        float(losses[-1])
+        return time.perf_counter() - began_s
+
+
+def kill_executor(server: subprocess.Popen[bytes]) -> None:
+    for child in psutil.Process(server.pid).children(recursive=True):
+        if "worker.executor" in " ".join(child.cmdline()):
+            child.kill()
+
+
+def measure(steps: int) -> dict[str, Any]:
+    began_s = time.perf_counter()
+    with cluster(NODES) as (servers, address):
+        kept = Training(address, EVERY)
+        float(kept.step())
+        cold_start_s = time.perf_counter() - began_s
+        print(f"cold start {cold_start_s:.1f} s", flush=True)
+        bare = Training(address, None)
+        for training in (kept, bare):
+            training.run(EVERY)
+        with_s, without_s = [], []
+        for _ in range(steps // EVERY):
+            with_s.append(kept.run(EVERY))
+            without_s.append(bare.run(EVERY))
+            print(f"{EVERY} steps: {with_s[-1]:.2f} s with, {without_s[-1]:.2f} s without snapshots", flush=True)
+        snapshot_bytes = max(each.snapshot_bytes for each in kept.session.status().sessions)
+        bare.session.close()
+        kill_executor(servers[-1])
+        began_s = time.perf_counter()
+        float(kept.step())
+        loss_s = time.perf_counter() - began_s
+        (report,) = kept.session.recoveries
+        kept.session.close()
+    return {
+        "steps": steps,
+        "with_s": with_s,
+        "without_s": without_s,
+        "overhead": sum(with_s) / sum(without_s) - 1.0,
+        "snapshot_bytes": snapshot_bytes,
+        "cold_start_s": cold_start_s,
+        "loss_s": loss_s,
+        "report": str(report),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = parser.parse_args()
+    figures = measure(arguments.steps)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1))
+    step_s = sum(figures["without_s"]) / figures["steps"]
+    print(
+        f"snapshots every {EVERY} of {figures['steps']} steps of {1000 * step_s:.0f} ms: "
+        f"{100 * figures['overhead']:+.1f} % (limit {100 * SNAPSHOT_LIMIT:.0f} %), "
+        f"{figures['snapshot_bytes'] / 2**20:.1f} MiB in host memory"
+    )
+    ratio = figures["loss_s"] / figures["cold_start_s"]
+    print(
+        f"kill to next step {figures['loss_s']:.1f} s (limit {LOSS_LIMIT_S:.0f} s), {ratio:.2f} of a cold start of "
+        f"{figures['cold_start_s']:.1f} s (limit {COLD_START_LIMIT})\n{figures['report']}"
+    )
+    is_good = figures["overhead"] <= SNAPSHOT_LIMIT and figures["loss_s"] <= LOSS_LIMIT_S and ratio <= COLD_START_LIMIT
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

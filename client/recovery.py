@@ -1,0 +1,483 @@
+"""Training that goes on after a loss of workers: snapshots, the journal, and the replay of steps.
+
+| what happens             | what is done                                                          |
+|--------------------------|-----------------------------------------------------------------------|
+| every so many steps      | a numbered step has the nodes' daemons keep all arrays of the session |
+| the snapshot is complete | the journal forgets what came before it                               |
+| the executors are lost   | new steps are held; those without an outcome are kept                 |
+| the executors run again  | arrays of the newest complete snapshot come back under their old ids  |
+| then                     | what the journal holds is sent again, under new numbers               |
+| another loss meanwhile   | the same again, from the same snapshot                                |
+
+A step names the generation of executors that it is for: what was sent before a loss can not run after it. Programs are
+pure functions of their arguments, so that a step that runs again gives the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from shardwright.client.journal import Layouts, ReleasedArrays, SentArrays, SentStep
+from shardwright.client.stream import StepResult, StepStream
+from shardwright.client.transfer import Upload
+from shardwright.errors import (
+    ServerUnavailableError,
+    SessionError,
+    ShardwrightError,
+    StepTimeoutError,
+    UnsupportedProgramError,
+    WorkerLostError,
+)
+from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
+from shardwright.report.units import format_bytes
+
+if TYPE_CHECKING:
+    from shardwright.client.connection import MasterConnection
+    from shardwright.client.programs import StepProgram
+
+T = TypeVar("T")
+
+#: Seconds that workers have to come back.
+PATIENCE_S = 600.0
+#: Seconds between two lines that say who is waited for.
+REPORT_S = 15.0
+#: Attempts in a row: a step that kills its executor each time must not run for ever.
+ATTEMPTS = 5
+#: Snapshots that may fall due while one is under way, before calls wait for it: the journal stays bounded.
+SKIPPED_SNAPSHOTS = 2
+_POLL_S = 0.1
+
+#: What a call to a node may fail with after a loss.
+_BROKEN = (WorkerLostError, ServerUnavailableError, SessionError)
+
+_log = logging.getLogger("shardwright")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A loss that training survived.
+
+    loss: what was lost. snapshot_step: steps that the session had sent when the restored snapshot was taken.
+    restored_bytes: of its arrays; 0: all began anew. replayed_steps: steps that ran again, or for the first time.
+    lost_s: seconds from the loss until all of them had run.
+    """
+
+    loss: str
+    snapshot_step: int
+    restored_bytes: int
+    replayed_steps: int
+    lost_s: float
+
+    def __str__(self) -> str:
+        source = f"a snapshot (after step {self.snapshot_step})" if self.restored_bytes else "the beginning"
+        restored = f"restored {format_bytes(self.restored_bytes)} from {source}, replayed {self.replayed_steps} steps"
+        return f"recovered in {self.lost_s:.1f} s: {self.loss}; {restored}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Snapshot:
+    """live: arrays in it. position: entries of the journal before it. step: steps that the session had sent."""
+
+    number: int
+    live: Layouts
+    position: int
+    step: int
+    result: StepResult | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(layout.size_bytes for layout in self.live.values())
+
+
+def require_repeatable(program: StepProgram) -> None:
+    """Raises UnsupportedProgramError where a step would give other results when it runs again."""
+    if not program.is_repeatable:
+        raise UnsupportedProgramError(
+            f"{program.name} draws random numbers from a state that the devices keep (HLO's rng): a snapshot does not "
+            "hold it, so that the steps since could not be run again",
+            remedy="draw from a key that the step takes and returns (rng-bit-generator), or leave snapshot_every out",
+        )
+
+
+class _LostAgainError(Exception):
+    """The executors were lost during a recovery."""
+
+
+class Recovery:
+    """Of one session. put: writes arrays to the nodes.
+
+    It is off until `begin`; then an unsuccessful recovery turns it off again. Thread-safe; its lock is the stream's.
+    """
+
+    def __init__(self, master: MasterConnection, stream: StepStream, put: Callable[[Sequence[Upload]], None]) -> None:
+        self._master = master
+        self._stream = stream
+        self._put = put
+        self._journal = stream.journal
+        self._changed = stream.changed
+        self._base: _Snapshot | None = None  # the newest complete one
+        self._pending: _Snapshot | None = None  # the one under way
+        self._skipped = 0
+        self._every = 0
+        self._considered_step = 0  # steps that had been sent when a snapshot fell due last
+        self._is_urgent = False  # after a recovery some parts have one copy only
+        self._timed_out: set[int] = set()  # id() of results of steps that ran into their limit once
+        self._is_recovering = False
+        self._is_lost_again = False
+        self._uploading = 0
+        self.recovered: list[Recovered] = []
+        stream.guard = self
+
+    @property
+    def is_on(self) -> bool:
+        return self._journal.is_on
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        return self.is_on and (self._is_urgent or self._stream.sent_steps - self._considered_step >= self._every)
+
+    def begin(self, every: int) -> bool:
+        """Survive losses from now on, with a snapshot each `every` steps; whether there are arrays of before.
+
+        Those are safe once a first snapshot is complete. The smallest `every` of a session counts.
+        """
+        if self.is_on:
+            self._every = min(self._every, every)
+            return False
+        generation = self._await_ready("")
+        with self._changed:
+            self._stream.generation = generation
+            self._journal.is_on = True
+            has_arrays = bool(self._journal.live)
+            at, step = self._journal.position, self._stream.sent_steps
+            self._every, self._considered_step = every, step
+            self._base = None if has_arrays else _Snapshot(number=0, live={}, position=at, step=step)
+            return has_arrays
+
+    # ---- snapshots -------------------------------------------------------------------------
+
+    def take(self, take_released: Callable[[], Sequence[int]]) -> None:
+        """Take a snapshot after the last step sent, unless one is under way; the caller holds the session's lock.
+
+        take_released: arrays to free first.
+        """
+        with self._changed:
+            self._await_pending()
+            self._considered_step = self._stream.sent_steps
+            if self._pending is not None or not self.is_on:
+                self._skipped += 1
+                return
+            self._is_urgent = False
+            released = take_released()
+            self._journal.add_release(released)
+            live, at, step = dict(self._journal.live), self._journal.position, self._stream.sent_steps
+            request = master_pb2.RunStepsRequest(
+                snapshot=master_pb2.SnapshotArrays(), arguments=list(live), released=released
+            )
+            result = self._stream.submit(request, "a snapshot", is_followed=True, is_repeated=False)
+            self._pending = _Snapshot(number=0, live=live, position=at, step=step, result=result)
+
+    def _await_pending(self) -> None:
+        """Where too many fell due, wait for the one under way."""
+        while self._skipped >= SKIPPED_SNAPSHOTS and self._pending is not None and self._stream.is_usable:
+            self._changed.wait()
+
+    def end_snapshot(self, end: master_pb2.SnapshotEnd) -> None:
+        """The server says that a snapshot is complete, or has failed."""
+        with self._changed:
+            pending = self._pending
+            if pending is None or pending.result is None or pending.result.number != end.number:
+                return
+            self._pending, self._skipped = None, 0
+            self._changed.notify_all()
+            if end.HasField("error"):
+                _log.warning("no snapshot after step %d: %s", pending.step, wire.error_from_proto(end.error))
+                return
+            self._base = replace(pending, number=end.number)
+            self._journal.drop_before(pending.position)
+        _log.info(
+            "snapshot after step %d: %s, with the daemons after %.2f s",
+            pending.step, format_bytes(pending.size_bytes), end.store_s,
+        )  # fmt: skip
+
+    # ---- losses ----------------------------------------------------------------------------
+
+    def take_over(self, result: StepResult, error: ShardwrightError) -> bool:
+        """Whether the step that failed will be run again; the caller holds the lock."""
+        if not self.is_on or not isinstance(error, WorkerLostError | StepTimeoutError):
+            self._end_failed_snapshot(result, error)
+            return False
+        self._end_failed_snapshot(result, error)
+        self._start(error)
+        if isinstance(error, StepTimeoutError):
+            if id(result) in self._timed_out:
+                return False
+            self._timed_out.add(id(result))
+        return result.is_repeated
+
+    def _end_failed_snapshot(self, result: StepResult, error: ShardwrightError) -> None:
+        if self._pending is not None and self._pending.result is result:
+            if not isinstance(error, WorkerLostError):
+                _log.warning("no snapshot after step %d: %s", self._pending.step, error)
+            self._pending, self._skipped = None, 0
+            self._changed.notify_all()
+
+    def note_loss(self, error: ShardwrightError) -> None:
+        """The server says that the executors are lost."""
+        with self._changed:
+            if self.is_on:
+                self._start(error)
+
+    def _start(self, error: ShardwrightError) -> None:
+        """Begin a recovery, or begin it again; the caller holds the lock."""
+        if self._is_recovering:
+            self._is_lost_again = True
+            self._changed.notify_all()
+            return
+        self._is_recovering = True
+        self._stream.hold()
+        threading.Thread(target=self._recover, args=(error,), name="shardwright-recovery", daemon=True).start()
+
+    def _recover(self, loss: ShardwrightError) -> None:
+        began_s = time.monotonic()
+        _log.warning("%s; the session is restored once the executors run again", loss.message)
+        try:
+            for _ in range(ATTEMPTS):
+                try:
+                    replayed = self._restore_and_replay(loss.message)
+                    self._finish(loss, replayed, time.monotonic() - began_s)
+                    return
+                except _LostAgainError:
+                    continue
+            error: ShardwrightError = WorkerLostError(
+                f"{loss.message}; {ATTEMPTS} attempts to run the steps since the last snapshot again failed as well",
+                remedy="a step may end its executor each time: the servers' log says more",
+            )
+        except ShardwrightError as caught:
+            error = caught
+        except Exception as caught:  # a defect must not leave anybody waiting
+            error = wire.to_shardwright_error(caught)
+        self._give_up(error)
+
+    def _finish(self, loss: ShardwrightError, replayed: int, lost_s: float) -> None:
+        with self._changed:
+            if self._is_lost_again:
+                raise _LostAgainError
+            assert self._base is not None
+            report = Recovered(
+                loss=loss.message,
+                snapshot_step=self._base.step,
+                restored_bytes=self._base.size_bytes,
+                replayed_steps=replayed,
+                lost_s=lost_s,
+            )
+            self.recovered.append(report)
+            self._timed_out.clear()
+            self._is_recovering, self._is_urgent = False, True
+            self._stream.resume()
+        _log.warning("%s", report)
+
+    def _give_up(self, error: ShardwrightError) -> None:
+        """All arrays are gone: whoever waits is told."""
+        with self._changed:
+            unfinished = [
+                entry.result
+                for entry in self._journal.entries
+                if isinstance(entry, SentStep) and not entry.result.is_done
+            ]
+            self._journal.clear()
+            self._base = self._pending = None
+            self._timed_out.clear()
+            self._stream.generation = 0
+            self._stream.fail(unfinished, error)
+            self._is_recovering = False
+            self._stream.resume()
+        if self._stream.is_usable:
+            _log.error("the session could not be restored: %s", error)
+
+    def _restore_and_replay(self, loss: str) -> int:
+        """One attempt; returns the number of steps that were sent again. Raises _LostAgainError."""
+        self._stream.wait_until_idle()
+        with self._changed:
+            while self._uploading:
+                self._changed.wait()
+        generation = self._await_ready(loss)
+        with self._changed:
+            base, self._pending, self._skipped = self._base, None, SKIPPED_SNAPSHOTS  # none may be skipped again
+            entries = self._journal.entries
+            self._is_lost_again = False
+            self._stream.generation = generation
+            self._changed.notify_all()
+        if base is None:
+            raise WorkerLostError(
+                f"{loss}; no snapshot was complete yet", remedy="run init again, or restore a checkpoint"
+            )
+        self._restore(base)
+        replayed, released = 0, list[int]()
+        for entry in entries:
+            if self._is_lost_again:
+                raise _LostAgainError
+            match entry:
+                case SentArrays(uploads):
+                    self._upload(uploads, generation)
+                case ReleasedArrays(ids):
+                    released += ids
+                case SentStep(request, result, consumed):
+                    if result.error is not None:  # it had failed before
+                        released += consumed
+                        continue
+                    self._stream.resend(request, result)
+                    replayed += bool(request.executable_id)
+        self._stream.wait_until_idle()
+        if self._is_lost_again:
+            raise _LostAgainError
+        if released:
+            self._master.release(released)
+        return replayed
+
+    def _restore(self, base: _Snapshot) -> None:
+        order = master_pb2.RestoreSnapshot(
+            snapshot=base.number, layouts=[wire.layout_to_proto(layout) for layout in base.live.values()]
+        )
+        request = master_pb2.RunStepsRequest(restore_snapshot=order, outputs=list(base.live))
+        result = self._stream.resend(request, StepResult(0, "the restore of a snapshot", is_followed=True))
+        result.wait_for_outcome()
+        if isinstance(result.error, WorkerLostError):
+            raise _LostAgainError
+        if result.error is not None:
+            raise result.error
+
+    def _upload(self, uploads: Sequence[Upload], generation: int) -> None:
+        for is_last in (False, True):
+            try:
+                self._put(uploads)
+                return
+            except _BROKEN as error:
+                if self._is_lost_again or self._read_generation() != generation:
+                    raise _LostAgainError from None
+                if is_last or not isinstance(error, ServerUnavailableError):
+                    raise
+
+    # ---- calls that go straight to nodes -------------------------------------------------------
+
+    def put(self, uploads: Sequence[Upload]) -> None:
+        """Write arrays to the nodes; again, where a loss took them away meanwhile."""
+        if not uploads:
+            return
+        kept = [replace(each, value=np.array(each.value)) for each in uploads] if self.is_on else uploads
+        for attempt in itertools.count():
+            try:
+                with self._uploads() as generation:
+                    self._put(uploads)
+                    with self._changed:
+                        self._journal.add_arrays(kept)
+                return
+            except _BROKEN as error:
+                if not self._was_lost(generation) and not self._may_come_back(error, attempt):
+                    raise
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """The result of a call that reads arrays; again, where a loss took them away meanwhile."""
+        for attempt in itertools.count():
+            with self._changed:
+                self._await_end()
+                generation = self._stream.generation
+            try:
+                return call()
+            except _BROKEN as error:
+                if not self._was_lost(generation) and not self._may_come_back(error, attempt):
+                    raise
+        raise AssertionError("never reached")
+
+    def _may_come_back(self, error: ShardwrightError, attempt: int) -> bool:
+        """Whether it is a connection to a node that was started again, and gRPC has not dialled anew yet."""
+        return self.is_on and attempt == 0 and isinstance(error, ServerUnavailableError)
+
+    @contextmanager
+    def _uploads(self) -> Iterator[int]:
+        """While arrays are written no recovery goes on; yields the generation."""
+        with self._changed:
+            self._await_end()
+            self._uploading += 1
+            generation = self._stream.generation
+        try:
+            yield generation
+        finally:
+            with self._changed:
+                self._uploading -= 1
+                self._changed.notify_all()
+
+    def _await_end(self) -> None:
+        while self._is_recovering:
+            self._changed.wait()
+
+    def _was_lost(self, generation: int) -> bool:
+        """Whether the executors of a generation are lost, as far as the master knows; then a recovery has begun."""
+        if not self.is_on:
+            return False
+        with self._changed:
+            if self._is_recovering or self._stream.generation != generation:
+                return True
+        if self._read_generation() == generation:
+            return False
+        self.note_loss(WorkerLostError("the executors were lost"))
+        return True
+
+    # ---- the cluster -----------------------------------------------------------------------
+
+    def _read_generation(self) -> int:
+        """Of the executors that run; 0: not all do, or the master does not answer."""
+        try:
+            nodes = self._master.status().nodes
+        except ServerUnavailableError:
+            return 0
+        return nodes[0].generation if all(node.state == "ready" for node in nodes) else 0
+
+    def _await_ready(self, loss: str) -> int:
+        """The generation that runs, once all nodes are ready. Raises WorkerLostError after `PATIENCE_S`."""
+        began_s = said_s = time.monotonic()
+        while True:
+            self._stream.check_open()
+            waiting = "the master"
+            try:
+                status = self._master.status()
+            except ServerUnavailableError:
+                pass  # it may come back as long as it keeps the session: then the stream gives up
+            else:
+                self._require_session(status)
+                absent = [node for node in status.nodes if node.state != "ready"]
+                if not absent:
+                    return int(status.nodes[0].generation)
+                waiting = "; ".join(
+                    f"node {node.node.index}, {node.state}" + (f" ({node.detail})" if node.detail else "")
+                    for node in absent
+                )
+            now_s = time.monotonic()
+            if now_s - began_s > PATIENCE_S:
+                raise WorkerLostError(
+                    f"{loss}; not back within {PATIENCE_S:g} s: {waiting}".removeprefix("; "),
+                    remedy="start the missing nodes (launch_worker.sh); then run init again, or restore a checkpoint",
+                )
+            if now_s - said_s > REPORT_S:
+                said_s = now_s
+                _log.warning("waiting for %s", waiting)
+            time.sleep(_POLL_S)
+
+    def _require_session(self, status: master_pb2.StatusReply) -> None:
+        session_id = self._master.info.session_id
+        if not any(session_id.startswith(other.session_id) for other in status.sessions):
+            raise SessionError(
+                "the session is gone: the server was restarted, or the session expired",
+                remedy="connect again, and restore a checkpoint",
+            )

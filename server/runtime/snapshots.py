@@ -1,0 +1,327 @@
+"""A worker's share of snapshots: parts of arrays, kept by two daemons and taken back after a loss.
+
+A snapshot is a numbered step that copies this process' parts off its devices, so that the next step may reuse the
+buffers. Then, while training goes on, they go to the daemon of this node and to that of the next one: either node may
+be lost. Of equal shards on several processes one is kept, of another process from array to array.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import jax
+import numpy as np
+
+from shardwright.errors import (
+    DeadlineError,
+    InternalError,
+    ServerUnavailableError,
+    SessionError,
+    ShardwrightError,
+    SnapshotLostError,
+)
+from shardwright.plans.layouts import Layout, distinct_shards
+from shardwright.processes import REPORT_MARK
+from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol import wire
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
+from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions, shard_to_host
+from shardwright.server.runtime.incoming_arrays import allocate_aligned, fill
+from shardwright.server.security import Protection
+from shardwright.xla.jax_shardings import mesh_devices
+
+#: Seconds that an answer of a daemon may take, …
+CALL_TIMEOUT_S = 10.0
+#: … and one that comes with contents.
+TRANSFER_TIMEOUT_S = 3600.0
+#: Daemons that hold each part: this node's, and the next one's that answers.
+COPIES = 2
+
+T = TypeVar("T")
+#: (array id, number of the distinct shard).
+PartKey = tuple[int, int]
+#: (sequence, error, bytes stored): a command was carried out.
+OnDone = Callable[[int, ShardwrightError | None, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A shard to keep, and a device of this process that holds it. data: None where the daemons have it already."""
+
+    layout: Layout
+    position: int
+    data: np.ndarray | None
+
+
+class SnapshotWorker:
+    """One per executor process. `copy`, `restore`, `carry_out` and `forget` are called by its command thread."""
+
+    def __init__(self, store: ArrayStore, done: OnDone, protection: Protection) -> None:
+        self._store = store
+        self._done = done
+        self._protection = protection
+        self._lock = threading.Lock()
+        self._copied: dict[str, tuple[int, dict[PartKey, _Part]]] = {}  # by session: of its snapshot under way
+        self._stored: dict[str, set[int]] = {}  # by session: arrays that the daemons have
+        self._daemons: dict[str, _DaemonClient] = {}
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+
+    # ---- taking one ------------------------------------------------------------------------
+
+    def copy(self, step: master_pb2.RunStepsRequest) -> None:
+        """Copy this process' parts of the arrays off the devices, once they are computed."""
+        with self._lock:
+            known = set(self._stored.get(step.session_id, ()))
+        here = [(array_id, self._store.find(step.session_id, array_id)) for array_id in step.arguments]
+        for array_id, stored in here:
+            if stored is not None and array_id not in known:
+                stored.value.copy_to_host_async()
+        parts = {
+            (array_id, number): _Part(
+                layout=stored.layout,
+                position=position,
+                data=None if array_id in known else _copy_of(stored, position),
+            )
+            for array_id, stored in here
+            if stored is not None
+            for number, position in owned_shards(stored.layout, array_id)
+        }
+        with self._lock:
+            self._copied[step.session_id] = step.number, parts
+
+    def carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
+        """Store what was copied, in the background; answered when it is done."""
+        self._pool.submit(self._carry_out, command)
+
+    def forget(self, session_id: str) -> None:
+        """The session is closed."""
+        with self._lock:
+            self._copied.pop(session_id, None)
+            self._stored.pop(session_id, None)
+
+    def _carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
+        error, stored = None, 0
+        try:
+            stored = self._keep(command.store_snapshot)
+        except Exception as caught:
+            error = wire.to_shardwright_error(caught)
+        self._done(command.sequence, error, stored)
+
+    def _keep(self, order: worker_pb2.StoreSnapshot) -> int:
+        """Bytes that the daemons hold of this process' parts."""
+        session_id = order.session_id
+        with self._lock:
+            number, parts = self._copied.pop(session_id, (0, {}))
+            self._stored.pop(session_id, None)  # until it went well
+        if number != order.number:
+            raise SessionError("nothing was copied for this snapshot")
+        sizes = {key: part.layout.shard_bytes for key, part in parts.items()}
+        copies, failures = 0, list[ShardwrightError]()
+        for peer in _from_own(order.peers):  # one that does not answer leaves its copy to the next
+            if copies == COPIES:
+                break
+            try:
+                daemon = self._daemon(peer.snapshot_address)
+                missing = daemon.offer(order, sizes)
+                daemon.put(session_id, {key: self._contents(session_id, key, parts[key]) for key in missing})
+                copies += 1
+            except (ServerUnavailableError, DeadlineError) as error:
+                failures.append(error)
+        if not copies and failures:
+            raise failures[0]
+        for failure in failures:
+            print(f"{REPORT_MARK}snapshot of step {number}: {failure.message}", file=sys.stderr, flush=True)
+        with self._lock:
+            self._stored[session_id] = {array_id for array_id, _ in parts}
+        return copies * sum(sizes.values())
+
+    def _contents(self, session_id: str, key: PartKey, part: _Part) -> np.ndarray:
+        if part.data is not None:
+            return part.data
+        (stored,) = self._store.get_all(session_id, [key[0]])  # a daemon lost what it had
+        return _copy_of(stored, part.position)
+
+    def _daemon(self, address: str) -> _DaemonClient:
+        if not address:
+            raise ServerUnavailableError("a node's daemon is not there")
+        if address not in self._daemons:
+            self._daemons[address] = _DaemonClient(self._protection, address)
+        return self._daemons[address]
+
+    # ---- taking it back --------------------------------------------------------------------
+
+    def restore(self, step: master_pb2.RunStepsRequest, peers: Sequence[worker_pb2.Peer]) -> None:
+        """Put this process' shards of a snapshot's arrays on its devices again."""
+        order = step.restore_snapshot
+        layouts = {
+            array_id: wire.layout_from_proto(layout)
+            for array_id, layout in zip(step.outputs, order.layouts, strict=True)
+        }
+        needed = {array_id: local_shards(layout) for array_id, layout in layouts.items()}
+        sizes = {
+            (array_id, number): layouts[array_id].shard_bytes
+            for array_id, numbers in needed.items()
+            for number in numbers
+        }
+        contents = self._fetch(step.session_id, order.snapshot, sizes, peers)
+        made = []
+        for array_id, numbers in needed.items():
+            if numbers:
+                layout = layouts[array_id]
+                pieces = [
+                    contents[array_id, number].view(layout.dtype).reshape(layout.shard_shape) for number in numbers
+                ]
+                made.append((array_id, from_pieces(pieces, layout)))
+        self._store.add(step.session_id, made)
+
+    def _fetch(
+        self, session_id: str, number: int, sizes: Mapping[PartKey, int], peers: Sequence[worker_pb2.Peer]
+    ) -> dict[PartKey, np.ndarray]:
+        if not sizes:
+            return {}
+        held: list[tuple[_DaemonClient, set[PartKey]]] = []
+        silent: list[int] = []
+        for peer in _from_own(peers):
+            try:
+                daemon = self._daemon(peer.snapshot_address)
+                held.append((daemon, daemon.list_parts(session_id, number)))
+            except (ServerUnavailableError, DeadlineError):
+                silent.append(peer.node)
+        lost = set(sizes).difference(*(parts for _, parts in held))
+        if lost:
+            raise SnapshotLostError(
+                f"the snapshot of step {number} is lost: both nodes that held {len(lost)} of its parts ended"
+                + (f"; nodes {', '.join(map(str, silent))} do not answer" if silent else ""),
+                remedy="restore a checkpoint (step.restore), or run init again; save checkpoints besides",
+            )
+        contents: dict[PartKey, np.ndarray] = {}
+        for daemon, parts in held:  # this node's first
+            wanted = {key: size for key, size in sizes.items() if key in parts and key not in contents}
+            contents.update(daemon.fetch(session_id, wanted))
+        return contents
+
+
+class _DaemonClient:
+    """Calls of one daemon's Snapshots service. Raises our errors."""
+
+    def __init__(self, protection: Protection, address: str) -> None:
+        self._address = address
+        self._metadata = protection.metadata
+        self._channel = protection.channel(address)
+
+    def offer(self, order: worker_pb2.StoreSnapshot, sizes: Mapping[PartKey, int]) -> list[PartKey]:
+        """The parts that it has not got."""
+        request = worker_pb2.OfferPartsRequest(
+            session_id=order.session_id, number=order.number, complete=order.complete, arrays=parts_of(sizes, sizes)
+        )
+        call = self._channel.unary_unary(
+            f"/{SNAPSHOTS}/OfferParts",
+            request_serializer=worker_pb2.OfferPartsRequest.SerializeToString,
+            response_deserializer=worker_pb2.OfferPartsReply.FromString,
+        )
+        return list(keys_of(self._ask(lambda: call(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)).missing))
+
+    def put(self, session_id: str, contents: Mapping[PartKey, np.ndarray]) -> None:
+        if not contents:
+            return
+        call = self._channel.stream_unary(
+            f"/{SNAPSHOTS}/PutParts",
+            request_serializer=serializer_of,
+            response_deserializer=worker_pb2.PutPartsReply.FromString,
+        )
+
+        def requests() -> Iterator[ChunkedMessage[worker_pb2.PutPartsRequest]]:
+            first = worker_pb2.PutPartsRequest(session_id=session_id, arrays=parts_of(contents))
+            yield ChunkedMessage(message=first)
+            rest = worker_pb2.PutPartsRequest(session_id=session_id)
+            for pieces in cut_chunks(map(_bytes_of, contents.values()), wire.CHUNK_BYTES):
+                yield ChunkedMessage(message=rest, pieces=pieces)
+
+        self._ask(lambda: call(requests(), timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata))
+
+    def list_parts(self, session_id: str, number: int) -> set[PartKey]:
+        request = worker_pb2.ListPartsRequest(session_id=session_id, number=number)
+        call = self._channel.unary_unary(
+            f"/{SNAPSHOTS}/ListParts",
+            request_serializer=worker_pb2.ListPartsRequest.SerializeToString,
+            response_deserializer=worker_pb2.ListPartsReply.FromString,
+        )
+        return set(keys_of(self._ask(lambda: call(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)).arrays))
+
+    def fetch(self, session_id: str, sizes: Mapping[PartKey, int]) -> dict[PartKey, np.ndarray]:
+        """Contents of parts, as bytes; sizes: of each."""
+        if not sizes:
+            return {}
+        request = worker_pb2.FetchPartsRequest(session_id=session_id, arrays=parts_of(sizes))
+        call = self._channel.unary_stream(
+            f"/{SNAPSHOTS}/FetchParts",
+            request_serializer=worker_pb2.FetchPartsRequest.SerializeToString,
+            response_deserializer=parser_of(worker_pb2.FetchPartsReply),
+        )
+        contents = {key: allocate_aligned(size) for key, size in sizes.items()}
+        empty = deque(part for part in contents.values() if part.size)
+
+        def receive() -> None:
+            for reply in call(request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata):
+                for piece in reply.pieces:
+                    fill(empty, np.frombuffer(piece, np.uint8))
+
+        self._ask(receive)
+        if empty:
+            raise InternalError("parts of a snapshot ended early", where=self._address)
+        return contents
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            wire.raise_from_rpc(error, where=self._address)
+
+
+def owned_shards(layout: Layout, array_id: int) -> Iterator[tuple[int, int]]:
+    """(number, position of a device here) of the distinct shards that this process keeps."""
+    devices, here = mesh_devices(), jax.process_index()
+    for number, shard in enumerate(distinct_shards(layout, layout.devices)):
+        processes = sorted({devices[position].process_index for position in shard.holders})
+        if processes[(array_id + number) % len(processes)] == here:
+            yield number, next(position for position in shard.holders if devices[position].process_index == here)
+
+
+def local_shards(layout: Layout) -> tuple[int, ...]:
+    """Numbers of the distinct shards that devices of this process hold, in the order that `from_pieces` takes."""
+    numbers = {
+        position: number
+        for number, shard in enumerate(distinct_shards(layout, layout.devices))
+        for position in shard.holders
+    }
+    return tuple(numbers[shard.holders[0]] for shard in distinct_shards(layout, local_positions()))
+
+
+def _from_own(peers: Sequence[worker_pb2.Peer]) -> Iterator[worker_pb2.Peer]:
+    """Nodes in the order of the ring, this process' first."""
+    position = next(iter(local_positions()))
+    own = next(
+        number
+        for number, peer in enumerate(peers)
+        if peer.first_device <= position < peer.first_device + peer.device_count
+    )
+    return itertools.chain(peers[own:], peers[:own])
+
+
+def _copy_of(stored: StoredArray, position: int) -> np.ndarray:
+    """A shard in host memory of its own: on CPU, JAX gives a view of the device's buffer."""
+    host = shard_to_host(stored, position)
+    return host.copy() if jax.default_backend() == "cpu" else host
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+"""The gRPC shell of a daemon's `SnapshotStore`: executors put parts here, and fetch them after a loss.
+
+In threads of its own, beside the daemon's event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent import futures
+
+import grpc
+import numpy as np
+
+from shardwright.clusters.cluster import join_address
+from shardwright.errors import ArrayError
+from shardwright.proto.v1 import worker_pb2
+from shardwright.protocol import wire
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
+from shardwright.server.handlers import abort
+from shardwright.server.security import Protection, TokenInterceptor
+from shardwright.server.worker.snapshot_store import PartKey, SnapshotStore
+
+_THREADS = 8
+
+
+class SnapshotServer:
+    """Serves a store on a port of its own. Starts at once; `close` ends it."""
+
+    def __init__(self, host: str, protection: Protection, *, limit_bytes: int) -> None:
+        self._store = SnapshotStore(limit_bytes)
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="snapshots"),
+            interceptors=[TokenInterceptor(protection)],
+            options=wire.CHANNEL_OPTIONS,
+        )
+        handlers = {
+            "OfferParts": grpc.unary_unary_rpc_method_handler(
+                self.offer_parts, worker_pb2.OfferPartsRequest.FromString, worker_pb2.OfferPartsReply.SerializeToString
+            ),
+            "PutParts": grpc.stream_unary_rpc_method_handler(
+                self.put_parts, parser_of(worker_pb2.PutPartsRequest), worker_pb2.PutPartsReply.SerializeToString
+            ),
+            "ListParts": grpc.unary_unary_rpc_method_handler(
+                self.list_parts, worker_pb2.ListPartsRequest.FromString, worker_pb2.ListPartsReply.SerializeToString
+            ),
+            "FetchParts": grpc.unary_stream_rpc_method_handler(
+                self.fetch_parts, worker_pb2.FetchPartsRequest.FromString, serializer_of
+            ),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SNAPSHOTS, handlers),))
+        self.address = join_address(host, protection.bind(self._server, host, 0))
+        self._server.start()
+
+    def retain(self, oldest: Mapping[str, int]) -> None:
+        """See `SnapshotStore.retain`."""
+        self._store.retain(oldest)
+
+    def close(self) -> None:
+        self._server.stop(grace=None)
+
+    def offer_parts(
+        self, request: worker_pb2.OfferPartsRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.OfferPartsReply:
+        sizes = {key: array.shard_bytes for array in request.arrays for key in keys_of([array])}
+        try:
+            missing = self._store.offer(request.session_id, request.number, request.complete, sizes)
+        except Exception as caught:
+            abort(context, wire.to_shardwright_error(caught))
+        return worker_pb2.OfferPartsReply(missing=parts_of(missing))
+
+    def put_parts(
+        self, requests: Iterator[ChunkedMessage[worker_pb2.PutPartsRequest]], context: grpc.ServicerContext
+    ) -> worker_pb2.PutPartsReply:
+        try:
+            self._put(requests)
+        except Exception as caught:
+            abort(context, wire.to_shardwright_error(caught))
+        return worker_pb2.PutPartsReply()
+
+    def _put(self, requests: Iterable[ChunkedMessage[worker_pb2.PutPartsRequest]]) -> None:
+        arriving = _ArrivingParts(self._store)
+        for parcel in requests:
+            arriving.announce(parcel.message.session_id, keys_of(parcel.message.arrays))
+            for piece in parcel.pieces or (memoryview(b""),):
+                arriving.take(np.frombuffer(piece, np.uint8))
+        arriving.require_none()
+
+    def list_parts(
+        self, request: worker_pb2.ListPartsRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.ListPartsReply:
+        del context
+        return worker_pb2.ListPartsReply(arrays=parts_of(self._store.list_parts(request.session_id, request.number)))
+
+    def fetch_parts(
+        self, request: worker_pb2.FetchPartsRequest, context: grpc.ServicerContext
+    ) -> Iterator[ChunkedMessage[worker_pb2.FetchPartsReply]]:
+        contents = (self._store.get(request.session_id, key).data for key in keys_of(request.arrays))
+        try:
+            for pieces in cut_chunks(contents, wire.CHUNK_BYTES):
+                yield ChunkedMessage(message=worker_pb2.FetchPartsReply(), pieces=pieces)
+        except Exception as caught:
+            abort(context, wire.to_shardwright_error(caught))
+
+
+class _ArrivingParts:
+    """Contents of announced parts, in one run of bytes."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+        self._waiting: deque[tuple[str, PartKey, np.ndarray]] = deque()  # what is still empty of each
+
+    def announce(self, session_id: str, keys: Iterable[PartKey]) -> None:
+        self._waiting.extend((session_id, key, self._store.buffer(session_id, key)) for key in keys)
+
+    def take(self, data: np.ndarray) -> None:
+        while self._waiting and (data.size or not self._waiting[0][2].size):
+            session_id, key, room = self._waiting.popleft()
+            count = min(room.size, data.size)
+            room[:count] = data[:count]
+            data = data[count:]
+            if count < room.size:
+                self._waiting.appendleft((session_id, key, room[count:]))
+            else:
+                self._store.complete(session_id, key)
+        if data.size:
+            raise ArrayError(f"{data.size} bytes that belong to no part")
+
+    def require_none(self) -> None:
+        if self._waiting:
+            raise ArrayError(f"the contents of {len(self._waiting)} parts ended early")

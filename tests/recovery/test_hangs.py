@@ -1,0 +1,59 @@
+"""Executors that hang: the watchdog replaces them, and training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shardwright as sw
+from tests.client.clusters import start_nodes
+from tests.recovery.training import assert_same, run
+from tests.server.raw_client import Server
+
+pytestmark = pytest.mark.slow
+
+
+def maybe_endless(x: jax.Array, is_endless: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda value: (value[0] < 0) | is_endless, jnp.sin, x)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
+    servers, session = start_nodes(tmp_path_factory.mktemp("hangs"), [1, 1], "--silence", "5")
+    yield servers, session
+    session._state.close_quietly()
+    for server in servers:
+        for process in server.family():
+            process.resume()
+        server.stop()
+
+
+def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:
+    servers, session = cluster
+    expected = run(session, 16)
+
+    def disturb(number: int) -> None:
+        if number == 9:
+            servers[1].executors()[0].suspend()
+
+    with sw.connect(session._state.master.address) as protected:
+        assert_same(run(protected, 16, snapshot_every=4, after_call=disturb), expected)
+        (report,) = protected.recoveries
+        assert "has been silent" in report.loss
+
+
+def test_an_endless_step_is_tried_once_more_and_then_fails(cluster: tuple[list[Server], sw.Session]) -> None:
+    with sw.connect(cluster[1]._state.master.address, snapshot_every=2) as session:
+        step = session.parallelize(maybe_endless, step_timeout=4)
+        x = np.full(4, 0.5, np.float32)
+        results = [step(x, False) for _ in range(5)]
+        with pytest.raises(sw.StepTimeoutError, match="did not end within 4 s"):
+            np.asarray(step(x, True))
+        for result in results:
+            np.testing.assert_array_equal(result, x)
+        np.testing.assert_array_equal(step(results[0], False), x)
+        assert len(session.recoveries) == 1

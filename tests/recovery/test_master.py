@@ -1,0 +1,129 @@
+"""Snapshots as the master orders them: `MasterState` without a network."""
+
+from __future__ import annotations
+
+from shardwright.errors import ArrayError, ServerUnavailableError, WorkerLostError
+from shardwright.server.master import events as ev
+from tests.server.simulation import World, ready_world
+
+SNAPSHOT = {"executable_id": "", "snapshot": ev.SnapshotStepInfo(is_restore=False), "generation": 1}
+
+
+def snapshots_told(world: World) -> list[ev.SnapshotEnded]:
+    return [notice.snapshot for notice in world.take(ev.Notice) if notice.snapshot is not None]
+
+
+def lose_executors(world: World) -> None:
+    """Node 1's executor dies; those of the next generation run."""
+    world.executor_dies(1)
+    world.orders.clear()
+    world.executor_dies(0)
+    for node in range(world.node_count):
+        world.executor_joins(node)
+    world.all_done()
+
+
+def test_a_snapshot_is_complete_when_all_executors_have_stored_it() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (), **SNAPSHOT)
+    world.all_done_of(ev.RunOnWorkers)
+    assert [reply.error for reply in world.take(ev.ReplyStep)] == [None]
+    (store,) = world.orders
+    assert isinstance(store, ev.StoreOnWorkers)
+    assert (store.number, store.complete) == (1, 0)
+    world.step(2, (1, 2), (8, 9))  # training goes on
+    world.done(store.sequence, 0, written_bytes=16)
+    assert not snapshots_told(world)
+    assert not world.take(ev.RetainOnDaemons)
+    world.now_s += 2
+    world.done(store.sequence, 1, written_bytes=24)
+    assert snapshots_told(world) == [ev.SnapshotEnded(number=1, kept_bytes=40, store_s=2.0)]
+    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=(("s", 1),))], "older ones may go"
+    world.send(ev.StepsOpened(stream=5, session_id="s"))
+    assert [end.number for end in snapshots_told(world)] == [1], "told again where the connection broke"
+
+
+def test_a_snapshot_that_cannot_be_stored_leaves_the_one_before() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (), **SNAPSHOT)
+    world.all_done()
+    world.take(ev.Notice), world.take(ev.RetainOnDaemons)
+    world.step(2, (1, 2), (), **SNAPSHOT)
+    world.all_done_of(ev.RunOnWorkers)
+    world.all_done_of(ev.StoreOnWorkers, error=ServerUnavailableError("the daemon of node 1 is not there"))
+    (end,) = snapshots_told(world)
+    assert end.number == 2
+    assert isinstance(end.error, ServerUnavailableError)
+    assert not world.take(ev.RetainOnDaemons)
+    assert world.state.sessions["s"].snapshots.complete == 1
+
+
+def test_clients_that_name_a_generation_are_told_of_its_end() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (8, 9), generation=1)
+    world.all_done()
+    assert not world.take(ev.Notice)
+    world.executor_dies(1)
+    (notice,) = world.take(ev.Notice)
+    assert isinstance(notice.lost, WorkerLostError)
+
+
+def test_others_are_not() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (8, 9))
+    world.all_done()
+    world.executor_dies(1)
+    assert not world.take(ev.Notice)
+
+
+def test_a_step_of_a_generation_that_is_over_is_refused_at_once() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (8, 9), generation=1)
+    world.all_done()
+    lose_executors(world)
+    world.take(ev.ReplyStep)
+    world.step(2, (50, 51), (10, 11), generation=1)  # its arguments would come, or were lost on their way
+    (reply,) = world.take(ev.ReplyStep)
+    assert isinstance(reply.error, WorkerLostError)
+    assert world.runs() == []
+
+
+def test_after_a_restore_arrays_have_their_old_ids_and_steps_run_again() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (8, 9), generation=1)
+    world.all_done()
+    lose_executors(world)
+    world.take(ev.ReplyStep)
+    restore = ev.SnapshotStepInfo(is_restore=True, output_bytes=(8,))
+    world.step(2, (), (1,), executable_id="", snapshot=restore, generation=2)
+    world.step(3, (1, 2), (8, 9), generation=2)
+    world.all_done()
+    assert [reply.number for reply in world.take(ev.ReplyStep)] == [2], "array 2 is unknown now, not lost: step 3 waits"
+    world.arrives(2)
+    world.all_done()
+    assert [reply.error for reply in world.take(ev.ReplyStep)] == [None]
+    world.step(4, (1, 9), (12, 13), generation=2)
+    (reply,) = world.take(ev.ReplyStep)
+    assert isinstance(reply.error, ArrayError), "array 1 was donated again"
+
+
+def test_daemons_hear_what_to_keep_when_they_join_and_when_a_session_ends() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (), **SNAPSHOT)
+    world.all_done()
+    world.take(ev.RetainOnDaemons)
+    world.node_leaves(1)
+    world.daemon_joins(1, snapshot_address="host:7")
+    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=(("s", 1),))]
+    assert world.state.formation.nodes[1].snapshot_address == "host:7"
+    world.send(ev.SessionClosed(call=9, session_id="s"))
+    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=())]
+
+
+def test_a_store_that_takes_long_is_nothing_that_everybody_waits_for() -> None:
+    world = ready_world()
+    world.step(1, (1, 2), (), **SNAPSHOT)
+    world.all_done_of(ev.RunOnWorkers)
+    world.passes(60)
+    assert world.state.summary == "ready"
+    assert not world.take(ev.StopExecutor)
