@@ -38,8 +38,8 @@ _SECONDS = {
 }
 
 
-def _seconds(text: str) -> float:
-    """Argparse's type of a positive number of seconds."""
+def _positive(text: str) -> float:
+    """Argparse's type of a positive number."""
     value = float(text)
     if not 0 < value < math.inf:
         raise ValueError
@@ -61,8 +61,14 @@ def _parser() -> argparse.ArgumentParser:
     for option, (limit, text) in _SECONDS.items():
         default = getattr(Limits(), limit)
         parser.add_argument(
-            option, type=_seconds, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
+            option, type=_positive, default=default, metavar="SECONDS", dest=limit, help=f"{text} ({default:g})"
         )
+    parser.add_argument(
+        "--snapshot-memory",
+        type=_positive,
+        metavar="GIB",
+        help="host memory of this node for snapshots of all sessions (half of the machine's)",
+    )
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--embedded", type=int, metavar="DEVICES", help="serve CPU devices to the process at stdin and stdout"
@@ -83,7 +89,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("shardwright").setLevel(options.log_level.upper())
-    limits = Limits(**{limit: getattr(options, limit) for limit, _ in _SECONDS.values()})
+    limits = Limits(
+        snapshot_bytes=int((options.snapshot_memory or 0.0) * (1 << 30)),
+        **{limit: getattr(options, limit) for limit, _ in _SECONDS.values()},
+    )
     try:
         if options.embedded is not None:
             return _start_embedded(options.embedded, limits)
