@@ -53,6 +53,8 @@ PATIENCE_S = 600.0
 REPORT_S = 15.0
 #: Attempts in a row: a step that kills its executor each time must not run for ever.
 ATTEMPTS = 5
+#: Snapshots in a row that may fail before what came since the last good one is forgotten.
+FAILED_SNAPSHOTS = 3
 #: Snapshots that may fall due while one is under way, before calls wait for it: the journal stays bounded.
 SKIPPED_SNAPSHOTS = 2
 _POLL_S = 0.1
@@ -128,6 +130,7 @@ class Recovery:
         self._base: _Snapshot | None = None  # the newest complete one
         self._pending: _Snapshot | None = None  # the one under way
         self._skipped = 0
+        self._failed = 0  # in a row
         self._every = 0
         self._considered_step = 0  # steps that had been sent when a snapshot fell due last
         self._is_urgent = False  # after a recovery some parts have one copy only
@@ -182,6 +185,8 @@ class Recovery:
             released = take_released()
             self._journal.add_release(released)
             live, at, step = dict(self._journal.live), self._journal.position, self._stream.sent_steps
+            if self._base is None:
+                self._journal.drop_before(at)  # there is nothing that it could follow
             request = master_pb2.RunStepsRequest(
                 snapshot=master_pb2.SnapshotArrays(), arguments=list(live), released=released
             )
@@ -202,14 +207,25 @@ class Recovery:
             self._pending, self._skipped = None, 0
             self._changed.notify_all()
             if end.HasField("error"):
-                _log.warning("no snapshot after step %d: %s", pending.step, wire.error_from_proto(end.error))
+                self._count_failure(pending, wire.error_from_proto(end.error))
                 return
+            self._failed = 0
             self._base = replace(pending, number=end.number)
             self._journal.drop_before(pending.position)
         _log.info(
             "snapshot after step %d: %s, with the daemons after %.2f s",
             pending.step, format_bytes(pending.size_bytes), end.store_s,
         )  # fmt: skip
+
+    def _count_failure(self, snapshot: _Snapshot, error: ShardwrightError) -> None:
+        """The journal must not grow for ever: after some failures the session is on its own until one succeeds."""
+        self._failed += 1
+        _log.warning("no snapshot after step %d: %s", snapshot.step, error)
+        if self._failed == FAILED_SNAPSHOTS:
+            self._base = None
+            _log.warning(
+                "%d snapshots failed in a row: until one succeeds, a loss of workers is an error", self._failed
+            )
 
     # ---- losses ----------------------------------------------------------------------------
 
@@ -229,7 +245,7 @@ class Recovery:
     def _end_failed_snapshot(self, result: StepResult, error: ShardwrightError) -> None:
         if self._pending is not None and self._pending.result is result:
             if not isinstance(error, WorkerLostError):
-                _log.warning("no snapshot after step %d: %s", self._pending.step, error)
+                self._count_failure(self._pending, error)
             self._pending, self._skipped = None, 0
             self._changed.notify_all()
 
@@ -321,7 +337,7 @@ class Recovery:
             self._changed.notify_all()
         if base is None:
             raise WorkerLostError(
-                f"{loss}; no snapshot was complete yet", remedy="run init again, or restore a checkpoint"
+                f"{loss}; there is no snapshot to restore", remedy="run init again, or restore a checkpoint"
             )
         self._restore(base)
         replayed, released = 0, list[int]()

@@ -57,12 +57,13 @@ def _notice(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LimitOption:
-    """An option that sets a limit. read: argparse's type."""
+    """An option that sets a limit. read: argparse's type. default_text: the default, where its value says little."""
 
     flag: str
     limit: str
     read: Callable[[str], float]
     help: str
+    default_text: str = ""
 
     @property
     def default(self) -> Any:
@@ -73,7 +74,7 @@ class _LimitOption:
         shown = format_bytes(self.default) if self.read is _bytes else f"{self.default:g}".replace("inf", "no limit")
         parser.add_argument(
             self.flag, type=self.read, default=self.default, metavar=metavar, dest=self.limit,
-            help=f"{self.help} ({shown})",
+            help=f"{self.help} ({self.default_text or shown})",
         )  # fmt: skip
 
 
@@ -102,6 +103,13 @@ _LIMIT_OPTIONS = (
     ),
     _LimitOption(
         "--session-programs", "session_program_bytes", _bytes, "what a session's programs may take, compressed"
+    ),
+    _LimitOption(
+        "--snapshot-memory",
+        "snapshot_bytes",
+        _bytes,
+        "host memory of this node for snapshots of all sessions",
+        default_text="half of the machine's",
     ),
     _LimitOption("--session-idle", "session_idle_s", _seconds, "how long a session may go without a call"),
 )

@@ -54,3 +54,29 @@ def test_random_numbers_of_the_devices_are_refused() -> None:
         step = session.program(RANDOM_HLO)
         with pytest.raises(sw.UnsupportedProgramError, match="random numbers from a state"):
             step(np.ones(4, np.float32))
+
+
+@pytest.mark.slow
+def test_without_room_for_snapshots_training_goes_on_and_the_client_keeps_little(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (server,), session = start_nodes(tmp_path, [1], "--snapshot-memory", "1KiB")
+    try:
+        journal = session._state._stream.journal
+
+        def look(number: int) -> None:
+            assert len(journal.entries) < 2 * 5 * 12, "uploads and steps of some intervals"
+            if number == 100:
+                wait_until(lambda: "3 snapshots failed in a row" in caplog.text)
+
+        assert run(session, 100, snapshot_every=5, after_call=look).count == 100
+        assert "the limit is 1.05 KiB" in caplog.text
+        step = session.parallelize(train, donate_argnums=0, snapshot_every=5)
+        state, loss = step(step.init(initial, jax.random.key(0)), next(batches(1)))
+        float(loss)
+        server.executors()[0].kill()
+        with pytest.raises(sw.WorkerLostError, match="there is no snapshot to restore"):
+            float(step(state, next(batches(1)))[1])
+    finally:
+        session._state.close_quietly()
+        server.stop()
