@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -90,6 +91,28 @@ class Dialer:
         return grpc.secure_channel(address, self._credentials, options=wire.CHANNEL_OPTIONS)
 
 
+class Cancellation:
+    """Ends the calls of another thread, now and later ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end: Callable[[], object] = lambda: None
+        self.is_cancelled = False
+
+    def attach(self, end: Callable[[], object]) -> None:
+        """`end` ends the call that now runs."""
+        with self._lock:
+            self._end = end
+            is_late = self.is_cancelled
+        if is_late:
+            end()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled, end = True, self._end
+        end()
+
+
 class MasterConnection:
     """The master's calls for one session."""
 
@@ -99,6 +122,7 @@ class MasterConnection:
         self._channel = dialer.dial(address)
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._client_version = self._server_version = ""
+        self.is_closed = False
         self.info: SessionInfo
 
     def open(self, client_version: str) -> SessionInfo:
@@ -154,6 +178,7 @@ class MasterConnection:
 
     def close(self) -> None:
         """Closes the session (where the server still answers) and the channel."""
+        self.is_closed = True
         try:
             request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
             self._stub.CloseSession(request, timeout=5.0, metadata=self._metadata)
@@ -179,15 +204,21 @@ class MasterConnection:
         options: PlanOptions,
         on_progress: Callable[[PlanProgress], None],
         devices: range | None = None,
+        *,
+        takes_first: bool = False,
+        cancellation: Cancellation | None = None,
     ) -> tuple[str, Plan | PipelinePlan]:
         """(plan id, plan) for these devices of the cluster, default all.
 
         on_progress: called during planning; an exception from it ends the planning.
+        takes_first: the first plan that fits will do.
+        cancellation: of a plan that nobody waits for, made at the lowest priority.
         """
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
+        request.first_plan, request.in_background = takes_first, cancellation is not None
         unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)
         plan_id = ""
-        with closing(self._stream(self._stub.PlanProgram, request)) as replies:
+        with closing(self._stream(self._stub.PlanProgram, request, cancellation)) as replies:
             for reply in replies:
                 kind = reply.WhichOneof("kind")
                 if kind == "progress":
@@ -198,10 +229,15 @@ class MasterConnection:
                     unpacker.feed(reply.plan_chunk)
         return plan_id, to_user_plan(plan_from_json(unpacker.text(), hlo_text=hlo_text))
 
-    def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
+    def load(
+        self,
+        plan_id: str,
+        on_progress: Callable[[str, float], None],
+        cancellation: Cancellation | None = None,
+    ) -> master_pb2.LoadResult:
         """Compiles and loads a plan on every worker."""
         request = master_pb2.LoadPlanRequest(session_id=self.info.session_id, plan_id=plan_id)
-        for reply in self._stream(self._stub.LoadPlan, request):
+        for reply in self._stream(self._stub.LoadPlan, request, cancellation):
             if reply.WhichOneof("kind") == "result":
                 result: master_pb2.LoadResult = reply.result
                 return result
@@ -260,9 +296,13 @@ class MasterConnection:
             ) from None
         wire.raise_from_rpc(error, where=self.address)
 
-    def _stream(self, method: Callable[..., Any], request: Any) -> Generator[Any, None, None]:
-        """Replies of a call; closing the generator cancels it."""
+    def _stream(
+        self, method: Callable[..., Any], request: Any, cancellation: Cancellation | None = None
+    ) -> Generator[Any, None, None]:
+        """Replies of a call; closing the generator cancels it, and so does `cancellation` from another thread."""
         call = method(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
+        if cancellation is not None:
+            cancellation.attach(call.cancel)
         try:
             yield from call
         except grpc.RpcError as error:

@@ -57,8 +57,8 @@ def plan_with_cache(
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
     clock: of the deadline; None starts one now.
 
-    Plans cut short, by a deadline or because the first one was asked for, are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA
-    rejects.
+    Plans cut short, by a deadline or because the first one was asked for, are not cached. Raises the errors of
+    `plan_step`, and PlanError on a program XLA rejects.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)

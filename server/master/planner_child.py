@@ -24,7 +24,6 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 from shardwright.xla.messages import read_message, write_message
 
-
 #: What is added to the niceness of a planner that nobody waits for.
 LOWEST_PRIORITY = 19
 
