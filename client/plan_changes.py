@@ -23,6 +23,7 @@ class PlanChange:
     elapsed_s: since planning began, of the step or of its last `replan`.
     calls: of the step, before it.
     detail: the plan in a word, or a reason.
+    planning_s: seconds that the planner took for it; the rest is compiling and loading. 0.0: not known.
     predicted_s: seconds a step of the plan; 0.0: not known.
     gain: the part of the running plan's predicted step that it saves.
     before_s, after_s: seconds a step of the plan before and of the new one, medians of measured steps; 0.0: not known.
@@ -32,6 +33,7 @@ class PlanChange:
     elapsed_s: float
     calls: int
     detail: str = ""
+    planning_s: float = 0.0
     predicted_s: float = 0.0
     gain: float = 0.0
     before_s: float = 0.0
@@ -43,7 +45,8 @@ class PlanChange:
         measured = f"measured {self.before_s * 1e3:.3f} ms a step before, {self.after_s * 1e3:.3f} ms now"
         match self.kind:
             case "first plan":
-                return f"first plan after {self.elapsed_s:.1f} s: {predicted}; the search goes on"
+                planned = f"first plan in {self.planning_s:.1f} s, ready after {self.elapsed_s:.1f} s"
+                return f"{planned}: {predicted}; the search goes on"
             case "better plan":
                 return f"better plan {at}: {predicted}, {self.gain:.1%} less"
             case "no better plan":
@@ -83,6 +86,7 @@ class PlanHistory:
         kind: str,
         detail: str = "",
         *,
+        planning_s: float = 0.0,
         predicted_s: float = 0.0,
         gain: float = 0.0,
         before_s: float = 0.0,
@@ -91,8 +95,8 @@ class PlanHistory:
         """Logs and keeps an event of now; see `PlanChange`."""
         elapsed_s = time.monotonic() - self._begun_s
         change = PlanChange(
-            kind=kind, detail=detail, elapsed_s=elapsed_s, calls=self.calls, predicted_s=predicted_s, gain=gain,
-            before_s=before_s, after_s=after_s,
+            kind=kind, detail=detail, elapsed_s=elapsed_s, calls=self.calls, planning_s=planning_s,
+            predicted_s=predicted_s, gain=gain, before_s=before_s, after_s=after_s,
         )  # fmt: skip
         _log.log(logging.WARNING if kind == "search ended" else logging.INFO, "%s: %s", self._name, change)
         self._changes.append(change)

@@ -482,7 +482,12 @@ class Step:
         if self._first is None:
             return
         (first, choices), self._first = self._first, None
-        self._history.add("first plan", describe_plan(first.plan), predicted_s=predicted_step_s(first.plan))
+        self._history.add(
+            "first plan",
+            describe_plan(first.plan),
+            planning_s=first.plan.planning_s,
+            predicted_s=predicted_step_s(first.plan),
+        )
         self._search = BackgroundSearch(
             self,
             self._state.master,
