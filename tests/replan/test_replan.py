@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.replan.training import LAYERS, Run, batch, init, loss_of, train
+from tests.replan.training import Run, batch, init, loss_of, train
 
 
 def kinds(step: Any) -> list[str]:
@@ -67,12 +67,10 @@ def test_from_one_program_to_a_pipeline_and_back(session: sw.Session) -> None:
     run.go(2)
     pipeline = run.step.replan(stages=2, mesh=None)
     assert len(pipeline.stages) == 2
-    contents = [np.asarray(weight) for weight in run.params]
     run.go(2)
     assert run.step.replan(stages=None, mesh="2x4", force="tensor").mesh.sizes == {"data": 2, "model": 4}
     run.go(2)
     run.check_state()
-    assert len(contents) == LAYERS
 
 
 @pytest.mark.slow
@@ -169,8 +167,8 @@ def test_views_of_fused_weights_move_between_meshes(session: sw.Session) -> None
 
     random = np.random.default_rng(0)
     start = {
-        "w": random.normal(size=(16, 64)).astype(np.float32),
-        "v": random.normal(size=(32, 16)).astype(np.float32),
+        "w": 0.3 * random.normal(size=(16, 64)).astype(np.float32),
+        "v": 0.3 * random.normal(size=(32, 16)).astype(np.float32),
     }
     x, y = (random.normal(size=(8, 16)).astype(np.float32) for _ in range(2))
     step = session.parallelize(gated, donate_argnums=0, force="tensor", mesh="1x8")
