@@ -15,7 +15,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import AnnotationError, OptionError, PlanError
 from shardwright.hlo import Module
 from shardwright.options.plan_options import REPLICATED, Pin, PlanOptions, TensorPins
-from shardwright.options.user_options import bucket_bytes, plan_options
+from shardwright.options.user_options import bucket_bytes, check_limits, plan_options
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Candidate, Plan
 from shardwright.plans.variable_strategy import VariableStrategy
@@ -58,18 +58,53 @@ def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOption
     if not isinstance(builder, Builder):
         return None, plan_options(**options)
     checked = plan_options(**{**options, "force": None})
+    _check_beside_builder(builder, checked)
+    return builder, checked
+
+
+def _check_beside_builder(builder: Builder, options: PlanOptions) -> None:
+    """Raises OptionError on an option that a builder leaves no room for."""
     for option, is_given in (
-        ("rest", checked.rest != "search"),
-        ("mode", checked.mode != "search"),
-        ("stages", (checked.stages or 1) > 1),
+        ("rest", options.rest != "search"),
+        ("mode", options.mode != "search"),
+        ("stages", (options.stages or 1) > 1),
     ):
         if is_given and not (isinstance(builder, Auto) and option == "stages"):
+            value = getattr(options, option)
             raise OptionError(
-                f"{option}={options[option]!r} and force={builder!r}, which says all arguments and plans one program",
+                f"{option}={value!r} and force={builder!r}, which says all arguments and plans one program",
                 where=option,
                 remedy="leave one of them out",
             )
-    return builder, checked
+
+
+#: Option → fields of `PlanOptions`, where they have other names.
+_FIELDS_OF_OPTION = {
+    "bucket": ("bucket_bytes",),
+    "deadline": ("deadline_s",),
+    "memory_budget": ("memory_budget", "memory_fraction"),
+}
+
+
+def change_options(
+    builder: Builder | None, options: PlanOptions, changes: Mapping[str, Any]
+) -> tuple[Builder | None, PlanOptions]:
+    """A builder and options, with some options given anew by the user; None leaves the choice to the planner.
+
+    Raises OptionError on a wrong option, and on one that contradicts those that stay.
+    """
+    new_builder, given = read_options(changes)
+    fields = [field for name in changes for field in _FIELDS_OF_OPTION.get(name, (name,))]
+    changed = replace(options, **{field: getattr(given, field) for field in fields})
+    builder = new_builder if "force" in changes else builder
+    if builder is None and changed.rest != "search" and changed.force is None:
+        changed = replace(changed, force={})  # rest= says it of all arguments
+    elif changed.rest == "search" and changed.force == {}:
+        changed = replace(changed, force=None)
+    check_limits(changed)
+    if builder is not None:
+        _check_beside_builder(builder, changed)
+    return builder, changed
 
 
 def list_choices(
@@ -122,7 +157,7 @@ def take_fastest(
             problems.append(problem)
     if not results:
         raise problems[0]
-    best, chosen = min(results, key=lambda pair: _step_s(plan_of(pair[1])))
+    best, chosen = min(results, key=lambda pair: predicted_step_s(plan_of(pair[1])))
     others = [(choice, plan_of(result)) for choice, result in results if choice is not best]
     return (
         best,
@@ -133,6 +168,18 @@ def take_fastest(
             if isinstance(plan, Plan)
         ),
     )
+
+
+def take_first(
+    choices: Sequence[PlanChoice], make: Callable[[PlanOptions], _Planned]
+) -> tuple[PlanChoice, _Planned, tuple[Candidate, ...]]:
+    """The first choice that can be planned, as `take_fastest`."""
+    for choice in choices[:-1]:
+        try:
+            return choice, make(choice.options), ()
+        except (PlanError, AnnotationError):
+            pass
+    return choices[-1], make(choices[-1].options), ()
 
 
 def _share_deadline(options: PlanOptions, left_s: float, plans: int) -> PlanOptions:
@@ -149,7 +196,8 @@ def add_candidates(plan: _Plan, candidates: Sequence[Candidate]) -> _Plan:
     return replace(plan, candidates=(*plan.candidates, *candidates))
 
 
-def _step_s(plan: Plan | PipelinePlan) -> float:
+def predicted_step_s(plan: Plan | PipelinePlan) -> float:
+    """Seconds a step by prediction."""
     return plan.step_s if isinstance(plan, PipelinePlan) else plan.cost.step_s
 
 

@@ -122,13 +122,14 @@ class MasterConnection:
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._client_version = self._server_version = ""
         self._preparing = threading.local()
+        self.is_closed = False
         self.info: SessionInfo
 
     @contextmanager
-    def preparation(self) -> Iterator[Preparation]:
-        """Within, this thread's plans and loads may be cancelled by others."""
+    def preparation(self, preparation: Preparation | None = None) -> Iterator[Preparation]:
+        """Within, this thread's plans and loads may be cancelled by others, through `preparation` where it is given."""
         outer = getattr(self._preparing, "now", None)
-        self._preparing.now = preparation = outer or Preparation()
+        self._preparing.now = preparation = preparation or outer or Preparation()
         try:
             yield preparation
         finally:
@@ -194,6 +195,7 @@ class MasterConnection:
 
     def close(self) -> None:
         """Closes the session (where the server still answers) and the channel."""
+        self.is_closed = True
         self.retries.close()
         try:
             request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
@@ -225,12 +227,18 @@ class MasterConnection:
         options: PlanOptions,
         on_progress: Callable[[PlanProgress], None],
         devices: range | None = None,
+        *,
+        takes_first: bool = False,
+        in_background: bool = False,
     ) -> tuple[str, Plan | PipelinePlan]:
         """(plan id, plan) for these devices of the cluster, default all.
 
         on_progress: called during planning; an exception from it ends the planning.
+        takes_first: the first plan that fits will do.
+        in_background: nobody waits for it, and it is made at the lowest priority.
         """
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
+        request.first_plan, request.in_background = takes_first, in_background
 
         def plan(_: int) -> tuple[str, str]:
             unpacker = wire.TextUnpacker("the plan", PLAN_TEXT_LIMIT_BYTES)

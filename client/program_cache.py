@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shardwright.builders.choices import PlanChoice, add_candidates, take_fastest
+from shardwright.builders.choices import PlanChoice, take_fastest, take_first
 from shardwright.client.placement import (
     ExecutableEntry,
     Placement,
@@ -25,12 +25,14 @@ from shardwright.client.programs import (
     choice_key,
     donated_leaves,
     is_repeatable,
+    loaded_plan,
     outputs_to_read_back,
 )
+from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.protocol import wire
-from shardwright.user_plans import to_user_plan
+from shardwright.user_plans import PipelinePlan, Plan
 
 if TYPE_CHECKING:
     from shardwright.client.frontends.program import Program
@@ -44,7 +46,7 @@ class ProgramCache:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
-        self._loaded: dict[tuple[str, str], LoadedPlan] = {}
+        self._loaded: dict[tuple[str, ...], LoadedPlan] = {}
         self._layouts: dict[Layout, Layout] = {}
         self._rows: dict[RowParts, RowParts] = {}
 
@@ -54,20 +56,36 @@ class ProgramCache:
         choices: Sequence[PlanChoice],
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
+        *,
+        takes_first: bool = False,
     ) -> StepProgram:
         """A program ready to run; equal programs under the same plan are planned and loaded once.
 
         choices: the ways to plan it; the fastest plan by prediction is loaded. progress: called while the program is
-        planned. devices: of the cluster, default all.
+        planned. devices: of the cluster, default all. takes_first: the first plan that fits will do.
         """
-        state = self._state
-        state.require_open()
-        first_device = 0 if devices is None else devices.start
-        with state.lock:
-            key = (lowered.identity, f"{[*map(choice_key, choices)]} on {devices}")
+        self._state.require_open()
+        with self._state.lock:
+            key = _key(lowered, choices, devices)
+            if takes_first and key not in self._loaded:
+                key = (*key, "first")
             if key not in self._loaded:
-                self._loaded[key] = self._load_program(lowered, choices, progress, devices)
+                self._loaded[key] = self._load_program(lowered, choices, progress, devices, takes_first=takes_first)
             loaded = self._loaded[key]
+            return self._to_program(lowered, loaded, 0 if devices is None else devices.start)
+
+    def adopt(self, lowered: Program, choices: Sequence[PlanChoice], loaded: LoadedPlan) -> StepProgram:
+        """A program ready to run, of a plan that was made and loaded in the background."""
+        with self._state.lock:
+            loaded = self._loaded.setdefault(_key(lowered, choices, None), loaded)
+            return self._to_program(lowered, loaded, 0)
+
+    def intern(self, layout: Layout) -> Layout:
+        """The layout of this session that equals it."""
+        return self._layouts.setdefault(layout, layout)
+
+    def _to_program(self, lowered: Program, loaded: LoadedPlan, first_device: int) -> StepProgram:
+        with self._state.lock:
             inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
             returns = self._intern_layouts(output_entries(loaded.plan, first_device))
             arguments = [self._intern(place) for place in placements_of(inputs, len(lowered.arguments))]
@@ -90,6 +108,7 @@ class ProgramCache:
             consumed=consumed_arguments(loaded.plan),
             read_back=outputs_to_read_back(lowered),
             is_repeatable=is_repeatable(lowered),
+            is_first=loaded.is_first,
         )
 
     @staticmethod
@@ -117,8 +136,14 @@ class ProgramCache:
         choices: Sequence[PlanChoice],
         progress: Callable[[PlanProgress], None] | None,
         devices: range | None,
+        *,
+        takes_first: bool = False,
     ) -> LoadedPlan:
+        is_known = False
+
         def planning(step: PlanProgress) -> None:
+            nonlocal is_known
+            is_known = step.phase == "cache"
             _log.info("%s: %s", lowered.name, step)
             if progress is not None:
                 progress(step)
@@ -128,21 +153,24 @@ class ProgramCache:
 
         started, master = time.monotonic(), self._state.master
         program_id = master.upload_program(lowered.hlo_text)
-        choice, (plan_id, plan), others = take_fastest(
-            choices,
-            lambda options: master.plan(program_id, lowered.hlo_text, options, planning, devices),
-            lambda planned: planned[1],
+
+        def make(options: PlanOptions) -> tuple[str, Plan | PipelinePlan]:
+            return master.plan(program_id, lowered.hlo_text, options, planning, devices, takes_first=takes_first)
+
+        choice, (plan_id, plan), others = (
+            take_first(choices, make) if takes_first else take_fastest(choices, make, lambda planned: planned[1])
         )
         load = master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
-        return LoadedPlan(plan=to_user_plan(add_candidates(choice.record(plan), others)), choice=choice.name, load=load)
+        return loaded_plan(choice, plan, others, load, is_first=takes_first and not is_known)
 
     def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
         """The entries, with equal layouts made identical."""
-        return tuple(
-            ExecutableEntry(entry.number, self._layouts.setdefault(entry.layout, entry.layout), entry.rows)
-            for entry in entries
-        )
+        return tuple(ExecutableEntry(entry.number, self.intern(entry.layout), entry.rows) for entry in entries)
 
     def _intern(self, place: Placement | None) -> Placement | None:
         return self._rows.setdefault(place, place) if isinstance(place, RowParts) else place
+
+
+def _key(lowered: Program, choices: Sequence[PlanChoice], devices: range | None) -> tuple[str, ...]:
+    return lowered.identity, f"{[*map(choice_key, choices)]} on {devices}"

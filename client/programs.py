@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
-from shardwright.builders.choices import PlanChoice
+from shardwright.builders.choices import PlanChoice, add_candidates
 from shardwright.client.frontends.program import Program
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
+from shardwright.plans.plan import Candidate
 from shardwright.proto.v1 import common_pb2, master_pb2
-from shardwright.user_plans import PipelinePlan, Plan
+from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 #: Outputs of at most so many bytes come back with the reply of their step, …
 READ_BACK_BYTES = 4 << 10
@@ -30,11 +32,26 @@ class LoadedPlan:
     """The servers' part, shared by all functions with one program under one plan.
 
     choice: name of the strategy builder that the plan is of; "": of none.
+    is_first: whether the search ended with the first plan that fits.
     """
 
     plan: Plan | PipelinePlan
     choice: str
     load: master_pb2.LoadResult
+    is_first: bool = False
+
+
+def loaded_plan(
+    choice: PlanChoice,
+    plan: Plan | PipelinePlan,
+    others: Sequence[Candidate],
+    load: master_pb2.LoadResult,
+    *,
+    is_first: bool = False,
+) -> LoadedPlan:
+    """A loaded plan, with its strategies and the candidates that it was compared with."""
+    complete = to_user_plan(add_candidates(choice.record(plan), others))
+    return LoadedPlan(plan=complete, choice=choice.name, load=load, is_first=is_first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +71,7 @@ class ArgumentSource:
 class StepProgram:
     """An executable on the servers, with the user's argument and output numbers mapped to it.
 
-    choice: see `LoadedPlan`.
+    choice, is_first: see `LoadedPlan`.
     arguments / outputs: places by flat number, None: an unread argument; equal ones are the same object within a
     session.
     leaf_numbers: flat argument number of each leaf of the call.
@@ -82,6 +99,7 @@ class StepProgram:
     consumed: tuple[int, ...]
     read_back: tuple[int, ...]
     is_repeatable: bool
+    is_first: bool = False
 
     @property
     def name(self) -> str:

@@ -1,12 +1,13 @@
 """Resharding of handles to a program's layouts.
 
 In steady state nothing is moved: programs are planned around the arrays' layouts. The exception: arrays laid out
-otherwise by a function planned earlier.
+otherwise by a function planned earlier, and state under a plan that another one replaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,21 @@ import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.identity import identity_program
-from shardwright.client.placement import Placement, can_be_moved
-from shardwright.errors import InternalError
+from shardwright.client.placement import Placement, can_be_moved, parts_of
+from shardwright.errors import InternalError, ShardwrightError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
-from shardwright.plans.shardings import Mesh
+from shardwright.plans.shardings import Mesh, TensorSharding
 
 if TYPE_CHECKING:
     from shardwright.client.programs import StepProgram
     from shardwright.client.session_state import SessionState
+
+
+#: State is moved to another plan's layouts in about so many parts, …
+MOVE_PARTS = 8
+#: … each of at least so many bytes.
+MIN_PART_BYTES = 64 << 20
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
@@ -95,29 +102,122 @@ def materialize(leaves: Sequence[Any], places: Sequence[Placement | None]) -> No
         pending.materialize(wanted)
 
 
-def _move(state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
-    """Copies of `handles` at `places`."""
+def move_state(state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> None:
+    """Moves computed handles on the servers, and waits for it; the handles stay the users'.
+
+    A part of the arrays after the other: only one lies twice at a time. Raises the error of a move; then all lie as
+    before.
+    """
+    moved: list[tuple[RemoteArray, Placement]] = []
+    try:
+        for group in _in_parts(handles):
+            _move_and_wait(state, [handles[n] for n in group], [places[n] for n in group], moved)
+    except ShardwrightError:
+        with suppress(ShardwrightError):  # then they lie in either way: the next call moves them
+            _move_and_wait(state, [handle for handle, _ in moved], [before for _, before in moved], [])
+        raise
+
+
+def _move_and_wait(
+    state: SessionState,
+    handles: Sequence[RemoteArray],
+    places: Sequence[Placement],
+    moved: list[tuple[RemoteArray, Placement]],
+) -> None:
+    """moved: takes the handles, with their places before."""
+    copies = _move(state, handles, places, compiles=False)
+    for copy in copies:
+        copy.block_until_ready()
+    for handle, copy in zip(handles, copies, strict=True):
+        assert handle._place is not None
+        moved.append((handle, handle._place))
+        handle._adopt(copy)
+
+
+def _in_parts(handles: Sequence[RemoteArray]) -> Iterator[list[int]]:
+    """Numbers of the handles, in parts of about equal sizes."""
+    sizes = [sum(layout.size_bytes for layout, _ in parts_of(handle._place)) for handle in handles if handle._place]
+    part: list[int] = []
+    part_bytes = 0
+    for number, size in enumerate(sizes):
+        part.append(number)
+        part_bytes += size
+        if part_bytes >= max(MIN_PART_BYTES, sum(sizes) / MOVE_PARTS):
+            yield part
+            part, part_bytes = [], 0
+    if part:
+        yield part
+
+
+def _move(
+    state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement], *, compiles: bool = True
+) -> list[RemoteArray]:
+    """Copies of `handles` at `places`.
+
+    compiles: moves on one mesh are a program's, with the collectives of XLA, not pieces from device to device.
+    """
     on_mesh: dict[tuple[Mesh, int], list[int]] = {}
     between: list[int] = []
-    through_client: list[int] = []
     copies: dict[int, RemoteArray] = {}
     for number, (handle, wanted) in enumerate(zip(handles, places, strict=True)):
+        assert handle._place is not None
         mesh = _common_mesh(handle._place, wanted)
-        if mesh is not None:
+        is_movable = can_be_moved(handle._place, wanted)
+        if mesh is not None and (compiles or not is_movable):
             on_mesh.setdefault(mesh, []).append(number)
-        elif handle._place is not None and can_be_moved(handle._place, wanted):
+        elif is_movable:
             between.append(number)
-        else:  # viewed in other dimensions
-            through_client.append(number)
-            handle.copy_to_host_async()
-    contents = [(np.asarray(handles[n]), places[n]) for n in through_client]
-    for number, ids in zip(through_client, state.upload(contents), strict=True):
-        copies[number] = RemoteArray(state, handles[number].spec, ids=ids, place=places[number])
+        else:
+            copies[number] = _move_view(state, handle, wanted)
     copies.update(zip(between, state.move([handles[n] for n in between], [places[n] for n in between]), strict=True))
     for numbers in on_mesh.values():
         layouts = [layout for layout in (places[n] for n in numbers) if isinstance(layout, Layout)]
         copies.update(zip(numbers, _move_on_servers(state, [handles[n] for n in numbers], layouts), strict=True))
     return [copies[number] for number in range(len(handles))]
+
+
+def _move_view(state: SessionState, handle: RemoteArray, wanted: Placement) -> RemoteArray:
+    """A copy of an array that is viewed in other dimensions, or parts of one: in the user's dimensions on its way."""
+    here, there = (_without_view(state, place) for place in (handle._place, wanted))
+    if here is None or there is None or not can_be_moved(here, there):  # parts with views of their own
+        (ids,) = state.upload([(np.asarray(handle), wanted)])
+        return RemoteArray(state, handle.spec, ids=ids, place=wanted)
+    if isinstance(here, Layout) and here is not handle._place:
+        (handle,) = _move_on_servers(state, [handle], [here])
+    if here is not there:
+        (handle,) = state.move([handle], [there])
+    if isinstance(wanted, Layout) and there is not wanted:
+        (handle,) = _move_on_servers(state, [handle], [wanted])
+    return handle
+
+
+def _without_view(state: SessionState, place: Placement | None) -> Placement | None:
+    """The same array in the user's dimensions, on the same devices; None for parts with views."""
+    if not isinstance(place, Layout):
+        is_viewed = place is None or any(layout.view_of is not None for layout in place.layouts)
+        return None if is_viewed else place
+    if place.view_of is None:
+        return place
+    shape, free = place.view_of, list(place.mesh.axes)
+    dims: list[tuple[str, ...]] = []
+    for size in shape:
+        axes: list[str] = []
+        parts = 1
+        for axis in list(free):
+            if size % (parts * axis.size) == 0:
+                parts *= axis.size
+                axes.append(axis.name)
+                free.remove(axis)
+        dims.append(tuple(axes))
+    plain = Layout(
+        element_type=place.element_type,
+        shape=shape,
+        mesh=place.mesh,
+        sharding=TensorSharding(tuple(dims)),
+        stored_shape=shape,
+        first_device=place.first_device,
+    )
+    return state.program_cache.intern(plain)
 
 
 def _common_mesh(here: Placement | None, there: Placement) -> tuple[Mesh, int] | None:

@@ -86,6 +86,7 @@ class SessionState:
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
         self._loader: ProgramCache | None = None
+        self.layout_changes = 0  # of steps that moved the state which they update
         self._constant_ids: dict[ArgumentSource, tuple[int, int]] = {}  # losses of workers before, id
         threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
         _open_states.add(self)
@@ -145,13 +146,20 @@ class SessionState:
         choices: Sequence[PlanChoice],
         progress: Callable[[PlanProgress], None] | None = None,
         devices: range | None = None,
+        *,
+        takes_first: bool = False,
     ) -> StepProgram:
         """A program ready to run, planned the fastest of some ways; see `ProgramCache.prepare`."""
+        return self.program_cache.prepare(lowered, choices, progress, devices, takes_first=takes_first)
+
+    @property
+    def program_cache(self) -> ProgramCache:
+        """What is ready to run."""
         from shardwright.client.program_cache import ProgramCache  # loads JAX
 
         with self.lock:
             self._loader = self._loader or ProgramCache(self)
-        return self._loader.prepare(lowered, choices, progress, devices)
+            return self._loader
 
     # ---- running ----------------------------------------------------------------------
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
 
 import jax
 
 from shardwright.builders.base import Builder
-from shardwright.builders.choices import PlanChoice, list_choices
+from shardwright.builders.choices import PlanChoice, change_options, list_choices, predicted_step_s
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.background import BackgroundSearch, describe_plan
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.frontends.program import FrontEnd, Program
 from shardwright.client.placement import Placement
-from shardwright.client.programs import StepProgram, describe_difference, donated_leaves
-from shardwright.client.resharding import fits, pin_layouts, place
+from shardwright.client.plan_changes import PlanChange, PlanHistory
+from shardwright.client.programs import LoadedPlan, StepProgram, describe_difference, donated_leaves
+from shardwright.client.resharding import fits, move_state, pin_layouts, place
 from shardwright.client.stream import STEPS_AHEAD, StepResult
-from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError
+from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError, ShardwrightError
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
-from shardwright.options.user_options import name_matches
+from shardwright.options.user_options import UserOptions, name_matches, show_options
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
 from shardwright.progress import PlanProgress
@@ -67,14 +72,24 @@ class Step:
         self._snapshot_every = snapshot_every
         self._builder = builder
         self._timeout_s = timeout_s
+        self._is_in_background = options.background
+        self._first: tuple[StepProgram, Sequence[PlanChoice]] | None = None  # to be searched on
+        self._search: BackgroundSearch | None = None
+        self._plans_before: _Plans | None = None  # of the last switch
+        self._history = PlanHistory(function.name, progress)
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
         self._preparing: set[Preparation] = set()
         self._function = function
-        self._options = options
+        self._options = replace(options, background=False)
         self._progress = progress
         self._lowered: dict[Hashable, Program] = {}
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
+        self._main_signature: Hashable = None
+        self._read_handles: dict[Hashable, tuple[int, ...]] = {}  # leaves that are other steps' state, by signature
+        self._updated: dict[int, weakref.ref[RemoteArray]] = {}  # state after the last call, by flat argument number
+        self._left_places: set[Placement] = set()  # where plans that were replaced have left arrays
+        self._layout_changes = 0  # of the session, when the programs were made
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
@@ -127,16 +142,26 @@ class Step:
             self._state.protect(self._snapshot_every)
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
+        if self._search is not None:
+            self._follow_search(self._search, signature, leaves)
         program = self._find_program(signature, leaves)
         if program is None:
             program = self._prepare_program(signature, leaves, dynamic)
             leaves = place(self._state, leaves, program, program.donated)
+            self._search_on()
         if program.lowered.changed:
             self._function.check_arguments(dynamic)
         self._check_donated(program, leaves)
         checks = checks_from_settings()
+        sent_s = time.monotonic()
         results = self._state.run(program, leaves, is_traced=is_traced, checks=checks, timeout_s=self._timeout_s)
-        self._under_way.extend(handle._result for handle in results[:1] if handle is not None and handle._result)
+        self._history.calls += 1
+        self._history.tell()
+        ran = [handle._result for handle in results[:1] if handle is not None and handle._result]
+        self._under_way.extend(ran)
+        if self._search is not None and program is self._main and not (is_traced or checks):
+            for result in ran:
+                self._search.record(result, sent_s)
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
@@ -151,7 +176,10 @@ class Step:
         A call that waits fails with StepCancelledError at once. One that runs keeps its results if it ends within the
         server's grace: 10 seconds, or twice what it took before. After that the executors are replaced; then every
         array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
+        A search in the background ends, too.
         """
+        if self._search is not None:
+            self._search.cancel()
         preparing = list(self._preparing)
         for preparation in preparing:
             preparation.cancel()
@@ -192,21 +220,64 @@ class Step:
         signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
         leaves = self._lower(signature).with_captured(leaves)
         program = self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
+        self._search_on()
+        self._history.tell()
         return program.plan
+
+    @show_options
+    def replan(self, **options: Unpack[UserOptions]) -> Plan | PipelinePlan:
+        """Plans the step's programs again under changed options, and moves its state to the new plan's layouts.
+
+        Options that are not given stay as they are; None leaves one to the planner. State moves from device to device
+        between two calls. Handles stay valid. Other steps over the state are planned around its new layouts when they
+        are next called, or read copies of it. Returns the new plan.
+
+        Raises PlanError before the first call, OptionError on a wrong option, and the errors of planning, compiling and
+        moving. After an error the plan before goes on.
+        """
+        self._require_program()
+        builder, changed = change_options(self._builder, self._options, options)
+        successor = Step(self._state, self._function, changed, self._progress, builder, timeout_s=self._timeout_s)
+        successor._history, successor._lowered = self._history, self._lowered
+        signatures = [signature for signature, programs in self._programs.items() if programs]
+        for signature in sorted(signatures, key=lambda each: each != self._main_signature):
+            lowered, newest = self._lower(signature), self._programs[signature][-1]
+            leaves: list[Any] = [None] * len(lowered.leaf_numbers)
+            for number in self._read_handles.get(signature, ()):
+                leaves[number] = RemoteArray(self._state, lowered.leaf_specs[number], place=newest.leaf_places[number])
+                leaves[number]._is_owned = True
+            successor._add_program(signature, lowered, leaves)
+        main = successor._require_program()
+        state = {argument: handle for argument, ref in self._updated.items() if (handle := ref()) is not None}
+        self._move_state(main, [state.get(argument) for argument in main.leaf_numbers])
+        self._end_search()
+        self._run_plans_of(successor._plans)
+        self._history.add("replanned", describe_plan(main.plan), predicted_s=predicted_step_s(main.plan))
+        self._first = successor._first
+        self._search_on()
+        self._history.tell()
+        return main.plan
+
+    @property
+    def plan_changes(self) -> tuple[PlanChange, ...]:
+        """What became of the step's plans: by `replan`, and in the background."""
+        return self._history.changes
 
     @property
     def plan(self) -> Plan | PipelinePlan:
-        """The plan of the first program. Raises PlanError before the first call."""
+        """The plan of the first program, or what took its place. Raises PlanError before the first call."""
         return self._require_program().plan
 
     @property
     def report(self) -> str:
-        """The plan's expectation beside XLA's result, in text: collectives, and memory of a device."""
+        """The plan's expectation beside XLA's result, in text: collectives, memory of a device, changes of the plan."""
+        program = self._require_program()
+        return "\n".join(filter(None, (self._report_of(program.plan, program.load), str(self._history))))
+
+    def _report_of(self, plan: Plan | PipelinePlan, load: master_pb2.LoadResult) -> str:
         from shardwright.report.collectives import explain_collectives
         from shardwright.report.memory import explain_memory
 
-        program = self._require_program()
-        load, plan = program.load, program.plan
         if isinstance(plan, PipelinePlan):
             return self._report_of_parts(plan, load)
         memory = explain_memory(
@@ -240,7 +311,8 @@ class Step:
         return dump(self._state, self._require_program(), Path(directory))
 
     def __repr__(self) -> str:
-        return f"Step({self._function.name}, {'not planned yet' if self._main is None else _shape_of(self._main.plan)})"
+        plan = "not planned yet" if self._main is None else describe_plan(self._main.plan)
+        return f"Step({self._function.name}, {plan})"
 
     # ---- which program ---------------------------------------------------------------
 
@@ -261,7 +333,13 @@ class Step:
 
     def _make_program(self, signature: Hashable, leaves: list[Any], dynamic: Any) -> StepProgram:
         programs = self._programs.setdefault(signature, [])
-        has_placed = any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves)
+        if self._layout_changes != self._state.layout_changes:
+            self._layout_changes = self._state.layout_changes
+            del programs[:-1]  # for layouts that are gone
+        has_placed = any(
+            isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) and leaf._place not in self._left_places
+            for leaf in leaves
+        )
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
             return programs[-1]
         for leaf in leaves:
@@ -271,17 +349,33 @@ class Step:
         lowered = self._lower(signature)
         if self._main is not None:
             _log.info("%s: another program: %s", self._function.name, describe_difference(self._main.lowered, lowered))
-        program = self._plan_program(lowered, leaves)
-        programs.append(program)
-        self._main = self._main or program
+        return self._add_program(signature, lowered, leaves)
+
+    def _add_program(self, signature: Hashable, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
+        """A new program of a signature."""
+        is_main = self._main is None
+        if is_main:
+            self._history.begin()
+        program, choices = self._plan_program(lowered, leaves)
+        donated = set(program.donated)
+        self._read_handles[signature] = tuple(
+            number
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, RemoteArray) and leaf._is_owned and number not in donated
+        )
+        self._programs.setdefault(signature, []).append(program)
+        if is_main:
+            self._main, self._main_signature = program, signature
+            self._first = (program, choices) if program.is_first else None
         return program
 
-    def _plan_program(self, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
-        """A program for the arrays' present layouts; where the user's force forbids those, one after moves."""
+    def _plan_program(self, lowered: Program, leaves: Sequence[Any]) -> tuple[StepProgram, Sequence[PlanChoice]]:
+        """A program for the arrays' present layouts, and the ways to plan it; where the user's force forbids those
+        layouts, one after moves."""
         choices = self._choices(lowered)
         placed = [replace(choice, options=self._plan_options(choice.options, lowered, leaves)) for choice in choices]
         try:
-            return self._state.prepare_fastest(lowered, placed, self._progress)
+            return self._load(lowered, placed), placed
         except (AnnotationError, PlanError):
             if not any(_is_pinned_twice(choice.options) for choice in placed):
                 raise
@@ -289,7 +383,18 @@ class Step:
                 replace(choice, options=pin_layouts(replace(each.options, mesh=choice.options.mesh), {}, {}))
                 for choice, each in zip(choices, placed, strict=True)
             ]
-            return self._state.prepare_fastest(lowered, free, self._progress)
+            return self._load(lowered, free), free
+
+    def _load(self, lowered: Program, choices: Sequence[PlanChoice]) -> StepProgram:
+        """The first program of a step with a search in the background takes the first plan that fits."""
+        if not self._is_in_background or self._main is not None:
+            return self._state.prepare_fastest(lowered, choices, self._progress)
+        try:
+            return self._state.prepare_fastest(lowered, choices, self._progress, takes_first=True)
+        except PlanError:
+            if any(choice.options.deadline_s is not None for choice in choices):
+                raise
+            return self._state.prepare_fastest(lowered, choices, self._progress)
 
     def _choices(self, lowered: Program) -> list[PlanChoice]:
         """The ways to plan a program: the user's options, or what the builder makes of its variables.
@@ -388,6 +493,117 @@ class Step:
             )
         return self._main
 
+    # ---- another plan while it runs ----------------------------------------------------
+
+    def _search_on(self) -> None:
+        """Looks for a better plan in the background, where the search ended with the first one."""
+        if self._first is None:
+            return
+        (first, choices), self._first = self._first, None
+        self._history.add(
+            "first plan",
+            describe_plan(first.plan),
+            planning_s=first.plan.planning_s,
+            predicted_s=predicted_step_s(first.plan),
+        )
+        self._search = BackgroundSearch(
+            self,
+            self._state.master,
+            first,
+            choices,
+            self._history,
+            signature=self._main_signature,
+            layout_changes=self._state.layout_changes,
+        )
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+
+    def _follow_search(self, search: BackgroundSearch, signature: Hashable, leaves: Sequence[Any]) -> None:
+        """Before a call: takes a better plan over, keeps it, or goes back, whatever is due."""
+        if search.is_over:
+            self._end_search()
+        elif search.loaded is None or signature != search.signature:
+            return
+        elif search.after is None:
+            before_s = search.before.median_s()
+            if before_s is not None:
+                self._switch(search, search.loaded, before_s, leaves)
+        else:
+            after_s = search.after.median_s()
+            if after_s is not None:
+                self._judge(search, after_s, leaves)
+
+    def _switch(self, search: BackgroundSearch, loaded: LoadedPlan, before_s: float, leaves: Sequence[Any]) -> None:
+        """The better plan runs from now on, and is measured."""
+        program = self._state.program_cache.adopt(search.first.lowered, search.choices, loaded)
+        if search.layout_changes != self._state.layout_changes:
+            self._history.add("search ended", "the state lies otherwise by now, for another step")
+            self._end_search()
+        elif self._move_or_stay(program, leaves):
+            search.before_s, self._plans_before = before_s, self._plans
+            plans = replace(self._plans, programs={search.signature: [program]}, main=program)
+            self._run_plans_of(plans)
+            search.start_measuring()
+            self._history.add("switched", describe_plan(program.plan), predicted_s=predicted_step_s(program.plan))
+
+    def _judge(self, search: BackgroundSearch, after_s: float, leaves: Sequence[Any]) -> None:
+        """The plan stays where it is faster by measurement; else the one before comes back."""
+        before, measured = self._plans_before, {"before_s": search.before_s, "after_s": after_s}
+        assert before is not None
+        assert before.main is not None
+        if after_s < search.before_s:
+            self._history.add("kept", describe_plan(self._require_program().plan), **measured)
+        elif self._move_or_stay(before.main, leaves):
+            self._run_plans_of(before)
+            self._history.add("went back", describe_plan(before.main.plan), **measured)
+        self._end_search()
+        self._plans_before = None
+
+    def _move_or_stay(self, program: StepProgram, leaves: Sequence[Any]) -> bool:
+        """Whether the state of a call was moved to a program's layouts; else all stays as it is."""
+        donated = set(program.donated)
+        mine = [
+            leaf if isinstance(leaf, RemoteArray) and (number in donated or not leaf._is_owned) else None
+            for number, leaf in enumerate(leaves)
+        ]
+        try:
+            self._move_state(program, mine)
+        except ShardwrightError as error:
+            self._history.add("search ended", f"the state cannot be moved to {describe_plan(program.plan)}: {error}")
+            self._end_search()
+            return False
+        return True
+
+    def _move_state(self, program: StepProgram, leaves: Sequence[RemoteArray | None]) -> None:
+        """Moves handles, one for each leaf or none, to a program's layouts."""
+        wanted: dict[int, tuple[RemoteArray, Placement]] = {}
+        for leaf, target in zip(leaves, program.leaf_places, strict=True):
+            if leaf is None or target is None or leaf._pending is not None or leaf.is_deleted():
+                continue
+            if leaf._place is not target:
+                wanted.setdefault(id(leaf), (leaf, target))
+        move_state(self._state, [leaf for leaf, _ in wanted.values()], [target for _, target in wanted.values()])
+
+    @property
+    def _plans(self) -> _Plans:
+        return _Plans(
+            options=self._options, builder=self._builder, programs=self._programs, main=self._main,
+            main_signature=self._main_signature,
+        )  # fmt: skip
+
+    def _run_plans_of(self, plans: _Plans) -> None:
+        """Runs other plans from now on. Arrays that still lie as under those before are moved when they are used."""
+        for program in itertools.chain.from_iterable(self._programs.values()):
+            self._left_places.update(filter(None, (*program.arguments, *program.outputs)))
+        self._options, self._builder = plans.options, plans.builder
+        self._programs, self._main, self._main_signature = plans.programs, plans.main, plans.main_signature
+        if self._main is not None and self._main.donated:
+            self._state.layout_changes += 1
+        self._layout_changes = self._state.layout_changes
+
     # ---- donation ----------------------------------------------------------------------
 
     def _check_donated(self, program: StepProgram, leaves: Sequence[Any]) -> None:
@@ -420,10 +636,23 @@ class Step:
             leaf = leaves[number]
             if isinstance(leaf, RemoteArray):
                 leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
-        for output in aliases:
+        self._updated = {}
+        for output, argument in aliases.items():
             result = results[output]
             if result is not None:
                 result._is_owned = True
+                self._updated[argument] = weakref.ref(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plans:
+    """What a step runs."""
+
+    options: PlanOptions
+    builder: Builder | None
+    programs: dict[Hashable, list[StepProgram]]
+    main: StepProgram | None
+    main_signature: Hashable
 
 
 def _is_pinned_twice(options: PlanOptions) -> bool:
@@ -449,7 +678,3 @@ def _common_mesh(options: PlanOptions, pinned: Sequence[Layout]) -> Mesh | None:
     mesh = max(sizes, key=lambda candidate: sizes[candidate])
     is_wanted = options.mesh is None or dict(options.mesh) == mesh.sizes
     return mesh if is_wanted else None
-
-
-def _shape_of(plan: Plan | PipelinePlan) -> str:
-    return f"{len(plan.stages)} stages" if isinstance(plan, PipelinePlan) else str(plan.mesh)

@@ -56,6 +56,7 @@ class StepResult:
         "_done",
         "_interrupted",
         "error",
+        "finished_s",
         "handles",
         "is_followed",
         "is_repeated",
@@ -90,6 +91,7 @@ class StepResult:
         self.values: dict[int, np.ndarray] = {}
         self.handles: dict[int, weakref.ref[RemoteArray]] = {}  # by the first id of each; ids ascend with the results
         self.run_s = 0.0
+        self.finished_s = 0.0  # when its answer came, by the monotonic clock
         self.traces: tuple[master_pb2.StageTrace, ...] = ()  # where the request asked for them
         self.not_finite: tuple[master_pb2.NotFinite, ...] = ()  # likewise
         self._done = threading.Event()
@@ -116,6 +118,7 @@ class StepResult:
     def finish(self, error: ShardwrightError | None) -> None:
         """It has run, or failed; a step that runs again after a loss may fail later."""
         self.error = self.error or error
+        self.finished_s = time.monotonic()
         self._done.set()
 
 

@@ -1,5 +1,6 @@
 """The time limit of planning. Once a plan is known, a deadline stops the search anywhere; before that, the search stops
-with an error when just enough time is left to write a plan.
+with an error when just enough time is left to write a plan. Where the first plan is asked for, the search stops as soon
+as one is known.
 
 Guarantee: an answer at most `GRACE_FRACTION` of the deadline after it, or `GRACE_S`, the larger of the two.
 """
@@ -31,24 +32,37 @@ class Clock:
     """Runs from its construction.
 
     deadline_s: seconds from then on; None without a limit.
+    takes_first: whether the search ends with the first feasible plan.
     may_stop: whether a plan to return exists when it expires.
     plan_build_s: seconds to build a plan from its decisions, without interruption.
     is_final: whether a plan is being written; this is never interrupted.
+    has_plan: whether a feasible plan was found.
     """
 
     deadline_s: float | None = None
+    takes_first: bool = False
     may_stop: bool = False
     plan_build_s: float = 0.0
     is_final: bool = False
+    has_plan: bool = False
     _start_s: float = field(default_factory=time.perf_counter)
 
     def renew(self, *, interrupts: bool = False) -> Clock:
         """The same clock for another search within the same time. interrupts: the new `may_stop`."""
-        return replace(self, may_stop=interrupts, plan_build_s=0.0, is_final=False)
+        return replace(self, may_stop=interrupts, plan_build_s=0.0, is_final=False, has_plan=False)
+
+    def record_plan(self) -> None:
+        """Record that a feasible plan was found: the search may end with it."""
+        self.may_stop = self.has_plan = True
 
     def record_build_time(self, seconds: float) -> None:
         """Record the seconds to build a plan, or of similar work."""
         self.plan_build_s = max(self.plan_build_s, seconds)
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether a first plan is worth its time ahead of the search."""
+        return self.takes_first or self.deadline_s is not None
 
     @property
     def elapsed_s(self) -> float:
@@ -66,6 +80,8 @@ class Clock:
 
     @property
     def _expiry_s(self) -> float:
+        if self.takes_first and self.has_plan:
+            return 0.0
         return math.inf if self.deadline_s is None else min(self.deadline_s, self._latest_plan_s)
 
     @property
@@ -82,8 +98,9 @@ class Clock:
         return answer_due_s(self.deadline_s) - WRITE_TIME_RATIO * self.plan_build_s
 
     def time_left_s(self, limit_s: float) -> float:
-        """The seconds left, at most `limit_s`; at least `MIN_TIME_S` with a deadline."""
-        return limit_s if self.deadline_s is None else min(limit_s, max(self.deadline_s - self.elapsed_s, MIN_TIME_S))
+        """The seconds left, at most `limit_s`; at least `MIN_TIME_S`."""
+        end_s = self._expiry_s if self.takes_first and self.has_plan else self.deadline_s
+        return limit_s if end_s is None else min(limit_s, max(end_s - self.elapsed_s, MIN_TIME_S))
 
     def check(self, ahead_s: float = 0.0) -> None:
         """Raises OutOfTimeError when the search has to end (see `must_stop`), or would before the end of a task of

@@ -97,6 +97,8 @@ class _PlanRequest:
             if isinstance(error, StateTooLargeError) or self.clock.is_expired or not self._may_pipeline:
                 raise self._suggest_device_count(error) from None
             return self._plan_fitting_pipeline(error)
+        if self.clock.takes_first:
+            return _add_note(whole, "the first plan that fits: the search ended with it")
         if not (self._may_pipeline and self._is_pipeline_worthwhile(whole)):
             return whole if options is self.options else self._search_all_meshes(whole)
         if options is not self.options:

@@ -51,6 +51,12 @@ def plan(
     from shardwright.xla.formats import read_program
 
     builder, checked = read_options(options)
+    if checked.background:
+        raise OptionError(
+            "a plan that is made here is not improved while it runs",
+            where="background",
+            remedy="pass it to Session.parallelize, or give a deadline",
+        )
     hlo_text = read_program(hlo)
     if names is not None:
         checked = replace(checked, argument_names=name_parameters(parse(hlo_text), names))

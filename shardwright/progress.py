@@ -12,7 +12,7 @@ class PlanProgress:
     """One report of a planner; 0.0: a figure not known yet.
 
     phase: queue (other clients plan), parse, rules, search, rewrite (when memory binds) or check; stages and programs
-    of a pipeline; cache: an earlier plan is the answer.
+    of a pipeline; cache: an earlier plan is the answer; background: what became of a search beside the run.
     detail: in the phase, e.g. the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.

@@ -57,8 +57,8 @@ def plan_with_cache(
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
     clock: of the deadline; None starts one now.
 
-    Plans cut short by a deadline are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA
-    rejects.
+    Plans cut short, by a deadline or because the first one was asked for, are not cached. Raises the errors of
+    `plan_step`, and PlanError on a program XLA rejects.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
@@ -86,9 +86,13 @@ def _recall_or_plan(
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(cached_plan, planning_s=elapsed_s)
     plan = plan_step(source, cluster, options, progress=progress, history=SearchHistory(store), clock=clock)
-    if options.deadline_s is None or plan.planning_s < _CUT_SHORT_FRACTION * options.deadline_s:
+    if not (clock.takes_first or _is_cut_short(plan, options)):
         cache.store(source, plan)
     return plan
+
+
+def _is_cut_short(plan: Plan | PipelinePlan, options: PlanOptions) -> bool:
+    return options.deadline_s is not None and plan.planning_s >= _CUT_SHORT_FRACTION * options.deadline_s
 
 
 class _PlanCache:

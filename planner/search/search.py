@@ -169,8 +169,9 @@ class Search(MeshSearch):
         record = self.record = self.history.find_best(self.query)
         if record is None:
             return None
-        if self.options.deadline_s is not None:
+        if self.clock.is_hurried:
             self._find_first_plan()
+            self.clock.check()
         return replan(self, record)
 
     def _search_all(self) -> SearchResult:
@@ -191,9 +192,9 @@ class Search(MeshSearch):
         return super()._solve_chain(chain, max(close, MIN_GAIN) if follows_far else close)
 
     def _find_first_plan(self) -> None:
-        """Find a first plan at once. Skipped under a forced strategy, and without a deadline when it takes a
+        """Find a first plan at once. Skipped under a forced strategy, and without a hurry when it takes a
         considerable part of the search."""
-        is_hurried = self.options.deadline_s is not None
+        is_hurried = self.clock.is_hurried
         is_dear = self.is_large or self.is_fast
         if not self.is_unforced or self.incumbent.best_plan is not None or (is_dear and not is_hurried):
             return
@@ -209,9 +210,9 @@ class Search(MeshSearch):
             self.report("search", str(candidate.mesh))
 
     def _start_pricing_experts(self) -> None:
-        """Price experts' plans of a large program on a second core, unless a deadline is set. Small programs need no
+        """Price experts' plans of a large program on a second core, unless in a hurry. Small programs need no
         second core."""
-        names = experts_for(self) if self.is_unforced and self.is_large and self.options.deadline_s is None else ()
+        names = experts_for(self) if self.is_unforced and self.is_large and not self.clock.is_hurried else ()
         if names:
             self.background_experts = ForkedFuture(partial(price_experts, self, names))
 
@@ -563,7 +564,7 @@ class Search(MeshSearch):
         if self.options.remat == "full" and self.recomputation is None:
             return
         self.incumbent.offer(self, found)
-        self.clock.may_stop = True
+        self.clock.record_plan()
 
 
 def _note_memory(candidate: Candidate, chosen_s: float) -> Candidate:

@@ -23,7 +23,7 @@ def choose_simplest(outcome: SearchResult) -> CandidatePlan:
     """The simplest plan that fits the memory within 1 % of the result's."""
     search, fastest = outcome.search, outcome.best_plan
     assert fastest is not None, "an outcome with a plan"
-    if not search.is_unforced or search.is_fast or search.must_stop():
+    if not search.is_unforced or search.is_fast or search.clock.takes_first or search.must_stop():
         return fastest
     plans = [fastest]
     try:

@@ -307,7 +307,7 @@ class _Search:
                 plans = [self._plans.at(groups, kind, mesh, micro_batches, thrift) for kind, mesh in enumerate(meshes)]
                 pipeline = self._cut(groups, meshes, plans, schedule, chunks, micro_batches)
                 self._incumbent_s = min(self._incumbent_s or pipeline.estimate_s, pipeline.estimate_s)
-                self.clock.may_stop = True  # there is one to take
+                self.clock.record_plan()
                 return pipeline
             except MemoryBudgetError as error:
                 problem, self._lacks_memory = error, True

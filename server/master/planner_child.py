@@ -25,6 +25,9 @@ from shardwright.protocol import wire
 from shardwright.server.master.programs import unpack_program
 from shardwright.xla.messages import read_message, write_message
 
+#: What is added to the niceness of a planner that nobody waits for.
+LOWEST_PRIORITY = 19
+
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
@@ -44,9 +47,14 @@ def main() -> None:
 
 
 def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
+    from shardwright.planner.clock import Clock
+
     cluster: Cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     request = master_pb2.PlanProgramRequest.FromString(blobs[1])
     options = wire.plan_options(request)
+    clock = Clock(options.deadline_s, takes_first=request.first_plan)
+    if request.in_background:
+        os.nice(LOWEST_PRIORITY)
     if request.device_count:
         cluster = cluster.part(request.first_device, request.device_count)
 
@@ -54,7 +62,7 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
         write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
 
     progress = ProgressThrottle(tell)
-    made = plan(unpack_program(blobs[2]), cluster, options, progress=progress)
+    made = plan(unpack_program(blobs[2]), cluster, options, progress=progress, clock=clock)
     progress.flush()
     write_message(replies, {"kind": "plan"}, [plan_to_json(made).encode()])
 

@@ -154,12 +154,16 @@ class FairQueue:
 class PlannerPool:
     """Keeps one planner warm; as many run at once as the machine has cores, others wait in a `FairQueue`.
 
+    Searches that nobody waits for have a queue of their own, and half as many planners, of the lowest priority.
+
     Use it from the event loop's thread: a child dies with the thread that started it.
     """
 
     def __init__(self, cluster: Cluster, size: int | None = None) -> None:
         self._cluster = pickle.dumps(cluster)
-        self._queue = FairQueue(size or core_count())
+        size = size or core_count()
+        self._queue = FairQueue(size)
+        self._background_queue = FairQueue(max(1, size // 2))
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
 
@@ -181,7 +185,8 @@ class PlannerPool:
             elapsed_s = time.monotonic() - began_s
             listener(master_pb2.PlanProgress(phase="queue", detail=f"position {position}", elapsed_s=elapsed_s))
 
-        async with self._queue.place(request.session_id, moved):
+        queue = self._background_queue if request.in_background else self._queue
+        async with queue.place(request.session_id, moved):
             try:
                 return await self._request_plan(request, program, listener)
             except PlannerKilledError as error:
@@ -192,7 +197,7 @@ class PlannerPool:
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
     ) -> bytes:
         loop = asyncio.get_running_loop()
-        child = self._take_child()
+        child = self._take_child(must_start=request.in_background)
         blobs = [self._cluster, request.SerializeToString(), program.gzip]
         is_finished = False
 
@@ -205,13 +210,16 @@ class PlannerPool:
             return plan
         finally:
             self._busy.discard(child)
-            if is_finished and self._idle is None and child.is_alive:
+            if is_finished and self._idle is None and child.is_alive and not request.in_background:
                 self._idle = child
             else:
                 child.kill()
 
-    def _take_child(self) -> PlannerChild:
-        child, self._idle = self._idle, None
+    def _take_child(self, *, must_start: bool) -> PlannerChild:
+        """A planner. must_start: one of its own, as it will never have its priority back."""
+        child = None
+        if not must_start:
+            child, self._idle = self._idle, None
         if child is None or not child.is_alive:
             child = PlannerChild()
         self._busy.add(child)

@@ -315,10 +315,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 
 def _plan_id(request: master_pb2.PlanProgramRequest) -> str:
-    """The same program and options give the same plan."""
+    """The same program and options give the same plan, whether anybody waits for it or not."""
     anonymous = master_pb2.PlanProgramRequest()
     anonymous.CopyFrom(request)
     anonymous.session_id = ""
+    anonymous.in_background = False
     return hashlib.sha256(anonymous.SerializeToString(deterministic=True)).hexdigest()
 
 

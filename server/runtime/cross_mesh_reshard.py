@@ -26,7 +26,8 @@ class CrossMeshReshard:
 
     sources: the value, in sections of its rows; one where it lies in one place. node_of: the node that owns a device.
     devices: this process' own, by position. is_donated: a program of the same step takes the value's buffers over,
-    maybe before a receiver has read them; then copies are sent. Raises PlanError where both ends are of different
+    maybe before a receiver has read them; then copies are sent. is_rare: used a few times, so that it compiles a
+    program for each shape of a piece rather than for each piece. Raises PlanError where both ends are of different
     arrays, or the move has too many pieces.
     """
 
@@ -39,12 +40,14 @@ class CrossMeshReshard:
         devices: Mapping[int, jax.Device],
         transport: Transport,
         is_donated: bool = False,
+        is_rare: bool = False,
     ) -> None:
         parts = plan_resharding(sources, target, node_of)
         if sum(len(part.pieces) for part in parts) >= 1 << PIECE_BITS:
             raise PlanError(f"a value of {target} goes from one stage to another in too many pieces")
         self._transport = transport
         self._is_donated = is_donated
+        self._is_rare = is_rare
         self._outgoing = [
             (piece, devices[piece.source]) for part in parts for piece in part.pieces if piece.source in devices
         ]
@@ -60,7 +63,10 @@ class CrossMeshReshard:
             if piece.section != section:
                 continue
             shard = shards[device]
-            if piece.cut is not None:
+            if piece.cut is not None and self._is_rare:
+                starts = np.asarray([part.start for part in piece.cut], np.int32)
+                box = _compile_movable_cutter(piece.shape)(shard, starts)
+            elif piece.cut is not None:
                 box = _compile_cutter(_bounds(piece.cut))(shard)
             else:
                 box = _copy(shard) if self._is_donated else shard
@@ -125,6 +131,11 @@ def _copy(shard: jax.Array) -> jax.Array:
 @lru_cache(maxsize=4096)
 def _compile_cutter(bounds: _Bounds) -> _OnDevice:
     return jax.jit(lambda shard: shard[tuple(slice(*bound) for bound in bounds)])
+
+
+@lru_cache(maxsize=4096)
+def _compile_movable_cutter(shape: tuple[int, ...]) -> _OnDevice:
+    return jax.jit(lambda shard, starts: jax.lax.dynamic_slice(shard, starts, shape))
 
 
 @lru_cache(maxsize=4096)

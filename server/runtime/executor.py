@@ -1,7 +1,8 @@
 """Carries out the master's commands on this process' devices, in order.
 
 The thread that reads commands also dispatches steps: XLA runs them asynchronously: the next step is dispatched while
-this one computes. A second thread waits for results, in the order of dispatch, and reports them.
+this one computes. A second thread waits for results, in the order of dispatch, and reports them. A third loads
+programs, in order, while steps of others run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,14 @@ class _DispatchedStep:
     checks: tuple[FiniteCheck, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """A program to load or to unload. payloads: its parts, by name."""
+
+    command: worker_pb2.ExecutorCommand
+    payloads: Mapping[str, bytes]
+
+
 class Executor:
     """One per executor process. `handle` is called by one thread; `abort`, `heartbeat` and `report` by any.
 
@@ -91,11 +100,14 @@ class Executor:
         self._stops = StopSignals(transfer_wait_s)
         self._handovers: dict[tuple[tuple[RowSection, ...], RowSection], CrossMeshReshard] = {}  # of moves
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
+        self._executables_lock = threading.Lock()
         self._chunks: dict[str, list[bytes]] = {}
         self._activity = Activity()
         self._running: Executable | None = None  # the one being dispatched
         self._checkpoints: CheckpointWorker | None = None
         self._snapshots = SnapshotWorker(store, self._report_written, protection or Protection())
+        self._loads: queue.SimpleQueue[_Load] = queue.SimpleQueue()
+        threading.Thread(target=self._load_programs, name="loads", daemon=True).start()
         self._dispatched: queue.SimpleQueue[_DispatchedStep] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
@@ -123,6 +135,8 @@ class Executor:
             self._snapshots.carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
             self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk.chunk)
+        elif kind in ("load", "load_pipeline", "unload"):
+            self._loads.put(self._take_load(command))
         else:
             error = None
             try:
@@ -136,65 +150,99 @@ class Executor:
             self._store.open(command.open.session_id)
         elif kind == "close":
             self._close(command.close.session_id)
-        elif kind == "load":
-            self._load(command.load)
-        elif kind == "load_pipeline":
-            self._load_pipeline(command.load_pipeline)
-        elif kind == "unload":
-            self._drop((command.unload.session_id, command.unload.executable_id))
         elif kind == "release":
             release = command.release
             why = wire.error_from_proto(release.error) if release.HasField("error") else None
             self._store.drop(release.session_id, release.array_ids, why)
 
     def _close(self, session_id: str) -> None:
-        for key in [key for key in self._executables if key[0] == session_id]:
+        with self._executables_lock:
+            keys = [key for key in self._executables if key[0] == session_id]
+            self._store.close(session_id)
+        for key in keys:
             self._drop(key)
         if self._checkpoints is not None:
             self._checkpoints.forget(session_id)
         self._snapshots.forget(session_id)
-        self._store.close(session_id)
 
     def _drop(self, key: tuple[str, str]) -> None:
-        executable = self._executables.pop(key, None)
+        with self._executables_lock:
+            executable = self._executables.pop(key, None)
         if executable is not None:
             executable.close()
 
-    def _load(self, load: worker_pb2.LoadProgram) -> None:
-        payload = b"".join(self._chunks.pop(load.executable_id, []))
-        mesh = wire.mesh_from_proto(load.mesh)
-        devices = range(load.first_device, load.first_device + mesh.device_count)
-        if not any(position in devices for position in local_positions()):
-            self._executables[load.session_id, load.executable_id] = None
+    # ---- programs ----------------------------------------------------------
+    def _take_load(self, command: worker_pb2.ExecutorCommand) -> _Load:
+        """A load, with the chunks that came before it; or the opposite, which takes its turn among them."""
+        own = str(getattr(command, str(command.WhichOneof("kind"))).executable_id)
+        names = [name for name in self._chunks if name == own or name.startswith(f"{own}/")]
+        return _Load(command=command, payloads={name: b"".join(self._chunks.pop(name)) for name in names})
+
+    def _load_programs(self) -> None:
+        while True:
+            load = self._loads.get()
+            with self._activity.at("loads", load.command.sequence, lambda: "loading a program"):
+                error = None
+                try:
+                    self._load(load)
+                except Exception as caught:
+                    error = wire.to_shardwright_error(caught)
+            self._report_done(load.command.sequence, error)
+
+    def _load(self, load: _Load) -> None:
+        """Load a program; it is dropped where its session was closed meanwhile."""
+        command = load.command
+        if command.HasField("unload"):
+            self._drop((command.unload.session_id, command.unload.executable_id))
             return
-        arguments = [boundary_of(wire.layout_from_proto(layout)) for layout in load.arguments]
-        outputs = tuple(wire.layout_from_proto(layout) for layout in load.outputs)
+        if command.HasField("load"):
+            order = command.load
+            key, executable = (order.session_id, order.executable_id), self._make_executable(order, load)
+        else:
+            pipeline = command.load_pipeline
+            key = pipeline.session_id, pipeline.executable_id
+            executable = self._make_pipeline(pipeline, load)
+        with self._executables_lock:
+            if self._store.is_open(key[0]):
+                self._executables[key] = executable
+                return
+        if executable is not None:
+            executable.close()
+
+    def _make_executable(self, order: worker_pb2.LoadProgram, load: _Load) -> Executable | None:
+        """None: its devices are other nodes'."""
+        mesh = wire.mesh_from_proto(order.mesh)
+        devices = range(order.first_device, order.first_device + mesh.device_count)
+        if not any(position in devices for position in local_positions()):
+            return None
+        arguments = [boundary_of(wire.layout_from_proto(layout)) for layout in order.arguments]
+        outputs = tuple(wire.layout_from_proto(layout) for layout in order.outputs)
         try:
             loaded = load_program(
-                payload,
-                is_serialized=load.is_serialized,
+                load.payloads.get(order.executable_id, b""),
+                is_serialized=order.is_serialized,
                 mesh=mesh,
-                devices=mesh_devices()[load.first_device :],
+                devices=mesh_devices()[order.first_device :],
                 arguments=arguments,
                 outputs=[boundary_of(layout) for layout in outputs],
-                donated=tuple(load.donated),
-                compile_options=wire.compile_options_from_proto(load.compile_options),
+                donated=tuple(order.donated),
+                compile_options=wire.compile_options_from_proto(order.compile_options),
             )
         except CompilationError as error:
             raise add_place(error, f"worker {jax.process_index()}") from error
-        self._executables[load.session_id, load.executable_id] = SpmdExecutable(
+        return SpmdExecutable(
             loaded=loaded,
             outputs=outputs,
-            donated=frozenset(load.donated),
+            donated=frozenset(order.donated),
             arguments_here=(True,) * len(arguments),
         )
 
-    def _load_pipeline(self, load: worker_pb2.LoadPipeline) -> None:
-        def payload_of(program: str) -> bytes:
-            return b"".join(self._chunks.pop(f"{load.executable_id}/{program}", []))
-
-        executable = load_pipeline(load, payload_of, self._transport_to)
-        self._executables[load.session_id, load.executable_id] = executable if executable.runner.stages else None
+    def _make_pipeline(self, order: worker_pb2.LoadPipeline, load: _Load) -> Executable | None:
+        """None: its stages are other nodes'."""
+        executable = load_pipeline(
+            order, lambda program: load.payloads.get(f"{order.executable_id}/{program}", b""), self._transport_to
+        )
+        return executable if executable.runner.stages else None
 
     def abort(self, sequence: int, error: ShardwrightError) -> None:
         """A step failed elsewhere: stop waiting for its transfers. Unlike a command, this takes no turn."""
@@ -310,6 +358,7 @@ class Executor:
                 node_of=nodes.__getitem__,
                 devices=local_positions(),
                 transport=self._transport_to(addresses),
+                is_rare=True,
             )
         return self._handovers[sources, target]
 

@@ -96,7 +96,7 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
 
 def planning_options(arguments: argparse.Namespace) -> tuple[Builder | None, PlanOptions]:
     """The options collected by `add_planning_options`, and the strategy builder among them. Raises OptionError."""
-    options: Any = {name: getattr(arguments, name) for name in OPTION_HELP}
+    options: Any = {name: getattr(arguments, name, None) for name in OPTION_HELP}
     return read_options(options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
 
 

@@ -61,6 +61,7 @@ class PlanOptions:
         all of it.
     bucket_bytes: most bytes of the results that XLA combines into one collective; None: the compiler's default.
     deadline_s: seconds from the start of planning; None: once `effort` is spent.
+    background: read by the client's steps, not by the planner.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -85,5 +86,6 @@ class PlanOptions:
     stages: int | None = None
     schedule: str | None = None
     imbalance: float | None = None
+    background: bool = False
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()

@@ -125,6 +125,12 @@ class UserOptions(TypedDict, total=False):
         'the program\'s own shardings (`with_sharding_constraint`, `in_shardings`, …): "keep" (default) or "ignore"; '
         "annotations count in either case",
     ]
+    background: Annotated[
+        bool,
+        "start with the first plan that fits and search on while the step runs: a plan that is predicted faster by "
+        "more than 3 % is compiled beside it, taken over between two calls, measured, and kept where it is faster; "
+        "default: False",
+    ]
 
 
 _HINTS = get_type_hints(UserOptions, include_extras=True)
@@ -197,6 +203,8 @@ def check_limits(options: PlanOptions) -> None:
     _one_of("mode", options.mode, MODES)
     _one_of("constraints", options.constraints, CONSTRAINTS)
     _one_of("rest", options.rest, RESTS)
+    if not isinstance(options.background, bool):
+        raise OptionError(f"background is {options.background!r}", where="background", remedy="True or False")
     if options.rest != "search" and isinstance(options.force, str):
         raise OptionError(
             f"force={options.force!r} says it of every argument, rest={options.rest!r} of those without a pin",

@@ -123,7 +123,7 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 #: Options that a request spells as messages.
 _COMPOSITE_OPTIONS = frozenset(
     {"mesh", "force", "argument_axes", "output_axes", "argument_views", "output_views"}
-    | {"argument_names", "output_names"}
+    | {"argument_names", "output_names", "background"}
 )
 
 #: Field of the request → option, of all others: numbers, words and truth values. A field that is not set, or zero or

@@ -73,6 +73,7 @@ class _Combiner:
         self.needs: list[tuple[int, ...]] = []
         self.leader: dict[int, int] = {}
         self.members: dict[int, list[int]] = {}
+        self.bits: dict[int, int] = {}  # of the members, by leader
         self.node_of: dict[int, int] = {}  # program node, by place in this graph
         self.root = self._build_graph(program)
 
@@ -146,9 +147,12 @@ class _Combiner:
         todo = [self.root]
         while todo:
             place = todo[-1]
+            if place in order:
+                todo.pop()
+                continue
             together = self._group_of(place)
             missing = [needed for member in together for needed in self.needs[member] if needed not in order]
-            if place in order or not missing:
+            if not missing:
                 todo.pop()
                 order.update(dict.fromkeys(together))
             else:
@@ -162,8 +166,9 @@ class _Combiner:
             if place in dependencies:
                 continue
             together, bits = self._group_of(place), 0
-            for needed in (needed for member in together for needed in self.needs[member]):
-                bits |= dependencies[needed] | sum(1 << other for other in self._group_of(needed))
+            needs = (needed for member in together for needed in self.needs[member])
+            for needed in {self.leader.get(needed, needed) for needed in needs}:
+                bits |= dependencies[needed] | self.bits.get(needed, 1 << needed)
             dependencies.update(dict.fromkeys(together, bits))
         return dependencies
 
@@ -172,4 +177,5 @@ class _Combiner:
 
     def _combine(self, places: list[int]) -> None:
         self.members[places[0]] = places
+        self.bits[places[0]] = sum(1 << place for place in places)
         self.leader |= dict.fromkeys(places, places[0])
