@@ -13,7 +13,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # What the tests of an extra need besides the extra itself.
-declare -A tools=([torch]="transformers>=5,<6 expecttest")
+declare -A tools=([torch]="transformers>=5,<6 expecttest pillow")
+# The same without what it asks for: timm wants torchvision, which goes with the CUDA build only.
+declare -A tools_alone=([torch]="timm>=1.0,<2")
 declare -A folder=([keras]=tests/keras_frontend [torch]=tests/torch_frontend)
 torch_cpu="torch==2.13.0+cpu"
 torch_cpu_index=https://download.pytorch.org/whl/cpu
@@ -55,7 +57,7 @@ install_torch_cpu() {
 install() {
     local name=$1 place=$2 wanted state lines
     wanted=$(requirements "$name") || return
-    state=$(printf '%s\n' "$wanted" "${tools[$name]:-}" "$torch_cpu" "${TORCH_BUILD:-}" | sha256sum)
+    state=$(printf '%s\n' "$wanted" "${tools[$name]:-}" "${tools_alone[$name]:-}" "$torch_cpu" "${TORCH_BUILD:-}" | sha256sum)
     [[ -f $place/.stamp && $(<"$place/.stamp") == "$state" ]] && return
     echo "installing what the tests of $name need into $place"
     rm -rf "$place"
@@ -69,6 +71,8 @@ install() {
     mapfile -t lines <<< "$wanted"
     # shellcheck disable=SC2086
     "$place/bin/python" -m pip install --quiet "${lines[@]}" ${tools[$name]:-} || return
+    # shellcheck disable=SC2086
+    [[ -z ${tools_alone[$name]:-} ]] || "$place/bin/python" -m pip install --quiet --no-deps ${tools_alone[$name]} || return
     printf '%s\n' "$state" > "$place/.stamp"
 }
 

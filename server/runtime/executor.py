@@ -300,6 +300,7 @@ class Executor:
                 node_of=nodes.__getitem__,
                 devices=local_positions(),
                 transport=self._transport_to(addresses),
+                is_kept=True,
             )
         return self._handovers[sources, target]
 

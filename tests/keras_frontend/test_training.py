@@ -115,6 +115,22 @@ def test_callbacks_read_and_assign_in_the_middle_of_an_epoch(session: sw.Session
     assert seen[2] == seen[3] == 0
 
 
+def test_a_variable_assigned_from_another_is_updated_by_itself(session: sw.Session) -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(6)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    plain, model = build(), swk.distribute(build(), session, effort="fast")
+    for each in (plain, model):
+        fit(each, x, x, epochs=1)
+        each.layers[0].kernel.assign(each.layers[1].kernel)
+    assert_equal_metrics(fit(model, x, x), fit(plain, x, x))
+    assert_equal_state(model, plain)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.slow
 def test_mixed_precision(session: sw.Session, policy: str) -> None:

@@ -85,6 +85,33 @@ def written_arguments(op: Any, args: Sequence[Any]) -> list[int]:
     ]
 
 
+def written_outputs(op: Any) -> tuple[str, ...]:
+    """Names of the arguments that are there to be written to, such as `out`."""
+    return tuple(each.name for each in op._schema.arguments if each.is_out)
+
+
+def written_nodes(node: Any) -> list[Any]:
+    """Nodes of the tensors that a node's operator updates in place: arguments, lists of them, or `out=`."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    values = [node.args[number] for number in written_arguments(node.target, node.args)]
+    values += [node.kwargs[name] for name in written_outputs(node.target) if name in node.kwargs]
+    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+
+
+def source_node(node: Any) -> Any:
+    """The node of the tensor whose memory a node's result is; None: it has memory of its own.
+
+    Of a view it is the base, of an update in place what is updated.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if is_view(node.target) or written_arguments(node.target, node.args) == [0]:
+        return node.args[0]
+    outputs = written_outputs(node.target)
+    return node.kwargs.get(outputs[0]) if len(outputs) == 1 else None
+
+
 def is_side_effect(target: Any) -> bool:
     """Whether a node computes nothing: profiling, assertions."""
     name = target.name() if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
@@ -151,7 +178,11 @@ class Evaluation:
         call = Call(node, result, types, functools.partial(self._draw, node))
         if is_view(op):
             return self._view(call, op, lowering)
-        value = lowering(call, *self._read(node.args), **self._read(dict(node.kwargs)))
+        outputs = written_outputs(op)
+        kwargs = {name: value for name, value in node.kwargs.items() if name not in outputs}
+        value = lowering(call, *self._read(node.args), **self._read(kwargs))
+        if outputs:
+            return self._write_outputs(op, [node.kwargs[name] for name in outputs], value)
         written = written_arguments(op, node.args)
         if name in RUNNING_STATISTICS:
             return self._with_statistics(call, op, value, written)
@@ -165,6 +196,12 @@ class Evaluation:
             tensor.write(_fit(value, old.dtype, old.shape, op))
             return tensor
         return _wrap_results(value, result, op)
+
+    def _write_outputs(self, op: Any, nodes: Sequence[Any], value: Any) -> Any:
+        tensors = [self._values[node] for node in nodes]
+        for tensor, new in zip(tensors, [value] if len(nodes) == 1 else value, strict=True):
+            tensor.write(_fit(new, tensor.read().dtype, tensor.read().shape, op))
+        return tensors[0] if len(nodes) == 1 else tensors
 
     def _view(self, call: Call, op: Any, lowering: Lowering) -> Any:
         node = call.node
