@@ -270,11 +270,13 @@ def test_a_failed_trace_leaves_the_module_as_it_was(session: sw.Session) -> None
 
 def test_the_page_s_examples_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = (block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
+    first, second, third = (block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
     names: dict[str, Any] = {}
     exec(first.replace("session.close()\n", "") + second, names)
     try:
         assert names["predict"](torch.randn(8, 64)).shape == (8,)
+        assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
+        exec(third, names)
         assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
     finally:
         names["session"].close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from shardwright.errors import PlatformError
 
 
 def export_step(call: Call, platform: str) -> bytes:
-    """A call's step, serialized by `jax.export`: (state, inputs), dicts by name → (changed state, results)."""
+    """A call's step, serialized by `jax.export`: (state, inputs), dicts by name → (changed state, results).
+
+    Raises PlatformError without flatbuffers, the format of its container.
+    """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise PlatformError(
+            "flatbuffers is not installed, which jax.export needs", remedy="pip install 'shardwright[torch]'"
+        )
     graph = call.trace()
     traced = Traced.of(graph)
     run, held = function_of(graph, call, traced)

@@ -27,18 +27,18 @@ _SETTINGS = ("_growth_factor", "_backoff_factor", "_growth_interval")
 
 
 class ScalerState(StateGroup):
-    """Scale and count of a gradient scaler in a session. start: values to upload."""
+    """Scale and count of a gradient scaler in a session."""
 
     def __init__(self, scaler: Any) -> None:
         super().__init__()
         self.types = {SCALE: TensorType((), torch.float32), COUNT: TensorType((), torch.int32)}
-        self.start: dict[str, np.ndarray] = host_scaler(scaler)
+        self.start = host_scaler(scaler)
 
 
 def host_scaler(scaler: Any) -> dict[str, np.ndarray]:
     """Scale and count that a scaler holds here."""
     state = scaler.state_dict()
-    return {SCALE: np.float32(state["scale"]).reshape(()), COUNT: np.int32(state["_growth_tracker"]).reshape(())}
+    return {SCALE: np.array(state["scale"], np.float32), COUNT: np.array(state["_growth_tracker"], np.int32)}
 
 
 def assign_scaler(scaler: Any, values: Mapping[str, Any]) -> None:
