@@ -5,8 +5,10 @@ Keras: epochs of `fit` beside as many calls of the model's own `train_step` by `
 of four CPU devices, in turn; a round ends when its last loss is a Python float. Of the rounds the fastest counts, since
 whatever else the machine does makes a round slower only.
 
-    KERAS_BACKEND=jax python -m benchmarks.runtime.frontends keras --json build/frontend-keras.json
-    python -m benchmarks.runtime.frontends torch --json build/frontend-torch.json
+    KERAS_BACKEND=jax build/frontends/keras/bin/python -m benchmarks.runtime.frontends keras
+    build/frontends/torch/bin/python -m benchmarks.runtime.frontends torch
+
+(`make test-frontends` makes the environments.)
 
 Exit code 1 where the front end takes more than max(10 %, 3 ms) a step longer.
 """

@@ -48,6 +48,9 @@ sin sinh slice slice_scatter softmax sort split sqrt square squeeze stack std su
 transpose tril triu trunc unbind unfold unsqueeze var var_mean view where xlogy zeros_like
 """.split()  # noqa: SIM905
 
+#: Relative error, and absolute error of results up to 1, by element type.
+BOUNDS = {torch.float32: (2e-4, 1e-5), torch.bfloat16: (2**-5, 2**-6)}
+
 #: Samples whose shape, or whose choice, depends on values; or arguments that no training step has.
 WITHOUT = {
     "masked_select": "the result's size depends on values",
@@ -87,14 +90,17 @@ def spread(samples: list[Any]) -> list[Any]:
     return samples[::step][:SAMPLES]
 
 
+@pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name not in WITHOUT])
-def test_operator(name: str) -> None:
+def test_operator(name: str, dtype: Any) -> None:
     for info in infos(name):
+        if dtype not in info.dtypes:
+            continue
         torch.manual_seed(0)
-        with_gradient = info.supports_autograd
-        samples = itertools.islice(info.sample_inputs("cpu", torch.float32, requires_grad=with_gradient), 60)
+        with_gradient = info.supports_autograd and dtype in info.backward_dtypes
+        samples = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=with_gradient), 60)
         for sample in spread([each for each in samples if _is_dense(each)]):
-            check(info, sample, with_gradient=with_gradient)
+            check(info, sample, with_gradient=with_gradient, bounds=BOUNDS[dtype])
 
 
 def _is_dense(sample: Any) -> bool:
@@ -107,7 +113,7 @@ def _is_dense(sample: Any) -> bool:
     )
 
 
-def check(info: Any, sample: Any, *, with_gradient: bool) -> None:
+def check(info: Any, sample: Any, *, with_gradient: bool, bounds: tuple[float, float]) -> None:
     leaves, tree = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -134,5 +140,7 @@ def check(info: Any, sample: Any, *, with_gradient: bool) -> None:
     assert len(found) == len(wanted)
     for here, there in zip(found, wanted, strict=True):
         largest = there.abs().nan_to_num(posinf=0).max().item() if there.is_floating_point() and there.numel() else 0
-        atol = 1e-5 * max(1, largest)
-        torch.testing.assert_close(to_tensor(np.asarray(here)), there, rtol=2e-4, atol=atol, equal_nan=True)
+        rtol, atol = bounds
+        torch.testing.assert_close(
+            to_tensor(np.asarray(here)), there, rtol=rtol, atol=atol * max(1, largest), equal_nan=True
+        )

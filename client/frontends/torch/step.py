@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,7 +103,8 @@ class TorchStep:
         self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
         self._evaluation = Step(self._session, self._evaluation_end, options, progress)  # reads the state where it lies
-        self._trees: dict[Any, Any] = {}
+        self._keys: dict[Hashable, int] = {}
+        self._trees: dict[int, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
             share_state(each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer"))
@@ -240,8 +241,9 @@ class TorchStep:
             tuple(types),
             arguments.key,
         )
-        make = partial(self._trace, key, groups, arguments, numbers, len(rates), is_training)
-        return Call(key, leaves, tuple(names), tuple(types), state_count, make), groups
+        number = self._keys.setdefault(key, len(self._keys))  # stands for the key, whose hash takes time
+        make = partial(self._trace, number, groups, arguments, numbers, len(rates), is_training)
+        return Call(number, leaves, tuple(names), tuple(types), state_count, make), groups
 
     def _parameters(self) -> list[Any]:
         return list(self._state.tensors.values())
@@ -249,7 +251,7 @@ class TorchStep:
     # ---- tracing -----------------------------------------------------------------------------
 
     def _trace(
-        self, key: Any, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
+        self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
         is_training: bool,
     ) -> Graph:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
