@@ -20,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,12 @@ def keras_rounds(session: sw.Session) -> tuple[Round, Round]:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (BATCH, TOKENS)).astype("int32")
     fitted = swk.distribute(build(), session, force="data")
 
+    def batches() -> Iterator[Any]:
+        while True:
+            yield ids, ids
+
     def fit(steps: int) -> None:
-        batches = iter(lambda: (ids, ids), None)
-        fitted.fit(batches, steps_per_epoch=steps, epochs=1, verbose=0)
+        fitted.fit(batches(), steps_per_epoch=steps, epochs=1, verbose=0)
 
     plain = build()
     plain._symbolic_build(data_batch=(ids, ids))

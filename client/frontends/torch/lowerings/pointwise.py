@@ -192,12 +192,12 @@ def _clamp_max(x: Any, max: Any) -> Any:
     return jnp.minimum(x, max)
 
 
-@pointwise("addcmul")
+@pointwise("addcmul", widens=True)
 def _addcmul(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
     return x + _scale(y * z, value)
 
 
-@pointwise("addcdiv")
+@pointwise("addcdiv", widens=True)
 def _addcdiv(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
     return x + _scale(y, value) / z if not _is_one(value) else x + y / z
 
@@ -206,7 +206,7 @@ def _is_one(value: Any) -> bool:
     return not is_array(value) and value == 1
 
 
-@pointwise("lerp")
+@pointwise("lerp", widens=True)
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
     """start + weight · (end − start); from the end where weight ≥ ½, like PyTorch's."""
     if not is_array(weight):
