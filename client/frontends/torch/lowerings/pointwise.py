@@ -43,6 +43,7 @@ for _name, _function in {
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
+    "digamma": lax.digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -190,6 +191,16 @@ def _clamp_min(x: Any, min: Any) -> Any:
 @pointwise("clamp_max")
 def _clamp_max(x: Any, max: Any) -> Any:
     return jnp.minimum(x, max)
+
+
+@pointwise("polygamma", kind=TO_FLOAT, widens=True)
+def _polygamma(order: int, x: Any) -> Any:
+    """The derivative of that order of digamma; below ½ the first by reflection, ψ′(x) = π² / sin²(πx) − ψ′(1 − x)."""
+    if order != 1:
+        return jax.scipy.special.polygamma(order, x)
+    is_low = x < 0.5
+    value = jax.scipy.special.polygamma(1, jnp.where(is_low, 1 - x, x))
+    return jnp.where(is_low, jnp.square(math.pi / jnp.sin(math.pi * x)) - value, value)
 
 
 @pointwise("addcmul", widens=True)
