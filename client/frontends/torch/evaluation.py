@@ -31,6 +31,9 @@ RUNNING_STATISTICS = {
     "cudnn_batch_norm": (3, 4),
 }
 
+#: Operators that make their argument a view of itself: its contents stay, its shape changes.
+_VIEWS_IN_PLACE = ("detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
+
 #: What Python computes with numbers that only the servers know.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: lambda x: jnp.asarray(x, jnp.float64),
@@ -178,6 +181,9 @@ class Evaluation:
         call = Call(node, result, types, functools.partial(self._draw, node))
         if is_view(op):
             return self._view(call, op, lowering)
+        if name in _VIEWS_IN_PLACE:
+            self._values[node.args[0]] = self._view(call, op, lowering)
+            return self._values[node.args[0]]
         outputs = written_outputs(op)
         kwargs = {name: value for name, value in node.kwargs.items() if name not in outputs}
         value = lowering(call, *self._read(node.args), **self._read(kwargs))
@@ -210,7 +216,7 @@ class Evaluation:
         if isinstance(call.result, list | tuple):
             count = len(call.result)
             return [base.view(lambda x, n=n: lowering(call, x, *args, **kwargs)[n], None) for n in range(count)]
-        inverse = inverse_of(base_name(op), args) if not kwargs else None
+        inverse = inverse_of(base_name(op).removesuffix("_"), args) if not kwargs else None
         return base.view(lambda x: lowering(call, x, *args, **kwargs), inverse)
 
     def _with_statistics(self, call: Call, op: Any, value: Any, written: Sequence[int]) -> Any:
