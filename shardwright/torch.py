@@ -31,6 +31,7 @@ def parallelize(
     *,
     whole_step: bool | None = None,
     init: Callable[[Any], Any] | None = None,
+    scaler: Any = None,
     progress: Callable[[PlanProgress], None] | None = None,
     **options: Unpack[UserOptions],
 ) -> TorchStep:
@@ -50,6 +51,8 @@ def parallelize(
         `optimizers`, `optim` or `opt`.
       init: fills the tensors of a module on torch.device("meta"), in place, on the servers. Default: each module's
         `reset_parameters`.
+      scaler: a torch.amp.GradScaler; its scale is state on the servers. Around a loss function its calls are made as
+        around `backward` and `optimizer.step`; a whole step makes them itself.
       progress: called in this thread with a `PlanProgress` during planning.
 
     Raises OptionError: a wrapped module, a wrong optimizer or option. A call raises UnsupportedProgramError where the
@@ -58,5 +61,5 @@ def parallelize(
     builder, checked = read_options(options)
     return _parallelize(
         session, model, optimizer, loss_fn, options=checked, builder=builder, is_whole=whole_step, init=init,
-        progress=progress,
+        scaler=scaler, progress=progress,
     )  # fmt: skip

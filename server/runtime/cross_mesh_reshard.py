@@ -26,8 +26,9 @@ class CrossMeshReshard:
 
     sources: the value, in sections of its rows; one where it lies in one place. node_of: the node that owns a device.
     devices: this process' own, by position. is_donated: a program of the same step takes the value's buffers over,
-    maybe before a receiver has read them; then copies are sent. is_rare: used a few times, so that it compiles a
-    program for each shape of a piece rather than for each piece. Raises PlanError where both ends are of different
+    maybe before a receiver has read them; then copies are sent. is_kept: the value lives on beside the moved one, and
+    either may be donated later; then what stays on its device is copied. is_rare: used a few times, so that it compiles
+    a program for each shape of a piece rather than for each piece. Raises PlanError where both ends are of different
     arrays, or the move has too many pieces.
     """
 
@@ -41,6 +42,7 @@ class CrossMeshReshard:
         transport: Transport,
         is_donated: bool = False,
         is_rare: bool = False,
+        is_kept: bool = False,
     ) -> None:
         parts = plan_resharding(sources, target, node_of)
         if sum(len(part.pieces) for part in parts) >= 1 << PIECE_BITS:
@@ -48,6 +50,7 @@ class CrossMeshReshard:
         self._transport = transport
         self._is_donated = is_donated
         self._is_rare = is_rare
+        self._is_kept = is_kept
         self._outgoing = [
             (piece, devices[piece.source]) for part in parts for piece in part.pieces if piece.source in devices
         ]
@@ -69,7 +72,8 @@ class CrossMeshReshard:
             elif piece.cut is not None:
                 box = _compile_cutter(_bounds(piece.cut))(shard)
             else:
-                box = _copy(shard) if self._is_donated else shard
+                is_shared = self._is_kept and piece.target == piece.source
+                box = _copy(shard) if self._is_donated or is_shared else shard
             self._transport.send(first_number + piece.number, box, piece.target)
 
     def receive(self, first_number: int) -> PendingValue:

@@ -359,6 +359,7 @@ class Executor:
                 devices=local_positions(),
                 transport=self._transport_to(addresses),
                 is_rare=True,
+                is_kept=True,
             )
         return self._handovers[sources, target]
 

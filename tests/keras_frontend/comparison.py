@@ -55,7 +55,7 @@ def compare(
     plain = build()
     wanted = fit(plain, *data, callbacks=callbacks(), **options)
     keras.utils.clear_session()
-    model = swk.distribute(build(), session)
+    model = swk.distribute(build(), session, effort="fast")
     found = fit(model, *data, callbacks=callbacks(), **options)
     assert_equal_metrics(found, wanted)
     assert_equal_state(model, plain, state_bound)

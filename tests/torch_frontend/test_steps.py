@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ import shardwright as sw
 import shardwright.torch as swt
 from tests.snippets.blocks import ROOT, blocks_of
 from tests.torch_frontend.comparison import adamw, distance, sgd, train_eagerly
-from tests.torch_frontend.models import floats, ids
+from tests.torch_frontend.models import GPT, floats, ids, token_loss
 
 
 def small() -> Any:
@@ -112,6 +114,44 @@ def test_lowering_takes_types_only(session: sw.Session) -> None:
     assert kinds["optimizer.exp_avg.0.weight"] == "f32[16,8]"
     updated = {program.arguments[number].name for number in program.aliases.values()}
     assert {name for name in kinds if name.startswith(("model.", "optimizer.exp", "optimizer.step"))} == updated
+
+
+def test_what_is_exported_runs_without_servers(session: sw.Session, tmp_path: Any) -> None:
+    model = small()
+    step = swt.parallelize(session, model, adamw(model), class_loss)
+    step(X, Y)
+    step.export(tmp_path / "state.pt")
+    step.export(tmp_path / "step.stablehlo", X, Y)
+    wanted = step(X, Y).item()
+    plain = small()
+    saved = torch.load(tmp_path / "state.pt")
+    plain.load_state_dict(saved["model"])
+    assert class_loss(plain, X, Y).item() == pytest.approx(wanted, rel=1e-5)
+    state = {f"model.{name}": value.numpy() for name, value in saved["model"].items()}
+    names = [name for name, _ in plain.named_parameters()]
+    for number, entries in saved["optimizer"]["state"].items():
+        state |= {f"optimizer.{key}.{names[number]}": value.numpy() for key, value in entries.items()}
+    state["random"] = saved["random"].numpy()
+    with jax.enable_x64(True):
+        exported = jax.export.deserialize(bytearray((tmp_path / "step.stablehlo").read_bytes()))
+        changed, (loss,) = exported.call(state, {"x": X.numpy(), "y": Y.numpy(), "optimizer.lr": np.float64(1e-3)})
+    assert float(loss) == pytest.approx(wanted, rel=1e-6)
+    after = step.state_dict()["model"]
+    for name, value in after.items():
+        np.testing.assert_allclose(changed[f"model.{name}"], value, rtol=1e-5, atol=1e-7)
+    with pytest.raises(sw.OptionError, match=r"\.onnx"):
+        step.export(tmp_path / "step.onnx")
+
+
+def test_safetensors_hold_tied_weights_once(session: sw.Session, tmp_path: Any) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = GPT(layers=1)
+    step = swt.parallelize(session, model, sgd(model), token_loss)
+    step.export(tmp_path / "model.safetensors")
+    other = GPT(layers=1)
+    safetensors.load_model(other, tmp_path / "model.safetensors")
+    assert distance(other.state_dict(), model.state_dict()) == 0
+    assert other.lm_head.weight is other.wte.weight
 
 
 # ---- optimizers ----------------------------------------------------------------------------------
@@ -230,11 +270,13 @@ def test_a_failed_trace_leaves_the_module_as_it_was(session: sw.Session) -> None
 
 def test_the_page_s_examples_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = (block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
+    first, second, third = (block.text for block in blocks_of(ROOT / "docs" / "torch.md") if block.language == "python")
     names: dict[str, Any] = {}
     exec(first.replace("session.close()\n", "") + second, names)
     try:
         assert names["predict"](torch.randn(8, 64)).shape == (8,)
+        assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
+        exec(third, names)
         assert names["step"](torch.randn(64, 64), ids(64, below=10)).item() > 0
     finally:
         names["session"].close()

@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 
+from shardwright.client.frontends.torch.scaling import refuse_other_scalers, swap_scaler, values_of
 from shardwright.client.frontends.torch.state import (
     ModelState,
     OptimizerState,
@@ -24,9 +25,10 @@ class BoundStep:
 
     def __init__(
         self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
-        values: Sequence[Any], rates: Sequence[Any],
+        values: Sequence[Any], rates: Sequence[Any], scaler: Any = None,
     ) -> None:  # fmt: skip
         self._model, self._state, self._groups = model, state, groups
+        self.scaler = scaler
         self.optimizers = list(optimizers)
         self._rates = rates
         self._replacements: dict[int, Any] = {}
@@ -38,7 +40,9 @@ class BoundStep:
             self._replacements[id(tensor)] = value
         names = [name for group in groups for name in group.names]
         self._of_optimizers = dict(zip(names, remaining, strict=False))
-        gradients = list(values[len(state.tensors) + len(names) :])
+        others = list(values[len(state.tensors) + len(names) :])
+        count = 0 if scaler is None else 2
+        self._of_scaler, gradients = others[:count], others[count:]
         self.gradients_before = dict(zip(state.gradients.names, gradients, strict=False))
         for name, tensor in state.tensors.items():
             if gradient_name(name) in self.gradients_before:
@@ -49,6 +53,9 @@ class BoundStep:
         rates = iter(self._rates)
         with contextlib.ExitStack() as stack:
             stack.enter_context(swap_tensors(self._model, self._replacements))
+            stack.enter_context(refuse_other_scalers(self.scaler))
+            if self.scaler is not None:
+                stack.enter_context(swap_scaler(self.scaler, *self._of_scaler))
             for optimizer, group in zip(self.optimizers, self._groups, strict=False):
                 entries: dict[Any, dict[str, Any]] = {}
                 for parameter, kept in optimizer.state.items():
@@ -76,6 +83,7 @@ class BoundStep:
             for parameter, key in group.entries.values():
                 owner = self._replacements[id(self._state.tensors[parameter])]
                 values.append(optimizer.state[owner][key])
+        values += [] if self.scaler is None else values_of(self.scaler)
         values += [gradients.get(name, before) for name, before in self.gradients_before.items()]
         return [value.detach() for value in values]
 

@@ -31,6 +31,9 @@ RUNNING_STATISTICS = {
     "cudnn_batch_norm": (3, 4),
 }
 
+#: Operators that make their argument a view of itself: its contents stay, its shape changes.
+_VIEWS_IN_PLACE = ("detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
+
 #: What Python computes with numbers that only the servers know.
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: lambda x: jnp.asarray(x, jnp.float64),
@@ -83,6 +86,33 @@ def written_arguments(op: Any, args: Sequence[Any]) -> list[int]:
         for n, argument in enumerate(op._schema.arguments)
         if n < len(args) and argument.alias_info is not None and argument.alias_info.is_write
     ]
+
+
+def written_outputs(op: Any) -> tuple[str, ...]:
+    """Names of the arguments that are there to be written to, such as `out`."""
+    return tuple(each.name for each in op._schema.arguments if each.is_out)
+
+
+def written_nodes(node: Any) -> list[Any]:
+    """Nodes of the tensors that a node's operator updates in place: arguments, lists of them, or `out=`."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    values = [node.args[number] for number in written_arguments(node.target, node.args)]
+    values += [node.kwargs[name] for name in written_outputs(node.target) if name in node.kwargs]
+    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+
+
+def source_node(node: Any) -> Any:
+    """The node of the tensor whose memory a node's result is; None: it has memory of its own.
+
+    Of a view it is the base, of an update in place what is updated.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    if is_view(node.target) or written_arguments(node.target, node.args) == [0]:
+        return node.args[0]
+    outputs = written_outputs(node.target)
+    return node.kwargs.get(outputs[0]) if len(outputs) == 1 else None
 
 
 def is_side_effect(target: Any) -> bool:
@@ -151,7 +181,14 @@ class Evaluation:
         call = Call(node, result, types, functools.partial(self._draw, node))
         if is_view(op):
             return self._view(call, op, lowering)
-        value = lowering(call, *self._read(node.args), **self._read(dict(node.kwargs)))
+        if name in _VIEWS_IN_PLACE:
+            self._values[node.args[0]] = self._view(call, op, lowering)
+            return self._values[node.args[0]]
+        outputs = written_outputs(op)
+        kwargs = {name: value for name, value in node.kwargs.items() if name not in outputs}
+        value = lowering(call, *self._read(node.args), **self._read(kwargs))
+        if outputs:
+            return self._write_outputs(op, [node.kwargs[name] for name in outputs], value)
         written = written_arguments(op, node.args)
         if name in RUNNING_STATISTICS:
             return self._with_statistics(call, op, value, written)
@@ -166,6 +203,12 @@ class Evaluation:
             return tensor
         return _wrap_results(value, result, op)
 
+    def _write_outputs(self, op: Any, nodes: Sequence[Any], value: Any) -> Any:
+        tensors = [self._values[node] for node in nodes]
+        for tensor, new in zip(tensors, [value] if len(nodes) == 1 else value, strict=True):
+            tensor.write(_fit(new, tensor.read().dtype, tensor.read().shape, op))
+        return tensors[0] if len(nodes) == 1 else tensors
+
     def _view(self, call: Call, op: Any, lowering: Lowering) -> Any:
         node = call.node
         base = self._values[node.args[0]]
@@ -173,7 +216,7 @@ class Evaluation:
         if isinstance(call.result, list | tuple):
             count = len(call.result)
             return [base.view(lambda x, n=n: lowering(call, x, *args, **kwargs)[n], None) for n in range(count)]
-        inverse = inverse_of(base_name(op), args) if not kwargs else None
+        inverse = inverse_of(base_name(op).removesuffix("_"), args) if not kwargs else None
         return base.view(lambda x: lowering(call, x, *args, **kwargs), inverse)
 
     def _with_statistics(self, call: Call, op: Any, value: Any, written: Sequence[int]) -> Any:

@@ -41,6 +41,11 @@ class Call:
     trace: Callable[[], Graph]
 
     @property
+    def specs(self) -> tuple[ArraySpec, ...]:
+        """Types of the leaves."""
+        return tuple(KEY_SPEC if kind is None else _spec(kind) for kind in self.types)
+
+    @property
     def signature(self) -> Hashable:
         """What tells programs apart: the key, and JAX's settings."""
         return self.key, trace_settings()
@@ -54,6 +59,10 @@ class Traced:
 
     changed: tuple[int, ...]
     draws: bool
+
+    @staticmethod
+    def of(graph: Graph) -> Traced:
+        return Traced(tuple(sorted(graph.changed)), graph.draws > 0)
 
 
 @dataclass(slots=True)
@@ -83,22 +92,22 @@ class TorchFunction:
     def lower(self, signature: Any, *, platform: str) -> Program:
         call = self._calls.pop(signature)
         graph = call.trace()
-        traced = Traced(tuple(sorted(graph.changed)), graph.draws > 0)
+        traced = Traced.of(graph)
         program = lower_graph(graph, call, traced, name=self.name, platform=platform)
         self.traced[signature] = traced
         return program
 
 
-def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform: str) -> Program:
-    """HLO of a traced step, with its arguments and results by name."""
-    constants = graph.constants
-    hoisted = [key for key, value in constants.items() if value.numel() >= MIN_ARGUMENT_ELEMENTS]
-    inline = {key: to_numpy(value) for key, value in constants.items() if key not in hoisted}
-    specs = tuple(KEY_SPEC if kind is None else _spec(kind) for kind in call.types)
-    random_at = call.state_count
+def function_of(
+    graph: Graph, call: Call, traced: Traced
+) -> tuple[Callable[..., tuple[Any, ...]], dict[str, np.ndarray]]:
+    """A traced step as a function of arrays, and the constants that it takes behind the call's leaves, by name."""
+    hoisted = {key: to_numpy(v) for key, v in graph.constants.items() if v.numel() >= MIN_ARGUMENT_ELEMENTS}
+    inline = {key: to_numpy(value) for key, value in graph.constants.items() if key not in hoisted}
+    count, random_at = len(call.types), call.state_count
 
     def run(*leaves: Any) -> tuple[Any, ...]:
-        leaves, held = leaves[: len(specs)], leaves[len(specs) :]
+        leaves, held = leaves[:count], leaves[count:]
         key = jax.random.wrap_key_data(leaves[random_at], impl="threefry2x32")
         next_key, step_key = jax.random.split(key) if traced.draws else (None, None)
         inputs = [leaf for number, leaf in enumerate(leaves) if number != random_at]
@@ -110,9 +119,17 @@ def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform
         results += outputs[call.state_count :]
         return tuple(results)
 
+    return run, hoisted
+
+
+def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform: str) -> Program:
+    """HLO of a traced step, with its arguments and results by name."""
+    run, held = function_of(graph, call, traced)
+    hoisted, values = list(held), list(held.values())
+    specs = call.specs
+    random_at = call.state_count
     run.__name__ = name if name.isidentifier() else "step"
     donated = (*traced.changed, *([random_at] if traced.draws else []))
-    values = [to_numpy(constants[key]) for key in hoisted]
     arguments = [array_type(each, spec) for each, spec in zip(call.names, specs, strict=True)]
     arguments += [
         array_type(f"constants.{key}", array_spec(value.shape, value.dtype))

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from shardwright.client.frontends.torch.evaluation import is_view, written_arguments
+from shardwright.client.frontends.torch.evaluation import base_name, source_node
 from shardwright.client.frontends.torch.state import (
     OptimizerState,
     host_values,
@@ -200,12 +200,12 @@ def _start(graph: Graph, output: Any, optimizer: Any, key: str, name: str) -> An
 
 
 def _made_by(node: Any) -> Any:
-    """The node that makes the tensor which `node` shows after updates in place."""
+    """The node that makes the tensor which `node` shows, after updates in place and copies."""
     while isinstance(node.target, torch._ops.OpOverload):
-        if is_view(node.target) or written_arguments(node.target, node.args) == [0]:
-            node = node.args[0]
-        else:
+        source = node.args[0] if base_name(node.target) == "clone" else source_node(node)
+        if source is None:
             break
+        node = source
     return node
 
 

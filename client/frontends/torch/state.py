@@ -52,12 +52,14 @@ def require_plain(model: Any) -> None:
 class StateGroup:
     """Named arrays of one owner, a module or an optimizer: types, and values or handles.
 
-    `values`: name → handle. An entry made from values here is uploaded when a step first needs it.
+    `values`: name → handle. An entry made from values here is uploaded when a step first needs it. `start`: values
+    that no handle has been made of yet.
     """
 
     def __init__(self) -> None:
         self.types: dict[str, TensorType] = {}
         self.values: dict[str, RemoteArray] = {}
+        self.start: dict[str, np.ndarray] = {}
 
     def clear(self) -> None:
         """Forgets all arrays."""
@@ -89,13 +91,12 @@ class ModelState(StateGroup):
 
 
 class OptimizerState(StateGroup):
-    """Tensors of an optimizer in a session. entries: name → (parameter's name, key). start: values to upload."""
+    """Tensors of an optimizer in a session. entries: name → (parameter's name, key)."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
         self.prefix = prefix
         self.entries: dict[str, tuple[str, str]] = {}
-        self.start: dict[str, np.ndarray] = {}
 
     def name_of(self, parameter: str, key: str) -> str:
         return f"{self.prefix}.{key}.{parameter.removeprefix('model.')}"

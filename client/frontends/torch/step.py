@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,13 @@ from shardwright.client.frontends.torch.optimizers import (
     without_decisions,
 )
 from shardwright.client.frontends.torch.remote import RemoteTensor
+from shardwright.client.frontends.torch.scaling import (
+    ScalerState,
+    assign_scaler,
+    host_scaler,
+    require_scaler,
+    scaler_settings,
+)
 from shardwright.client.frontends.torch.state import (
     RANDOM,
     ModelState,
@@ -77,6 +85,7 @@ class TorchStep:
         options: PlanOptions,
         builder: Builder | None,
         init: Callable[[Any], Any] | None,
+        scaler: Any,
         progress: Callable[[PlanProgress], None] | None,
     ) -> None:
         self._session = session._state
@@ -86,6 +95,7 @@ class TorchStep:
         self._is_whole = is_whole
         self._is_sequence = is_sequence
         self._init = init
+        self._scaler = scaler
         self._modules = list(model.modules())
         name = getattr(function, "__name__", "step")
         self.name = name if name.isidentifier() else "step"
@@ -93,12 +103,16 @@ class TorchStep:
         self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
         self._evaluation = Step(self._session, self._evaluation_end, options, progress)  # reads the state where it lies
-        self._trees: dict[Any, Any] = {}
+        self._keys: dict[Hashable, int] = {}
+        self._trees: dict[Hashable, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
             share_state(each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer"))
             for n, each in enumerate(self._optimizers)
         ]
+        self._scaler_state: ScalerState | None = None
+        if scaler is not None:
+            self._scaler_state = share_state(scaler, self._session, lambda: ScalerState(scaler))
 
     # ---- calls -----------------------------------------------------------------------------
 
@@ -201,6 +215,7 @@ class TorchStep:
         groups: list[StateGroup] = [self._state]
         if is_training:
             groups += self._optimizer_states
+            groups += [self._scaler_state] if self._scaler_state is not None else []
             groups += [self._state.gradients] if self._is_whole else []
         arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
         rates = rates_of(self._optimizers) if is_training else []
@@ -219,14 +234,16 @@ class TorchStep:
             tuple(module.training for module in self._modules),
             tuple(parameter.requires_grad for parameter in parameters),
             constants_of(self._optimizers) if is_training else (),
+            scaler_settings(self._scaler) if is_training and self._scaler is not None else (),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
             tuple(names) if self._is_whole else tuple(names[state_count:]),
             tuple(types),
             arguments.key,
         )
-        make = partial(self._trace, key, groups, arguments, numbers, len(rates), is_training)
-        return Call(key, leaves, tuple(names), tuple(types), state_count, make), groups
+        number = self._keys.setdefault(key, len(self._keys))  # stands for the key, whose hash takes time
+        make = partial(self._trace, number, groups, arguments, numbers, len(rates), is_training)
+        return Call(number, leaves, tuple(names), tuple(types), state_count, make), groups
 
     def _parameters(self) -> list[Any]:
         return list(self._state.tensors.values())
@@ -234,7 +251,7 @@ class TorchStep:
     # ---- tracing -----------------------------------------------------------------------------
 
     def _trace(
-        self, key: Any, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
+        self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
         is_training: bool,
     ) -> Graph:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
@@ -244,7 +261,10 @@ class TorchStep:
             state, rest = values[:count], values[count:]
             rates, rest = rest[:rate_count], rest[rate_count:]
             args, kwargs = arguments.fill(rest)
-            bound = BoundStep(self._model, self._state, self._optimizers, self._optimizer_states, state, rates)
+            bound = BoundStep(
+                self._model, self._state, self._optimizers, self._optimizer_states, state, rates,
+                self._scaler if is_training else None,
+            )  # fmt: skip
             if not is_training:
                 bound.optimizers = []
             with (
@@ -278,10 +298,13 @@ class TorchStep:
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         result = self._function(self._model, *args, **kwargs)
-        _loss_of(result, self.name).backward()
+        loss = _loss_of(result, self.name)
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         with without_decisions(self._optimizers):
             for optimizer in self._optimizers:
-                optimizer.step()
+                optimizer.step() if self._scaler is None else self._scaler.step(optimizer)
+        if self._scaler is not None:
+            self._scaler.update()
         return result
 
     # ---- state -------------------------------------------------------------------------------
@@ -302,13 +325,15 @@ class TorchStep:
                 initialize(self._session, self._model, state, self._init)
             else:
                 upload(self._session, state, host_values(state.tensors))
-        for of_optimizer in self._optimizer_states:
-            if of_optimizer.start:
-                upload(self._session, of_optimizer, of_optimizer.start)
-                of_optimizer.start = {}
+        for group in (*self._optimizer_states, *([self._scaler_state] if self._scaler_state else [])):
+            if group.start:
+                upload(self._session, group, group.start)
+                group.start = {}
 
     def sync(self) -> None:
-        """Writes the servers' values into the module and the optimizers here: parameters, buffers, optimizer state."""
+        """Writes the servers' values into what is here: the module's parameters and buffers, the optimizers' state, and
+        the scale of a gradient scaler.
+        """
         self._require_state()
         values = fetch({name: self._state.values[name] for name in self._state.names})
         with torch.no_grad():
@@ -317,6 +342,8 @@ class TorchStep:
             for optimizer, state in zip(self._optimizers, self._optimizer_states, strict=True):
                 for parameter, entries in self._optimizer_tensors(state).items():
                     optimizer.state[self._state.tensors[parameter]].update(entries)
+        if self._scaler_state is not None:
+            assign_scaler(self._scaler, fetch(self._scaler_state.values))
 
     def _optimizer_tensors(self, state: OptimizerState) -> dict[str, dict[str, Any]]:
         """Parameter's name → key → tensor, fetched."""
@@ -329,8 +356,8 @@ class TorchStep:
     def state_dict(self) -> dict[str, Any]:
         """The state, fetched, as PyTorch writes it.
 
-        `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `random`:
-        the key of random draws.
+        `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `scaler`:
+        for `scaler.load_state_dict`. `random`: the key of random draws.
         """
         self.sync()
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
@@ -338,6 +365,8 @@ class TorchStep:
         state = {"model": _copied(self._model.state_dict()), "random": random}
         if optimizers:
             state["optimizer"] = _copied(optimizers if self._is_sequence else optimizers[0])
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -345,7 +374,7 @@ class TorchStep:
 
         What is not in it stays. The module and the optimizers here take the values as well.
         """
-        known = ("model", "optimizer", "random")
+        known = ("model", "optimizer", "scaler", "random")
         if not state or any(key not in known for key in state):
             raise ArgumentError(
                 f"the state has the keys {sorted(map(str, state))[:5]}",
@@ -361,9 +390,41 @@ class TorchStep:
                 optimizer.load_state_dict(each)
                 of_optimizer.values.clear()
                 of_optimizer.start = host_values(_entries(optimizer, of_optimizer, self._state.tensors))
+        if "scaler" in state and self._scaler_state is not None:
+            self._scaler.load_state_dict(state["scaler"])
+            upload(self._session, self._scaler_state, host_scaler(self._scaler))
         upload(self._session, self._state, host_values(self._state.tensors))
         if "random" in state:
             upload(self._session, self._state, {RANDOM: to_numpy(state["random"])})
+
+    def export(self, path: str | os.PathLike[str], *batch: Any, **named: Any) -> None:
+        """Writes what plain PyTorch or JAX load without this package, by the suffix of `path`.
+
+        - `.pt`, `.pth`: `state_dict()`, for `torch.load`.
+        - `.safetensors`: parameters and buffers of the module, for `safetensors.torch.load_model`.
+        - `.stablehlo`: the step of these arguments, for `jax.export.deserialize` under `jax_enable_x64`; a function of
+          `(state, inputs)`, two dicts by the names above, that returns `(changed state, results)`. The arguments may be
+          tensors on `meta`. A `.safetensors` of the state goes with it.
+
+        Raises OptionError on another suffix.
+        """
+        from shardwright.client.frontends.torch.exports import export_step, write_safetensors
+
+        path = Path(path)
+        if path.suffix in (".pt", ".pth"):
+            torch.save(self.state_dict(), path)
+        elif path.suffix == ".safetensors":
+            self.sync()
+            write_safetensors(self._model, path)
+        elif path.suffix == ".stablehlo":
+            call, _ = self._call(batch, named, bool(self._optimizers), takes_types=True)
+            path.write_bytes(export_step(call, self._session.info.platform))
+        else:
+            raise OptionError(
+                f"{path.name} has the suffix {path.suffix!r}",
+                where="path",
+                remedy=".pt for the state, .safetensors for the module's tensors, .stablehlo for the step",
+            )
 
     def save(
         self, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
@@ -380,7 +441,7 @@ class TorchStep:
             group.values.update({name: part[_checkpoint_name(name)] for name in group.values})
 
     def _groups(self) -> list[StateGroup]:
-        return [self._state, *self._optimizer_states]
+        return [self._state, *self._optimizer_states, *([self._scaler_state] if self._scaler_state else [])]
 
     def _handles(self) -> list[dict[str, RemoteArray]]:
         return [{_checkpoint_name(n): handle for n, handle in g.values.items()} for g in self._groups()]
@@ -396,10 +457,13 @@ def parallelize(
     builder: Builder | None = None,
     is_whole: bool | None = None,
     init: Callable[[Any], Any] | None = None,
+    scaler: Any = None,
     progress: Callable[[PlanProgress], None] | None = None,
 ) -> TorchStep:
     """See `shardwright.torch.parallelize`."""
     require_plain(model)
+    if scaler is not None:
+        require_scaler(scaler)
     is_sequence = isinstance(optimizer, list | tuple)
     optimizers = list(optimizer) if is_sequence else [] if optimizer is None else [optimizer]
     for each in optimizers:
@@ -417,7 +481,7 @@ def parallelize(
         )
     return TorchStep(
         session, model, optimizers, function, is_whole=whole, is_sequence=is_sequence, options=options,
-        builder=builder, init=init, progress=progress,
+        builder=builder, init=init, scaler=scaler, progress=progress,
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ from shardwright.client.frontends.torch.evaluation import (
     is_side_effect,
     is_view,
     lowering_of,
-    written_arguments,
+    source_node,
+    written_nodes,
 )
 from shardwright.client.frontends.torch.labels import Label, Labels
 from shardwright.errors import UnsupportedProgramError
@@ -232,21 +233,13 @@ def _require_lowerings(graph: Any, name: str) -> None:
 def _is_impure(node: Any) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return bool(written_arguments(node.target, node.args))
+    return bool(written_nodes(node))
 
 
 def _changed(graph: Any, outputs: Sequence[Any], state_count: int) -> frozenset[int]:
     """Numbers of the state that the graph updates: in place, or by another tensor in its stead."""
     places = [node for node in graph.nodes if node.op == "placeholder"][:state_count]
-    written = {
-        _root(each)
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-        for number in written_arguments(node.target, node.args)
-        for each in (node.args[number] if isinstance(node.args[number], list | tuple) else [node.args[number]])
-    }
+    written = {_root(each) for node in graph.nodes for each in written_nodes(node)}
     return frozenset(
         n
         for n, (place, output) in enumerate(zip(places, outputs[:state_count], strict=True))
@@ -257,15 +250,12 @@ def _changed(graph: Any, outputs: Sequence[Any], state_count: int) -> frozenset[
 def _root(node: Any) -> Any:
     """The node whose storage a node shows."""
     while node.op == "call_function":
-        target = node.target
-        if isinstance(target, torch._ops.OpOverload) and (
-            is_view(target) or written_arguments(target, node.args) == [0]
-        ):
-            node = node.args[0]
-        elif getattr(target, "__name__", "") == "getitem" and is_view_list(node.args[0].target):
-            node = node.args[0].args[0]
-        else:
+        source = source_node(node)
+        if source is None and getattr(node.target, "__name__", "") == "getitem" and is_view_list(node.args[0].target):
+            source = node.args[0].args[0]
+        if source is None:
             break
+        node = source
     return node
 
 

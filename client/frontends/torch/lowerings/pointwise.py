@@ -43,6 +43,7 @@ for _name, _function in {
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
+    "digamma": lax.digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -192,12 +193,22 @@ def _clamp_max(x: Any, max: Any) -> Any:
     return jnp.minimum(x, max)
 
 
-@pointwise("addcmul")
+@pointwise("polygamma", kind=TO_FLOAT, widens=True)
+def _polygamma(order: int, x: Any) -> Any:
+    """The derivative of that order of digamma; below ½ the first by reflection, ψ′(x) = π² / sin²(πx) − ψ′(1 − x)."""
+    if order != 1:
+        return jax.scipy.special.polygamma(order, x)
+    is_low = x < 0.5
+    value = jax.scipy.special.polygamma(1, jnp.where(is_low, 1 - x, x))
+    return jnp.where(is_low, jnp.square(math.pi / jnp.sin(math.pi * x)) - value, value)
+
+
+@pointwise("addcmul", widens=True)
 def _addcmul(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
     return x + _scale(y * z, value)
 
 
-@pointwise("addcdiv")
+@pointwise("addcdiv", widens=True)
 def _addcdiv(x: Any, y: Any, z: Any, value: Any = 1) -> Any:
     return x + _scale(y, value) / z if not _is_one(value) else x + y / z
 
@@ -206,7 +217,7 @@ def _is_one(value: Any) -> bool:
     return not is_array(value) and value == 1
 
 
-@pointwise("lerp")
+@pointwise("lerp", widens=True)
 def _lerp(start: Any, end: Any, weight: Any) -> Any:
     """start + weight · (end − start); from the end where weight ≥ ½, like PyTorch's."""
     if not is_array(weight):
