@@ -464,7 +464,8 @@ class SessionState:
             try:
                 self.master.release(ids)
             except ShardwrightError:
-                _log.warning("could not release %d arrays", len(ids))
+                if not self.is_closed:  # else they go with the session
+                    _log.warning("could not release %d arrays", len(ids))
 
     # ---- checkpoints ------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ NOT_RUN = {
     "README.md": ["minutes long", "a minute of planning", "servers that run until they are stopped"],
     "docs/debugging-a-plan.md": ["refused on purpose"],
     "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
+    "docs/options.md": ["needs a server that ends"],
     "docs/run.md": ["needs other hosts"],
     "docs/tensorflow.md": ["downloads TensorFlow", *2 * ["needs TensorFlow"]],
     "docs/torch.md": ["downloads PyTorch", "needs PyTorch", "needs PyTorch"],
