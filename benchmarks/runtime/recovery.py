@@ -119,9 +119,9 @@ class Stopwatch:
         return sum(each.user + each.system for each in times)
 
 
-def measure(steps: int) -> dict[str, Any]:
+def measure(steps: int, nodes: int) -> dict[str, Any]:
     began_s = time.perf_counter()
-    with cluster(NODES) as (servers, address):
+    with cluster(nodes) as (servers, address):
         kept = Training(address, EVERY)
         float(kept.step())
         cold_start_s = time.perf_counter() - began_s
@@ -168,8 +168,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--nodes", type=int, default=NODES)
     arguments = parser.parse_args()
-    figures = measure(arguments.steps)
+    figures = measure(arguments.steps, arguments.nodes)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     step_s = sum(seconds for seconds, _ in figures["without_s"]) / figures["steps"]

@@ -138,8 +138,8 @@ class SnapshotWorker:
                 failures.append(error)
         if not copies and failures:
             raise failures[0]
-        for error in failures:
-            print(f"{REPORT_MARK}snapshot of step {number}: {error.message}", file=sys.stderr, flush=True)
+        for failure in failures:
+            print(f"{REPORT_MARK}snapshot of step {number}: {failure.message}", file=sys.stderr, flush=True)
         with self._lock:
             self._stored[session_id] = {array_id for array_id, _ in parts}
         return copies * sum(sizes.values())

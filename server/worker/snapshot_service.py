@@ -95,7 +95,7 @@ class SnapshotServer:
     def fetch_parts(
         self, request: worker_pb2.FetchPartsRequest, context: grpc.ServicerContext
     ) -> Iterator[ChunkedMessage[worker_pb2.FetchPartsReply]]:
-        contents = (memoryview(self._store.get(request.session_id, key)) for key in keys_of(request.arrays))
+        contents = (self._store.get(request.session_id, key).data for key in keys_of(request.arrays))
         try:
             for pieces in cut_chunks(contents, wire.CHUNK_BYTES):
                 yield ChunkedMessage(message=worker_pb2.FetchPartsReply(), pieces=pieces)
