@@ -1,8 +1,9 @@
 """What a loss of a worker costs, and what snapshots cost while nothing is lost.
 
 Four nodes of one CPU device train the quickstart's GPT-2. Two sessions take turns, one with snapshots every ten steps
-and one without, in blocks of ten steps; the sums of both are compared. Then an executor is killed: the time to the next
-loss is held against a cold start of the same cluster, from its processes to its first loss.
+and one without, in blocks of ten steps; the sums of both are compared, of seconds and of all processes' CPU seconds,
+which do not count what else the machine does. Then an executor is killed: the time to the next loss is held against a
+cold start of the same cluster, from its processes to its first loss.
 
     python -m benchmarks.runtime.recovery --json build/recovery.json
 """
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,9 @@ class Training:
         self._state = params, state
         return loss
 
-    def run(self, steps: int) -> float:
-        """Seconds that so many steps take."""
-        began_s = time.perf_counter()
+    def run(self, steps: int) -> None:
         losses = [self.step() for _ in range(steps)]
         float(losses[-1])
-        return time.perf_counter() - began_s
 
 
 def kill_executor(server: subprocess.Popen[bytes]) -> None:
@@ -104,9 +102,26 @@ def kill_executor(server: subprocess.Popen[bytes]) -> None:
             child.kill()
 
 
-def measure(steps: int) -> dict[str, Any]:
+class Stopwatch:
+    """Seconds, and CPU seconds of this process and all servers."""
+
+    def __init__(self, servers: list[subprocess.Popen[bytes]]) -> None:
+        roots = [psutil.Process(), *(psutil.Process(server.pid) for server in servers)]
+        self._processes = {each for root in roots for each in (root, *root.children(recursive=True))}
+
+    def of(self, act: Callable[[], object]) -> tuple[float, float]:
+        before = self._cpu_s(), time.perf_counter()
+        act()
+        return time.perf_counter() - before[1], self._cpu_s() - before[0]
+
+    def _cpu_s(self) -> float:
+        times = [process.cpu_times() for process in self._processes if process.is_running()]
+        return sum(each.user + each.system for each in times)
+
+
+def measure(steps: int, nodes: int) -> dict[str, Any]:
     began_s = time.perf_counter()
-    with cluster(NODES) as (servers, address):
+    with cluster(nodes) as (servers, address):
         kept = Training(address, EVERY)
         float(kept.step())
         cold_start_s = time.perf_counter() - began_s
@@ -115,10 +130,15 @@ def measure(steps: int) -> dict[str, Any]:
         for training in (kept, bare):
             training.run(EVERY)
         with_s, without_s = [], []
+        stopwatch = Stopwatch(servers)
         for _ in range(steps // EVERY):
-            with_s.append(kept.run(EVERY))
-            without_s.append(bare.run(EVERY))
-            print(f"{EVERY} steps: {with_s[-1]:.2f} s with, {without_s[-1]:.2f} s without snapshots", flush=True)
+            with_s.append(stopwatch.of(lambda: kept.run(EVERY)))
+            without_s.append(stopwatch.of(lambda: bare.run(EVERY)))
+            print(
+                f"{EVERY} steps: {with_s[-1][0]:.2f} s (CPU {with_s[-1][1]:.2f}) with, "
+                f"{without_s[-1][0]:.2f} s (CPU {without_s[-1][1]:.2f}) without snapshots",
+                flush=True,
+            )
         snapshot_bytes = max(each.snapshot_bytes for each in kept.session.status().sessions)
         bare.session.close()
         kill_executor(servers[-1])
@@ -131,7 +151,8 @@ def measure(steps: int) -> dict[str, Any]:
         "steps": steps,
         "with_s": with_s,
         "without_s": without_s,
-        "overhead": sum(with_s) / sum(without_s) - 1.0,
+        "overhead": _ratio(with_s, without_s, 0) - 1.0,
+        "cpu_overhead": _ratio(with_s, without_s, 1) - 1.0,
         "snapshot_bytes": snapshot_bytes,
         "cold_start_s": cold_start_s,
         "loss_s": loss_s,
@@ -139,19 +160,26 @@ def measure(steps: int) -> dict[str, Any]:
     }
 
 
+def _ratio(these: list[tuple[float, float]], those: list[tuple[float, float]], column: int) -> float:
+    return sum(each[column] for each in these) / sum(each[column] for each in those)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--nodes", type=int, default=NODES)
     arguments = parser.parse_args()
-    figures = measure(arguments.steps)
+    figures = measure(arguments.steps, arguments.nodes)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
-    step_s = sum(figures["without_s"]) / figures["steps"]
+    step_s = sum(seconds for seconds, _ in figures["without_s"]) / figures["steps"]
+    costs = [
+        f"{100 * figures[kind]:+.1f} % of {of}" for kind, of in (("overhead", "time"), ("cpu_overhead", "CPU time"))
+    ]
     print(
-        f"snapshots every {EVERY} of {figures['steps']} steps of {1000 * step_s:.0f} ms: "
-        f"{100 * figures['overhead']:+.1f} % (limit {100 * SNAPSHOT_LIMIT:.0f} %), "
-        f"{figures['snapshot_bytes'] / 2**20:.1f} MiB in host memory"
+        f"snapshots every {EVERY} of {figures['steps']} steps of {1000 * step_s:.0f} ms: {', '.join(costs)} "
+        f"(limit {100 * SNAPSHOT_LIMIT:.0f} %), {figures['snapshot_bytes'] / 2**20:.1f} MiB in host memory"
     )
     ratio = figures["loss_s"] / figures["cold_start_s"]
     print(
