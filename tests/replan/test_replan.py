@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
+from tests.client.clusters import start
 from tests.replan.training import Run, batch, init, loss_of, train
 
 
@@ -194,3 +195,20 @@ def test_init_and_checkpoints_follow_the_new_plan(session: sw.Session, tmp_path:
     run.params = run.step.restore(str(tmp_path / "saved"), like=jax.eval_shape(init, jax.random.key(0)))
     run.go(2)
     run.check_state()
+
+
+@pytest.mark.slow
+def test_state_moves_between_workers(tmp_path: Any) -> None:
+    servers, session = start(tmp_path)
+    try:
+        run = Run(session.parallelize(train, donate_argnums=0, force="data"))
+        run.go()
+        run.step.replan(force="fsdp")
+        run.go()
+        run.step.replan(force=None, stages=2)
+        run.go()
+        run.check_state()
+        session.close()
+    finally:
+        for server in servers:
+            server.stop()

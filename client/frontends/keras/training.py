@@ -234,6 +234,7 @@ class DistributedModel:
                 stages=None,
                 schedule=None,
                 imbalance=None,
+                background=False,
             )
         if self._builder is None and not isinstance(force, str):
             return replace(options, force={**pins, **(force or {})} or None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import torch
@@ -51,12 +51,14 @@ from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
 from shardwright.client.step import Step
 from shardwright.errors import ArgumentError, OptionError
 from shardwright.options.plan_options import PlanOptions
+from shardwright.options.user_options import UserOptions, show_options
 
 if TYPE_CHECKING:
     import os
 
     from shardwright.client.checkpoints import Save
     from shardwright.client.frontends.program import Program
+    from shardwright.client.plan_changes import PlanChange
     from shardwright.client.session import Session
     from shardwright.client.step_trace import StepTrace
     from shardwright.progress import PlanProgress
@@ -102,7 +104,8 @@ class TorchStep:
         self._front_end = TorchFunction(self.name)
         self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
-        self._evaluation = Step(self._session, self._evaluation_end, options, progress)  # reads the state where it lies
+        reading = replace(options, background=False)  # where the state lies
+        self._evaluation = Step(self._session, self._evaluation_end, reading, progress)
         self._keys: dict[Hashable, int] = {}
         self._trees: dict[Hashable, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
@@ -168,6 +171,16 @@ class TorchStep:
     def report(self) -> str:
         """The plan's expectation beside XLA's result; see `Step.report`."""
         return self._step.report
+
+    @show_options
+    def replan(self, **options: Unpack[UserOptions]) -> Plan | PipelinePlan:
+        """Plans the training step again under changed options, and moves its state; see `Step.replan`."""
+        return self._step.replan(**options)
+
+    @property
+    def plan_changes(self) -> tuple[PlanChange, ...]:
+        """What became of the step's plans; see `Step.plan_changes`."""
+        return self._step.plan_changes
 
     def dump(self, directory: str | os.PathLike[str]) -> Any:
         """Writes the servers' form of the first program; see `Step.dump`."""
