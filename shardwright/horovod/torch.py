@@ -1,15 +1,21 @@
-"""Horovod's names for PyTorch: `import shardwright.horovod.torch as hvd`."""
+"""Horovod's names for PyTorch: `import shardwright.horovod.torch as hvd`. All of `shardwright.horovod`, and these."""
 
 from __future__ import annotations
 
-from shardwright import horovod
-from shardwright.horovod import *  # noqa: F403
-from shardwright.ranks.torch_optimizer import (  # these in place of JAX's
-    DistributedOptimizer as DistributedOptimizer,
-)
-from shardwright.ranks.torch_optimizer import allreduce_ as allreduce_
-from shardwright.ranks.torch_optimizer import broadcast_ as broadcast_
-from shardwright.ranks.torch_optimizer import broadcast_optimizer_state as broadcast_optimizer_state
-from shardwright.ranks.torch_optimizer import broadcast_parameters as broadcast_parameters
+from typing import Any
 
-__all__ = [*horovod.__all__, "allreduce_", "broadcast_"]  # noqa: PLE0604
+from shardwright import horovod
+from shardwright.ranks.torch_optimizer import (
+    DistributedOptimizer,
+    allreduce_,
+    broadcast_,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+
+__all__ = ["DistributedOptimizer", "allreduce_", "broadcast_", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def __getattr__(name: str) -> Any:
+    """Horovod's other names are the same for every framework."""
+    return getattr(horovod, name)
