@@ -51,7 +51,7 @@ class ElasticOptions:
     """What an elastic job is given besides RunOptions.
 
     limits: how many workers, and what happens to hosts that fail. source: looks for hosts. hang_timeout_s: after how
-    long a worker that is not heard is ended, 0 for never. elastic_timeout_s: how long to wait while workers are too few.
+    long a worker that is not heard is ended, 0 for never. elastic_timeout_s: how long to wait while they are too few.
     coordinator_address: of this machine, as other hosts reach it; "" finds it. say: takes a line for the user.
     """
 
