@@ -181,13 +181,13 @@ def test_horovods_names() -> None:
 STEPS = 16
 
 
-def check(job: ElasticJob) -> None:
+def check(job: ElasticJob, steps: int = STEPS) -> None:
     """The job ends well, and every rank of its last generation has the losses of one undisturbed process."""
     code, losses = job.finish()
     assert code == 0, "\n".join(job.log[-40:])
     _, size = max((int(line.words[0]), int(line.words[2])) for line in job.lines if line.kind == "up")
     assert len(losses) == size
-    assert np.abs(np.array(losses) - np.array(curve(STEPS))).max() < 1e-5
+    assert np.abs(np.array(losses) - np.array(curve(steps))).max() < 1e-5
 
 
 @pytest.mark.slow
@@ -208,10 +208,10 @@ def test_a_killed_rank_costs_no_more_than_seconds(victim: int, program: tuple[st
 
 @pytest.mark.slow
 def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Path) -> None:
-    hosts = hosts_file(tmp_path, 2)
+    hosts, steps = hosts_file(tmp_path, 2), 80  # a new rank may take long to start
     with ElasticJob(
         "--min-np", "2", "--max-np", "3", "--hosts-file", str(hosts), "--hang-timeout", "4", "--host-failures", "9",
-        program=(str(STEPS), "0.3"),
+        program=(str(steps), "0.3"),
     ) as job:  # fmt: skip
         job.wait_for("step", "0", "0", "2", "2")
         hosts_file(tmp_path, 3)
@@ -221,7 +221,7 @@ def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Pa
         hung_s = time.time()
         os.kill(doomed.pid, signal.SIGSTOP)
         assert job.wait_for("up", "2").at_s - hung_s < 15
-        check(job)
+        check(job, steps)
 
 
 @pytest.mark.slow
