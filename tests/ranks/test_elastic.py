@@ -70,6 +70,34 @@ def test_objects_with_a_state_dict_are_loaded_in_place() -> None:
     assert model.weights.tolist() == [0, 0]
 
 
+@pytest.mark.slow
+def test_models_and_optimizers_of_pytorch_go_back_to_the_last_commit() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+
+    state = State(model=model, optimizer=optimizer, half=torch.ones(2, dtype=torch.bfloat16), epoch=0)
+    step()
+    state.epoch = 1
+    state.commit()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    step()
+    after = [parameter.detach().clone() for parameter in model.parameters()]
+    state.half.add_(3)
+    state.restore()
+    assert state.model is model
+    assert state.epoch == 1
+    assert all(map(torch.equal, model.parameters(), weights))
+    assert torch.equal(state.half, torch.ones(2, dtype=torch.bfloat16))
+    step()  # moments and running means are those of the commit, too
+    assert all(map(torch.equal, model.parameters(), after))
+
+
 @pytest.mark.parametrize("name", ["commit", "_saved", "restore"])
 def test_names_that_a_state_has_itself_are_refused(name: str) -> None:
     with pytest.raises(sw.OptionError, match=name):
