@@ -15,7 +15,8 @@ import pytest
 
 import shardwright as sw
 from shardwright import ranks
-from shardwright.ranks import host_copies, objects
+from shardwright.object_codec import dumps, loads
+from shardwright.ranks import host_copies
 from shardwright.ranks.elastic import ElasticSampler, State
 from tests.ranks.elastic_jobs import ElasticJob, hosts_file
 from tests.ranks.elastic_training import curve
@@ -118,7 +119,7 @@ def test_names_that_a_state_has_itself_are_refused(name: str) -> None:
 )
 def test_a_copy_is_the_same_at_the_other_end_of_the_wire(value) -> None:
     saved = host_copies.copy_to_host(value)
-    received = host_copies.unpack(objects.loads(objects.dumps(host_copies.pack(saved, "value"))), saved, "value")
+    received = host_copies.unpack(loads(dumps(host_copies.pack(saved, "value"))), saved, "value")
     back = host_copies.restored(received, value)
     assert jax.tree.structure(back) == jax.tree.structure(value)
     for ours, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(value), strict=True):
