@@ -51,7 +51,7 @@ class ElasticOptions:
     """What an elastic job is given besides RunOptions.
 
     limits: how many workers, and what happens to hosts that fail. source: looks for hosts. hang_timeout_s: after how
-    long a worker that is not heard is ended. elastic_timeout_s: how long to wait while workers are too few.
+    long a worker that is not heard is ended, 0 for never. elastic_timeout_s: how long to wait while they are too few.
     coordinator_address: of this machine, as other hosts reach it; "" finds it. say: takes a line for the user.
     """
 
@@ -172,10 +172,11 @@ class _Shell:
             )
 
     def _silent_workers(self) -> list[WorkerSilent]:
-        found = []
+        found: list[WorkerSilent] = []
+        longest_s = self._elastic.hang_timeout_s
         for worker in self._supervisor.running - self._silent:
             silent_s = self._control.silent_for_s(worker)
-            if silent_s is not None and silent_s > self._elastic.hang_timeout_s:
+            if silent_s is not None and 0 < longest_s < silent_s:
                 self._silent.add(worker)
                 found.append(WorkerSilent(worker, silent_s))
         return found

@@ -167,6 +167,7 @@ class ElasticSupervisor(Supervisor):
         self._told_changed = False
         self._finishing = False
         self._few_since_s: float | None = now_s
+        self._waiting_since_s: float | None = None  # workers of a generation wait for the next one
         self._failure: ProcessEnded | NodeLost | None = None
         self._set_deadline()
 
@@ -373,11 +374,11 @@ class ElasticSupervisor(Supervisor):
         """Form the next generation, once all survivors have asked for it; tell them where others wait for them."""
         if self._phase != "running" or not self._ready:
             return []
+        if self._waiting_since_s is None and (self._generation < 0 or self._ready.keys() & set(self._current)):
+            self._waiting_since_s = now_s
         survivors = [worker for worker in self._current if worker in self._running]
-        training = [worker for worker in survivors if worker not in self._ready and worker not in self._leaving]
-        leaving = [worker for worker in survivors if worker in self._leaving]
         newcomers = self._ready.keys() - set(self._current)
-        if training or leaving:
+        if any(worker not in self._ready for worker in survivors):
             tell = newcomers and not self._told_changed and not self._ready.keys() & set(self._current)
             return self._tell_changed() if tell and not self._finishing else []
         if self._generation >= 0 and (not survivors or max(self._ready.values()) < self._commits):
@@ -406,6 +407,7 @@ class ElasticSupervisor(Supervisor):
         self._commits = max(self._commits, *self._ready.values())
         self._current = workers
         self._ready.clear()
+        self._waiting_since_s = None
         self._told_changed = False
         return FormGeneration(self._generation, workers, place_ranks(hosts, len(workers)))
 
@@ -423,7 +425,18 @@ class ElasticSupervisor(Supervisor):
             actions += self._give_up(
                 f"fewer than --min-np {self._limits.min_size} workers for {self._elastic_timeout_s:g} s", now_s
             )
+        if self._waiting_since_s is not None and now_s >= self._waiting_since_s + self._elastic_timeout_s:
+            actions += self._end_waiting(now_s)
         return [*actions, *self._form(now_s)]  # type: ignore[list-item]
+
+    def _end_waiting(self, now_s: float) -> list[ElasticAction]:
+        """Workers have waited for too long: for some that do not leave their generation, or for new ones."""
+        waited = f"{self._elastic_timeout_s:g} s"
+        late = [worker for worker in self._current if worker in self._running and worker not in self._ready]
+        if not late:
+            return self._give_up(f"no --min-np {self._limits.min_size} workers came within {waited}", now_s)
+        self._waiting_since_s = now_s
+        return self._on_hung(late, f"has not come to the next generation, for which others have waited {waited}")
 
     def _set_deadline(self) -> None:
         times = [*self._opening.values()]
@@ -431,6 +444,8 @@ class ElasticSupervisor(Supervisor):
             times.append(wait_s)
         if self._few_since_s is not None and not self._finishing:
             times.append(self._few_since_s + self._elastic_timeout_s)
+        if self._waiting_since_s is not None:
+            times.append(self._waiting_since_s + self._elastic_timeout_s)
         if self._generation < 0 and len(self._ready) >= self._limits.min_size:
             times.append(self._started_s + self._start_timeout_s)
         self.deadline_s = min(times, default=None)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import shardwright
-from shardwright.errors import LaunchError, OptionError
-from shardwright.launch import values
+from shardwright import object_codec
+from shardwright.errors import LaunchError, ObjectTypeError, OptionError
 from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_job
 from shardwright.launch.launcher import DEFAULT_GRACE_S, RunOptions, failure_of, run_job
@@ -20,8 +20,8 @@ from shardwright.launch.output import Sink
 from shardwright.launch.service import LOOPBACK, CoordinationService
 
 #: Files of one call, in a folder of its own.
-CALL_FILE = "call.json"
-RESULT_FILE = "result.{rank}.json"
+CALL_FILE = "call"
+RESULT_FILE = "result.{rank}"
 
 #: The folder of this package.
 _PACKAGES = str(Path(shardwright.__file__).parent.parent)
@@ -41,8 +41,8 @@ def run(
     """Run `function(*args, **kwargs)` in `np` processes of this machine; returns the results in rank order.
 
     function: importable in each process by module and name; in a script guard the call itself by
-    `if __name__ == "__main__":`. Arguments and results: numbers, texts, bytes, None, numpy arrays, and lists, tuples
-    and dicts of them. env: variables of all ranks. Their output is printed here, with the rank.
+    `if __name__ == "__main__":`. Arguments and results: numbers, texts, bytes, None, numpy arrays, and lists, tuples,
+    sets and dicts of them. env: variables of all ranks. Their output is printed here, with the rank.
 
     Raises OptionError for values of other types, LaunchError with the first failing rank's traceback. No process
     outlives the call.
@@ -55,10 +55,13 @@ def run(
         "kwargs": dict(kwargs or {}),
         "path": list(sys.path),
     }
-    text = values.encode(call, "run")
+    try:
+        message = object_codec.dumps(call, "run")
+    except ObjectTypeError as error:
+        raise OptionError(error.message, where=error.where, remedy=error.remedy) from None
     name = getattr(function, "__qualname__", "function")
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
-        Path(folder, CALL_FILE).write_text(text)
+        Path(folder, CALL_FILE).write_bytes(message)
         _run_ranks(folder, name, np, env or {}, grace_s)
         return [_read_result(folder, name, rank) for rank in range(np)]
 
@@ -83,7 +86,7 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
     rank = getattr(outcome.failure, "number", None)
     record = Path(folder, RESULT_FILE.format(rank=rank))
     if record.exists():
-        trace = values.decode(record.read_text())["traceback"]
+        trace = object_codec.loads(record.read_bytes())["traceback"]
         raise LaunchError(f"rank {rank} raised\n{trace.rstrip()}", where=name)
     raise LaunchError(failure.message, where=name, remedy=failure.remedy or "its last lines are above")
 
@@ -92,7 +95,7 @@ def _read_result(folder: str, name: str, rank: int) -> Any:
     record = Path(folder, RESULT_FILE.format(rank=rank))
     if not record.exists():
         raise LaunchError(f"rank {rank} ended without returning", where=name, remedy="leave out os._exit")
-    return values.decode(record.read_text())["value"]
+    return object_codec.loads(record.read_bytes())["value"]
 
 
 def _make_text_sink(stream: str) -> Sink:

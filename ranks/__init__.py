@@ -3,9 +3,9 @@
 Reading order: job (who am I) → process_sets (who takes part) → operations (what is computed, for which types) →
 tensors (numpy, JAX, PyTorch) → programs (what XLA runs) → agreement (what every collective begins with) → fusion and
 messages (arrays as few messages) → collectives (what users call) → in_jit (the same inside jitted functions) →
-objects, uneven, compression, sparse, optimizer, batch_norm (what is built on them) → watch, stall, timeline (what each
-rank is in, who waits for whom, and for how long) → lifeline, programs_cache, host_copies, sampler, elastic (ranks that
-come and go).
+objects, uneven, compression, sparse, optimizer, torch_optimizer, batch_norm (built on them) → watch, stall, timeline
+(what each rank is in, who waits for whom, and for how long) → lifeline, programs_cache, host_copies, sampler, elastic
+(ranks that come and go).
 """
 
 from shardwright.launch import run

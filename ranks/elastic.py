@@ -24,8 +24,9 @@ from typing import Any, TypeVar
 
 import jax
 
+from shardwright import object_codec
 from shardwright.errors import CollectiveError, LaunchError, OptionError, RankLostError
-from shardwright.ranks import host_copies, job, lifeline, objects, programs
+from shardwright.ranks import host_copies, job, lifeline, programs
 from shardwright.ranks.collectives import allreduce
 from shardwright.ranks.host_copies import HostCopy
 from shardwright.ranks.objects import allgather_object, broadcast_object
@@ -60,7 +61,7 @@ class State:
             setattr(self, name, value)
         self._saved = self._copies()
         if carried := lifeline.take_carried():
-            self._take(objects.loads(carried))
+            self._take(object_codec.loads(carried))
             self.restore()
 
     # ---- saving ----
@@ -131,7 +132,7 @@ class State:
         return {"commits": self._commits, "values": packed}
 
     def _as_bytes(self) -> bytes:
-        return objects.dumps(self._message())
+        return object_codec.dumps(self._message())
 
     def _take(self, message: dict[str, Any]) -> None:
         """Take over saved values. Raises CollectiveError where names or structures differ."""

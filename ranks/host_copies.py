@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shardwright import object_codec
 from shardwright.errors import CollectiveError, ObjectTypeError
-from shardwright.ranks import objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ def pack(saved: HostCopy, where: str) -> dict[str, Any]:
     }
     with contextlib.suppress(ObjectTypeError):
         structure = jax.tree.unflatten(saved.tree, list(range(len(saved.leaves))))
-        objects.dumps(structure)
+        object_codec.dumps(structure)
         message["shape"] = structure
     try:
-        objects.dumps([leaf.value for leaf in saved.leaves if leaf.kind == "plain"])
+        object_codec.dumps([leaf.value for leaf in saved.leaves if leaf.kind == "plain"])
     except ObjectTypeError as error:
         raise ObjectTypeError(error.message, where=where, remedy=f"keep it out of the state. {error.remedy}") from None
     return message

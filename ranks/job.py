@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -132,32 +131,34 @@ def join_generation(*, lost: bool = False) -> None:
     place = read_place({**os.environ, **line.join(lost=lost)})
     watch.reset()
     jax.config.update("jax_enable_recoverability", True)  # type: ignore[no-untyped-call]
-    line.connecting(time.monotonic())
-    try:
+    with line.changing():
         _connect(place, _Process.options)  # one rank alone, too: JAX would keep the number of the generation before
         jax.devices()  # the ranks tell each other of their devices
-    finally:
-        line.connecting(None)
     _begin(place, owns_connection=True)
 
 
 def leave_generation() -> None:
     """Leave a generation of an elastic job, whole or broken. All arrays on devices are gone with it."""
     joined, line = _Process.job, lifeline.connect()
-    line.leave()
+    line.end_collectives()
     _Process.job = None
-    if joined is not None:
-        joined.dispatcher.abandon()
-        if joined.inspector is not None:
-            joined.inspector.close()
+    with line.changing(lifeline.LEAVING_PATIENCE_S):
+        if joined is not None:
+            _disconnect(joined)
+        clear_backends()  # type: ignore[no-untyped-call]
+        gc.collect()
+    line.has_left()
+
+
+def _disconnect(joined: Job) -> None:
+    joined.dispatcher.abandon()
+    if joined.inspector is not None:
+        joined.inspector.close()
     programs_cache.clear()
-    if joined is not None and joined.owns_connection:
-        try:
-            jax.distributed.shutdown()  # type: ignore[no-untyped-call]
-        except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
-            private.forget_coordination_client()
-    clear_backends()  # type: ignore[no-untyped-call]
-    gc.collect()
+    try:
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
+        private.forget_coordination_client()
 
 
 def read_place(environment: Mapping[str, str]) -> Place:

@@ -8,13 +8,14 @@ its state in a file in memory; so no state is lost, and what ran is gone for cer
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shardwright.errors import LaunchError, OptionError, RankLostError, ShardwrightError
@@ -24,6 +25,8 @@ from shardwright.ranks import watch
 
 #: Seconds that a collective has to raise once a rank is known to be lost.
 PATIENCE_S = 2.0
+#: Seconds that leaving a lost generation may take: it is a matter of milliseconds.
+LEAVING_PATIENCE_S = 10.0
 #: Names the descriptor of a file that holds the state of the program that ran before in this process.
 CARRIED_VARIABLE = "SHARDWRIGHT_ELASTIC_CARRIED"
 
@@ -43,7 +46,7 @@ class Lifeline:
         self._lost = threading.Event()
         self._changed = threading.Event()
         self._away = threading.Event()
-        self._connecting_since_s: float | None = None
+        self._changing: tuple[float, float] | None = None
         self._answers: queue.SimpleQueue[Mapping[str, str] | None] = queue.SimpleQueue()
         try:
             worker = int(environment[control.WORKER_VARIABLE])
@@ -67,17 +70,25 @@ class Lifeline:
             raise SystemExit(0)
         return place
 
-    def connecting(self, since_s: float | None) -> None:
-        """This rank begins (a time of `time.monotonic`) or has ended (None) to connect with the others."""
-        self._connecting_since_s = since_s
+    @contextlib.contextmanager
+    def changing(self, patience_s: float = PATIENCE_S) -> Iterator[None]:
+        """This rank joins or leaves a generation in the block. patience_s: how long that may take once it is lost."""
+        self._changing = time.monotonic(), patience_s
+        try:
+            yield
+        finally:
+            self._changing = None
 
-    def leave(self) -> None:
-        """This rank is out of its generation, or about to be: it no longer needs to be got out."""
+    def end_collectives(self) -> None:
+        """Wait until no collective of this rank is under way, on any thread; start anew where that does not end."""
         until_s = time.monotonic() + PATIENCE_S
-        while watch.current().position() is not None:  # on the thread of asynchronous collectives
+        while watch.current().position() is not None:
             if time.monotonic() > until_s:
                 self._start_anew()
             time.sleep(0.02)
+
+    def has_left(self) -> None:
+        """This rank is out of its generation: it no longer needs to be got out."""
         self._away.set()
 
     @property
@@ -125,9 +136,10 @@ class Lifeline:
         """Wait until this rank has left; start anew where it is stuck."""
         lost_s = time.monotonic()
         while self.generation == generation and not self._away.wait(0.1):
-            position, connecting_s = watch.current().position(), self._connecting_since_s
-            since_s = position.since_s if position is not None else connecting_s
-            if since_s is not None and time.monotonic() > max(lost_s, since_s) + PATIENCE_S:
+            position, busy = watch.current().position(), self._changing
+            if position is not None:
+                busy = position.since_s, PATIENCE_S
+            if busy is not None and time.monotonic() > max(lost_s, busy[0]) + busy[1]:
                 self._start_anew()
 
     def _start_anew(self) -> None:

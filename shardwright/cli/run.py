@@ -78,7 +78,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     elastic.add_argument("--min-np", metavar="N", help="go on while there are this many ranks (1)")
     elastic.add_argument("--max-np", metavar="N", help="take no more than this many (default: -np, or all slots)")
     elastic.add_argument("--host-discovery-script", metavar="FILE", help="prints `host:slots` lines; run once a second")
-    elastic.add_argument("--hang-timeout", metavar="S", help="end a rank that has not been heard for this long (60)")
+    elastic.add_argument(
+        "--hang-timeout", metavar="S", help="end a rank that is not heard for this long (60; 0: never)"
+    )
     elastic.add_argument("--elastic-timeout", metavar="S", help="seconds to wait while ranks are too few (600)")
     elastic.add_argument("--host-failures", metavar="N", help="failures in a row until a host is left out (3)")
     elastic.add_argument("--host-cooldown", metavar="S", help="seconds until it gets one more try (default: never)")

@@ -131,6 +131,24 @@ def test_a_hung_worker_is_ended_and_a_stalled_rank_too() -> None:
     ]
 
 
+def test_who_does_not_leave_a_broken_generation_is_ended_in_the_end() -> None:
+    job = Job(Limits(min_size=1, max_size=3))
+    job.start(a=3)
+    job.send(ProcessEnded(1, -9), WorkerReady(0, lost=True))
+    assert [action for action in job.send(Tick(), at_s=101.0) if isinstance(action, SendSignal)] == [
+        SendSignal(SIGKILL, (2,))
+    ]
+    assert formed(job.send(ProcessEnded(2, -9), at_s=101.1)) == (1, (0,))
+
+
+def test_new_workers_that_never_come_are_not_waited_for_without_end() -> None:
+    job = Job(Limits(min_size=3, max_size=3))
+    job.start(a=3)
+    job.send(ProcessEnded(1, 7), WorkerReady(0, lost=True), WorkerReady(2, lost=True))
+    assert job.send(Tick(), at_s=2.0) == [StartProcesses((3,))]
+    assert job.send(Tick(), at_s=101.0) == [SendSignal(SIGTERM, (0, 2, 3))]
+
+
 def test_a_lost_host_is_let_go_and_its_ranks_with_it() -> None:
     job = Job(Limits(min_size=1))
     job.start(a=1, b=2)

@@ -137,3 +137,30 @@ def test_an_empty_config_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.yml"
     path.write_text("# later\n")
     assert read_settings({"np": "2"}, path) == read_settings({"np": "2"})
+
+
+def test_options_of_an_elastic_job(tmp_path: Path) -> None:
+    path = tmp_path / "run.yml"
+    path.write_text("min-np: 2\nmax-np: 4\nhosts: a:4\nhang-timeout: 9\nhost-cooldown: 60\n")
+    settings = read_settings({"host_failures": "5"}, path)
+    assert settings.is_elastic
+    assert (settings.min_size, settings.max_size, settings.hang_timeout_s) == (2, 4, 9.0)
+    assert (settings.host_failures, settings.host_cooldown_s, settings.elastic_timeout_s) == (5, 60.0, 600.0)
+    assert not read_settings({"np": "4"}).is_elastic
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"min_np": "4", "max_np": "2"}, "--max-np", "below --min-np 4"),
+        ({"min_np": "4", "np": "2"}, "-np", "below --min-np 4"),
+        ({"min_np": "1"}, "--max-np", "how many ranks at most"),
+        ({"host_discovery_script": "x.sh", "hosts": "a"}, "--host-discovery-script", "named twice"),
+        ({"np": "2", "hang_timeout": "5"}, "--hang-timeout", "an option of elastic jobs"),
+        ({"min_np": "0"}, "--min-np", "whole number from 1"),
+    ],
+)
+def test_options_of_elastic_jobs_that_make_no_sense_are_named(given: dict[str, str], where: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message) as caught:
+        read_settings(given)
+    assert caught.value.where == where

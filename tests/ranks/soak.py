@@ -47,7 +47,7 @@ class Schedule:
             while (line := job.next(90)) is not None:
                 self.note(line)
                 patience -= 1
-                if patience <= 0 and line.kind != "done" and len(self.actions) < 6:
+                if patience <= 0 and self.generation and line.kind != "done" and len(self.actions) < 6:
                     self.act()
                     patience = self.random.choice([1, 2, 10, 20, 30])
             self.check(job)

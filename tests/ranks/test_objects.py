@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from shardwright.errors import CollectiveError, ObjectTypeError
-from shardwright.ranks.objects import dumps, loads
+from shardwright.object_codec import dumps, loads
 
 _DTYPES = st.one_of(
     stn.boolean_dtypes(), stn.integer_dtypes(), stn.floating_dtypes(), stn.complex_number_dtypes(),

@@ -136,3 +136,9 @@ def test_horovods_names_are_the_same_functions() -> None:
 def test_tensors_of_pytorch_stay_such() -> None:
     pytest.importorskip("torch")
     passed(run_ranks("tests.ranks.check_torch", 2))
+
+
+@pytest.mark.slow
+def test_optimizers_of_pytorch_equal_one_process_on_the_whole_batch() -> None:
+    pytest.importorskip("torch")
+    passed(run_ranks("tests.ranks.check_torch_training", 2))
