@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import shardwright
-from shardwright import object_codec
 from shardwright.errors import LaunchError, ObjectTypeError, OptionError
 from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_job
@@ -55,15 +54,28 @@ def run(
         "kwargs": dict(kwargs or {}),
         "path": list(sys.path),
     }
-    try:
-        message = object_codec.dumps(call, "run")
-    except ObjectTypeError as error:
-        raise OptionError(error.message, where=error.where, remedy=error.remedy) from None
+    message = _message(call)
     name = getattr(function, "__qualname__", "function")
     with tempfile.TemporaryDirectory(prefix="shardwright-run-") as folder:
         Path(folder, CALL_FILE).write_bytes(message)
         _run_ranks(folder, name, np, env or {}, grace_s)
         return [_read_result(folder, name, rank) for rank in range(np)]
+
+
+def _message(call: Mapping[str, Any]) -> bytes:
+    from shardwright.object_codec import dumps  # and with it numpy, which the launcher itself does without
+
+    try:
+        return dumps(call, "run")
+    except ObjectTypeError as error:
+        raise OptionError(error.message, where=error.where, remedy=error.remedy) from None
+
+
+def _read(record: Path) -> dict[str, Any]:
+    from shardwright.object_codec import loads
+
+    content: dict[str, Any] = loads(record.read_bytes())
+    return content
 
 
 def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str], grace_s: float) -> None:
@@ -86,7 +98,7 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
     rank = getattr(outcome.failure, "number", None)
     record = Path(folder, RESULT_FILE.format(rank=rank))
     if record.exists():
-        trace = object_codec.loads(record.read_bytes())["traceback"]
+        trace = _read(record)["traceback"]
         raise LaunchError(f"rank {rank} raised\n{trace.rstrip()}", where=name)
     raise LaunchError(failure.message, where=name, remedy=failure.remedy or "its last lines are above")
 
@@ -95,7 +107,7 @@ def _read_result(folder: str, name: str, rank: int) -> Any:
     record = Path(folder, RESULT_FILE.format(rank=rank))
     if not record.exists():
         raise LaunchError(f"rank {rank} ended without returning", where=name, remedy="leave out os._exit")
-    return object_codec.loads(record.read_bytes())["value"]
+    return _read(record)["value"]
 
 
 def _make_text_sink(stream: str) -> Sink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,7 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
     from shardwright.launch.discovery import file_source, fixed_source, script_source
     from shardwright.launch.elastic_launcher import ElasticOptions, elastic_failure, run_elastic
     from shardwright.launch.hosts import Host
+    from shardwright.launch.job import mask_secret
     from shardwright.membership import Limits
 
     command = _command(settings)
@@ -189,7 +191,10 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
         source = fixed_source(settings.hosts or (Host(name="localhost", slots=most or 1),))
     if dry_run:
         hosts = ", ".join(map(str, source())) or "none yet"
-        print(f"elastic, {settings.min_size or 1} to {most or 'all slots'} ranks; hosts now: {hosts}")
+        print(f"{settings.min_size or 1} to {most or 'all slots of the hosts'} ranks, on {hosts} at present")
+        print(f"  each: {shlex.join(command)}")
+        for name, value in _environment(settings).items():
+            print(f"    {name}={shlex.quote(mask_secret(name, value))}")
         return 0
     outcome = run_elastic(
         command,
