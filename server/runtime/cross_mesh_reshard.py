@@ -26,8 +26,8 @@ class CrossMeshReshard:
 
     sources: the value, in sections of its rows; one where it lies in one place. node_of: the node that owns a device.
     devices: this process' own, by position. is_donated: a program of the same step takes the value's buffers over,
-    maybe before a receiver has read them; then copies are sent. is_rare: used a few times, so that it compiles a program
-    for each shape of a piece rather than for each piece. Raises PlanError where both ends are of different
+    maybe before a receiver has read them; then copies are sent. is_rare: used a few times, so that it compiles a
+    program for each shape of a piece rather than for each piece. Raises PlanError where both ends are of different
     arrays, or the move has too many pieces.
     """
 
