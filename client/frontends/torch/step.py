@@ -104,7 +104,7 @@ class TorchStep:
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
         self._evaluation = Step(self._session, self._evaluation_end, options, progress)  # reads the state where it lies
         self._keys: dict[Hashable, int] = {}
-        self._trees: dict[int, Any] = {}
+        self._trees: dict[Hashable, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
             share_state(each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer"))
