@@ -70,7 +70,7 @@ def test_without_room_for_snapshots_training_goes_on_and_the_client_keeps_little
                 wait_until(lambda: "3 snapshots failed in a row" in caplog.text)
 
         assert run(session, 100, snapshot_every=5, after_call=look).count == 100
-        assert "the limit is 1.05 KiB" in caplog.text
+        assert "the limit is 1.00 KiB" in caplog.text
         step = session.parallelize(train, donate_argnums=0, snapshot_every=5)
         state, loss = step(step.init(initial, jax.random.key(0)), next(batches(1)))
         float(loss)
