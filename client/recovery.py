@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -116,12 +117,14 @@ class _LostAgainError(Exception):
 
 
 class Recovery:
-    """Of one session. put: writes arrays to the nodes.
+    """Of one session. put: writes arrays to the nodes, again after an outage where the function given allows it.
 
     It is off until `begin`; then an unsuccessful recovery turns it off again. Thread-safe; its lock is the stream's.
     """
 
-    def __init__(self, master: MasterConnection, stream: StepStream, put: Callable[[Sequence[Upload]], None]) -> None:
+    def __init__(
+        self, master: MasterConnection, stream: StepStream, put: Callable[[Sequence[Upload], Callable[[], bool]], None]
+    ) -> None:
         self._master = master
         self._stream = stream
         self._put = put
@@ -377,7 +380,7 @@ class Recovery:
     def _upload(self, uploads: Sequence[Upload], generation: int) -> None:
         for is_last in (False, True):
             try:
-                self._put(uploads)
+                self._put(uploads, lambda: not self._is_lost_again and self._read_generation() == generation)
                 return
             except _BROKEN as error:
                 if self._is_lost_again or self._read_generation() != generation:
@@ -395,7 +398,7 @@ class Recovery:
         for attempt in itertools.count():
             try:
                 with self._uploads() as generation:
-                    self._put(uploads)
+                    self._put(uploads, partial(self._is_running, generation))
                     with self._changed:
                         self._journal.add_arrays(kept)
                 return
@@ -437,6 +440,9 @@ class Recovery:
     def _await_end(self) -> None:
         while self._is_recovering:
             self._changed.wait()
+
+    def _is_running(self, generation: int) -> bool:
+        return not self._was_lost(generation)
 
     def _was_lost(self, generation: int) -> bool:
         """Whether the executors of a generation are lost, as far as the master knows; then a recovery has begun."""

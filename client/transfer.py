@@ -67,8 +67,11 @@ class ArrayTransfer:
         for channel in self._channels.values():
             channel.close()
 
-    def put(self, uploads: Sequence[Upload]) -> None:
-        """Writes arrays to every node holding some of them, each its shards; returns when all have them."""
+    def put(self, uploads: Sequence[Upload], may_repeat: Callable[[], bool] = lambda: True) -> None:
+        """Writes arrays to every node holding some of them, each its shards; returns when all have them.
+
+        may_repeat: asked after an outage: whether what runs on the nodes still is what the arrays are for.
+        """
         layouts = {id(upload.layout): upload.layout for upload in uploads}
         held = {
             node.index: {
@@ -78,7 +81,7 @@ class ArrayTransfer:
         }
         self._call_nodes(
             [node for node in self._info.nodes if held[node.index]],
-            lambda node: self._put_on(node, uploads, held[node.index]),
+            lambda node: self._put_on(node, uploads, held[node.index], may_repeat),
         )
 
     def fetch(self, wanted: Sequence[tuple[int, Layout]]) -> list[np.ndarray | ShardwrightError]:
@@ -110,7 +113,13 @@ class ArrayTransfer:
 
     # ---- one node --------------------------------------------------------------
 
-    def _put_on(self, node: NodeInfo, uploads: Sequence[Upload], held: dict[int, tuple[Shard, ...]]) -> None:
+    def _put_on(
+        self,
+        node: NodeInfo,
+        uploads: Sequence[Upload],
+        held: dict[int, tuple[Shard, ...]],
+        may_repeat: Callable[[], bool],
+    ) -> None:
         here = [upload for upload in uploads if id(upload.layout) in held]
 
         def requests(attempt: int) -> Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]:
@@ -130,7 +139,10 @@ class ArrayTransfer:
             try:
                 put(requests(number), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
             except grpc.RpcError as error:
-                raise self._error(node, error) from None
+                ours = self._error(node, error)
+                if isinstance(ours, OutageError) and not may_repeat():
+                    raise ServerUnavailableError(ours.message, where=ours.where, remedy=ours.remedy) from None
+                raise ours from None
 
         self._retries.call(attempt)
         self._reached.add(node.index)

@@ -233,7 +233,12 @@ class MasterState:
         return commands + self._advance(session)
 
     def _tell_losses(self, session: Session) -> Commands:
-        """New executors know nothing of the arrays of before: who reads one shall not wait for it."""
+        """New executors know nothing of the arrays of before: who reads one shall not wait for it.
+
+        A client that takes snapshots restores them under their ids.
+        """
+        if session.snapshots.is_told:
+            return []
         lost: dict[int, tuple[ShardwrightError, list[int]]] = {}
         for array_id, why in session.drop_reasons.items():
             if isinstance(why, WorkerLostError):
