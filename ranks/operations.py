@@ -128,6 +128,6 @@ def check_factor(factor: float, dtype: np.dtype, where: str) -> None:
         raise CollectiveError(f"a scale factor on {dtype} would round", where=where, remedy="cast to a float type")
 
 
-def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+def scale(array: np.ndarray, factor: float) -> np.ndarray:
     """`array * factor` in the array's own type."""
     return array if factor == 1.0 else np.asarray(array * array.dtype.type(factor))
