@@ -368,6 +368,11 @@ class SessionState:
             handle._require_ready()
         return handle._ids
 
+    def raise_earlier_error(self) -> None:
+        """Raises an earlier step's error that was not raised before."""
+        with self.lock:
+            self._raise_unreported()
+
     def _raise_unreported(self) -> None:
         self.require_open()
         error = self._stream.take_error()

@@ -519,7 +519,7 @@ class Step:
     def _end_search(self) -> None:
         if self._search is not None:
             self._search.cancel()
-            self._search = None
+            self._search = self._plans_before = None
 
     def _follow_search(self, search: BackgroundSearch, signature: Hashable, leaves: Sequence[Any]) -> None:
         """Before a call: takes a better plan over, keeps it, or goes back, whatever is due."""
@@ -560,10 +560,10 @@ class Step:
             self._run_plans_of(before)
             self._history.add("went back", describe_plan(before.main.plan), **measured)
         self._end_search()
-        self._plans_before = None
 
     def _move_or_stay(self, program: StepProgram, leaves: Sequence[Any]) -> bool:
         """Whether the state of a call was moved to a program's layouts; else all stays as it is."""
+        self._state.raise_earlier_error()  # it is not the move's
         donated = set(program.donated)
         mine = [
             leaf if isinstance(leaf, RemoteArray) and (number in donated or not leaf._is_owned) else None

@@ -145,6 +145,8 @@ def measure(steps: int, nodes: int) -> dict[str, Any]:
         began_s = time.perf_counter()
         float(kept.step())
         loss_s = time.perf_counter() - began_s
+        while not kept.session.recoveries:  # it is written down after the steps were answered
+            time.sleep(0.01)
         (report,) = kept.session.recoveries
         kept.session.close()
     return {

@@ -59,7 +59,11 @@ class ExecutorMessage:
 
 # ---- compiling -----------------------------------------------------------------
 def compile_program(
-    plan_id: str, record: PlanRecord, compiler: CompileService, nodes_of: NodesOf, cancellation: Cancellation
+    plan_id: str,
+    record: PlanRecord,
+    compiler: CompileService,
+    nodes_of: NodesOf,
+    cancellation: Cancellation | None = None,
 ) -> ev.ProgramInfo:
     """Blocking: emit and compile every program in the compile child. Raises what the compiler raises."""
     plan = record.plan_with_text()
@@ -92,7 +96,7 @@ def compile_program(
 
 
 def _binaries_of(
-    plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf, cancellation: Cancellation
+    plan: PipelinePlan, compiler: CompileService, nodes_of: NodesOf, cancellation: Cancellation | None
 ) -> dict[str, Binary]:
     nodes = [nodes_of(plan.stages[program.stage].devices) for program in plan.programs]
     compiled = compiler.compile_all(

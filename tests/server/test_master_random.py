@@ -158,6 +158,11 @@ class MasterHistory(RuleBasedStateMachine):
         self.deliver()
 
     @rule()
+    def abandons_a_load(self) -> None:
+        self.world.send(ev.LoadAbandoned(call=2, session_id="s", plan_id="plan"))
+        self.deliver()
+
+    @rule()
     def unloads(self) -> None:
         self.world.send(ev.UnloadRequested(call=3, session_id="s", executable_id="plan"))
         self.deliver()

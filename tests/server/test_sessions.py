@@ -16,6 +16,7 @@ from shardwright.errors import (
     ShardwrightError,
     WorkerLostError,
 )
+from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
 from tests.server.simulation import PROGRAM, World, ready_world
 
@@ -396,3 +397,54 @@ def test_an_unknown_session_is_named(event: ev.Event) -> None:
     assert isinstance(command, ev.Fail | ev.EndStream)
     assert isinstance(command.error, SessionError)
     assert "no session no" in command.error.message
+
+
+def test_a_program_that_nobody_waits_for_is_not_compiled_to_its_end() -> None:
+    world = ready_world()
+    world.send(ev.SessionRequested(call=30, session_id="t"))
+    world.all_done()
+    for call, session_id in ((31, "s"), (32, "t"), (33, "t")):
+        world.send(ev.LoadRequested(call=call, session_id=session_id, plan_id="slow"))
+    for call, session_id in ((31, "s"), (32, "t")):
+        world.send(ev.LoadAbandoned(call=call, session_id=session_id, plan_id="slow"))
+    assert not world.take(ev.CancelCompile), "another client waits for it"
+    world.send(ev.LoadAbandoned(call=33, session_id="t", plan_id="slow"))
+    assert [cancelled.plan_id for cancelled in world.take(ev.CancelCompile)] == ["slow"]
+    world.send(ev.LoadRequested(call=34, session_id="t", plan_id="slow"))
+    assert [order.plan_id for order in world.take(ev.Compile)][-1] == "slow", "and begins anew"
+    world.send(ev.SessionClosed(call=35, session_id="t"))
+    assert [cancelled.plan_id for cancelled in world.take(ev.CancelCompile)] == ["slow"]
+
+
+def test_the_session_that_is_missed_least_gives_way() -> None:
+    world = ready_world()  # "s" has arrays, a program and a client
+    world.send(ev.SessionRequested(call=30, session_id="empty"))
+    world.all_done()
+    world.send(ev.SessionRequested(call=31, session_id="new"))
+    assert [fail.call for fail in world.take(ev.Fail)] == [31], "nobody has been idle"
+    world.later(world.limits.evict_idle_s + 1)
+    world.send(ev.SessionRequested(call=32, session_id="new"))
+    assert set(world.state.sessions) == {"s", "new"}
+    world.all_done()
+    world.later(world.limits.evict_idle_s + 1)
+    world.send(ev.StepsOpened(stream=7, session_id="new"))
+    world.send(ev.SessionRequested(call=33, session_id="newer"))
+    assert set(world.state.sessions) == {"s", "new"}, "the one has arrays and a client, the other was just heard"
+    world.send(ev.StepsClosed(stream=1))
+    world.later(world.limits.evict_idle_s + 1)
+    world.send(ev.StepsOpened(stream=8, session_id="new"))
+    world.send(ev.SessionRequested(call=34, session_id="newer"))
+    assert set(world.state.sessions) == {"new", "newer"}, "its client was away"
+
+
+def test_a_session_that_asks_for_nothing_for_long_ends() -> None:
+    world = World(limits=Limits(session_idle_s=100.0))
+    world.form()
+    world.open_session()
+    world.later(99)
+    world.send(ev.SessionTouched(session_id="s"))
+    world.later(99)
+    assert "s" in world.state.sessions
+    world.later(2)
+    (end,) = world.take(ev.EndStream)
+    assert "its client asked for nothing for 100 s" in end.error.message

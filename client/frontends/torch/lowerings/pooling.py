@@ -269,7 +269,9 @@ def _register_pad_gradient(name: str, mode: str) -> None:
         widths = [(0, 0)] * x.ndim
         for number in range(len(padding) // 2):
             widths[x.ndim - 1 - number] = (padding[2 * number], padding[2 * number + 1])
-        pad = lambda x: jnp.pad(x, widths, mode=mode)  # noqa: E731
+        added = [(max(before, 0), max(after, 0)) for before, after in widths]
+        kept = tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in widths)  # widths below 0 cut
+        pad = lambda x: jnp.pad(x, added, mode=mode)[kept]  # noqa: E731
         return jax.linear_transpose(pad, jnp.zeros(call.shape, grad.dtype))(grad)[0]
 
 
