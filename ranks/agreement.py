@@ -100,7 +100,7 @@ def agree_without_data(process_set: ProcessSet) -> Agreement:
 
 
 def report_failure(process_set: ProcessSet, error: ShardwrightError) -> None:
-    """Tell all ranks of an error at this one, so that none waits for it."""
+    """Tell all ranks of an error at this one: none waits for it."""
     agreement = _gather(process_set, FAILED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
     _calls(process_set, agreement, str(error))
 

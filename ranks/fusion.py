@@ -129,9 +129,9 @@ def _store(process_set: ProcessSet, result: np.ndarray, piece: tuple[int, int, j
 def reduce_on_device(
     process_set: ProcessSet, arrays: Sequence[jax.Array], op: ReduceOp, divisor: int = 1
 ) -> list[jax.Array]:
-    """The reduction of arrays of one type that lie on this rank's accelerator, and stay there.
+    """Reduce arrays of one type on this rank's accelerator; results stay there.
 
-    The same messages as `reduce_flat` sends, so that ranks may hold theirs on either side.
+    It sends the same messages as `reduce_flat`: each rank may hold its arrays on either side.
     """
     flat = jnp.concatenate([jnp.ravel(array) for array in arrays])
     wire = flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else flat

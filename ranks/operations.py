@@ -59,7 +59,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def check_reducible(op: ReduceOp, dtype: np.dtype, where: str) -> None:
-    """Raises CollectiveError for a type that an operation is not defined for."""
+    """Raises CollectiveError for a type outside of an operation's types."""
     if dtype not in REDUCIBLE:
         raise CollectiveError(f"values of type {dtype} cannot be reduced", where=where, remedy="cast them first")
     problem = _problem(op, dtype)

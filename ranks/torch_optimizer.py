@@ -149,9 +149,9 @@ class _Exchange:
                 self._gather(param)
 
     def _kinds_at_any_rank(self, params: list[Any]) -> list[int]:
-        """Of each parameter: 0 where no rank has a gradient, 1 where one has, 2 where it is sparse.
+        """The kind of each parameter's gradient over all ranks: 0 none, 1 dense, 2 sparse.
 
-        A parameter that this rank did not use takes part with zeros; one that none used is left alone.
+        A parameter unused at this rank takes part with zeros; one unused at all ranks is left alone.
         """
         own = np.zeros(len(params), np.int8)
         for index, param in enumerate(params):

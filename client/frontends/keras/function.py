@@ -90,7 +90,7 @@ class KerasFunction:
         """Nothing is changed in place."""
 
     def _find_changed(self, values: Sequence[Any], data: Any) -> frozenset[int]:
-        """Numbers of the variables for which the step returns anything but what it was given."""
+        """Numbers of the variables whose value the step replaces."""
         leaves, tree = jax.tree.flatten(data)
         key = (tree, tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves))
         if key not in self._changed:

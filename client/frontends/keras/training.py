@@ -214,8 +214,8 @@ class DistributedModel:
     def _options_for(self, kind: str, of_kind: _StepOfKind, names: Sequence[str]) -> PlanOptions:
         """The user's options for a training step, with layouts as pins.
 
-        Steps that evaluate are planned around the state of a trained model; before that, under the pins of what they
-        read.
+        Evaluation steps are planned around the state of a trained model; before training, under the pins of their
+        variables.
         """
         options = self._options
         if options.mesh is None and self._layouts.mesh is not None:

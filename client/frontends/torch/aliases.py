@@ -67,7 +67,7 @@ class Tensor:
 
 
 def _write_by_position(base: jax.Array, view: View, value: jax.Array) -> jax.Array:
-    """`base` with `value` where `view` reads it: the view of all positions says where that is."""
+    """`base` with `value` at the places of `view`, found by a view of all positions."""
     positions = view(jnp.arange(base.size, dtype=jnp.int64).reshape(base.shape))
     return base.reshape(-1).at[positions.reshape(-1)].set(value.reshape(-1)).reshape(base.shape)
 

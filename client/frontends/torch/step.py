@@ -369,7 +369,7 @@ class TorchStep:
         return tensors
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, fetched, as PyTorch writes it.
+        """The state, fetched, in PyTorch's format.
 
         `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `scaler`:
         for `scaler.load_state_dict`. `random`: the key of random draws.
