@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shardwright.builders.choices import PlanChoice, predicted_step_s, take_fastest
 from shardwright.client.connection import Preparation
 from shardwright.client.plan_changes import PlanHistory
-from shardwright.client.programs import LoadedPlan, StepProgram, loaded_plan
+from shardwright.client.programs import LoadedPlan, StepProgram, to_loaded_plan
 from shardwright.errors import ShardwrightError
 from shardwright.user_plans import PipelinePlan, Plan
 
@@ -178,4 +178,4 @@ def _find_better(
         return None
     load = master.load(plan_id, lambda phase, elapsed_s: None)
     history.add("better plan", describe_plan(plan), predicted_s=predicted_s, gain=gain)
-    return loaded_plan(choice, plan, others, load)
+    return to_loaded_plan(choice, plan, others, load)

@@ -217,17 +217,17 @@ class PendingRestore:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
         new_ids: list[tuple[int, ...]] = []
-        made: list[tuple[int, Layout]] = []
+        arrays: list[tuple[int, Layout]] = []
         for name, _, place in chosen:
             parts = parts_of(place)
             new_ids.append(tuple(self._state.new_id() for _ in parts))
             request.outputs.extend(new_ids[-1])
-            made += zip(new_ids[-1], (layout for layout, _ in parts), strict=True)
+            arrays += zip(new_ids[-1], (layout for layout, _ in parts), strict=True)
             request.restore.parts.extend(
                 master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
                 for layout, first_row in parts
             )
-        result = self._state.submit(request, f"restore of {self._directory}/{self._step}", made=made)
+        result = self._state.submit(request, f"restore of {self._directory}/{self._step}", made=arrays)
         for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
             handle._adopt(RemoteArray(self._state, handle.spec, ids=ids, place=place, result=result))
 

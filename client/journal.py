@@ -49,9 +49,9 @@ Entry = SentStep | SentArrays | ReleasedArrays
 
 
 class Journal:
-    """Entries in the order in which they were sent, while `is_on`; and at any time the arrays that there are.
+    """Entries in order of sending, while `is_on`; and at any time the existing arrays.
 
-    position: number of entries so far, those that were dropped included.
+    position: number of entries so far, dropped ones included.
     """
 
     def __init__(self) -> None:

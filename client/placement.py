@@ -59,7 +59,7 @@ def output_entries(plan: Plan | PipelinePlan, first_device: int = 0) -> tuple[Ex
     return tuple(ExecutableEntry(v.number, Layout.of(v, plan.mesh, first_device)) for v in plan.outputs)
 
 
-def consumed_arguments(plan: Plan | PipelinePlan) -> tuple[int, ...]:
+def list_consumed_arguments(plan: Plan | PipelinePlan) -> tuple[int, ...]:
     """Numbers of an executable's arguments that it updates in place."""
     if isinstance(plan, PipelinePlan):
         return tuple(sorted({entry.alias for entry in plan.outputs if entry.alias is not None}))

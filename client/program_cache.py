@@ -13,7 +13,7 @@ from shardwright.client.placement import (
     Placement,
     RowParts,
     argument_entries,
-    consumed_arguments,
+    list_consumed_arguments,
     output_entries,
     part_of,
     placements_of,
@@ -23,10 +23,10 @@ from shardwright.client.programs import (
     LoadedPlan,
     StepProgram,
     choice_key,
-    donated_leaves,
     is_repeatable,
-    loaded_plan,
+    list_donated_leaves,
     outputs_to_read_back,
+    to_loaded_plan,
 )
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
@@ -102,10 +102,10 @@ class ProgramCache:
             outputs=tuple(place for place in outputs if place is not None),
             leaf_numbers=numbers,
             leaf_places=tuple(arguments[number] for number in numbers),
-            donated=donated_leaves(lowered),
+            donated=list_donated_leaves(lowered),
             sources=sources,
             results=returns,
-            consumed=consumed_arguments(loaded.plan),
+            consumed=list_consumed_arguments(loaded.plan),
             read_back=outputs_to_read_back(lowered),
             is_repeatable=is_repeatable(lowered),
             is_first=loaded.is_first,
@@ -162,7 +162,7 @@ class ProgramCache:
         )
         load = master.load(plan_id, loading)
         _log.info("%s: ready after %.1f s", lowered.name, time.monotonic() - started)
-        return loaded_plan(choice, plan, others, load, is_first=takes_first and not is_known)
+        return to_loaded_plan(choice, plan, others, load, is_first=takes_first and not is_known)
 
     def _intern_layouts(self, entries: Sequence[ExecutableEntry]) -> tuple[ExecutableEntry, ...]:
         """The entries, with equal layouts made identical."""

@@ -41,7 +41,7 @@ class LoadedPlan:
     is_first: bool = False
 
 
-def loaded_plan(
+def to_loaded_plan(
     choice: PlanChoice,
     plan: Plan | PipelinePlan,
     others: Sequence[Candidate],
@@ -106,7 +106,7 @@ class StepProgram:
         return self.lowered.name
 
 
-def donated_leaves(lowered: Program) -> tuple[int, ...]:
+def list_donated_leaves(lowered: Program) -> tuple[int, ...]:
     """Numbers of the leaves of a call that it consumes, ascending."""
     return tuple(leaf for leaf, number in enumerate(lowered.leaf_numbers) if number in lowered.donated)
 

@@ -394,13 +394,13 @@ class Recovery:
         """Write arrays to the nodes; again, where a loss took them away meanwhile."""
         if not uploads:
             return
-        kept = [replace(each, value=np.array(each.value)) for each in uploads] if self.is_on else uploads
+        copies = [replace(upload, value=np.array(upload.value)) for upload in uploads] if self.is_on else uploads
         for attempt in itertools.count():
             try:
                 with self._uploads() as generation:
                     self._put(uploads, partial(self._is_running, generation))
                     with self._changed:
-                        self._journal.add_arrays(kept)
+                        self._journal.add_arrays(copies)
                 return
             except _BROKEN as error:
                 if not self._was_lost(generation) and not self._may_come_back(error, attempt):

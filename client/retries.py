@@ -1,4 +1,4 @@
-"""Calls in an outage: they are made again, for as long as the server keeps the session."""
+"""Calls in an outage: they are repeated while the server keeps the session."""
 
 from __future__ import annotations
 

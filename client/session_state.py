@@ -205,7 +205,7 @@ class SessionState:
                 result = self._stream.submit(
                     request,
                     program.name,
-                    made=self._made_by(program, request),
+                    made=self._list_arrays(program, request),
                     consumed=[request.arguments[number] for number in program.consumed],
                 )
             finally:
@@ -220,16 +220,16 @@ class SessionState:
         ]
 
     @staticmethod
-    def _made_by(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
-        """Arrays that ride along with a step, and its outputs."""
+    def _list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
+        """List the arrays uploaded with a step, and its outputs."""
         inline = {array.array_id for array in request.inline_arguments}
-        made = [
+        arrays = [
             (array_id, source.entry.layout)
             for array_id, source in zip(request.arguments if inline else (), program.sources, strict=False)
             if array_id in inline
         ]
         outputs = zip(request.outputs, program.results, strict=True)
-        return made + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
+        return arrays + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
 
     def _send_arguments(
         self,
@@ -353,8 +353,8 @@ class SessionState:
             request.arguments.extend(self.usable_ids(handle))
             request.outputs.extend(ids)
         layouts = [layout for place in places for layout, _ in parts_of(place)]
-        made = list(zip(request.outputs, layouts, strict=True))
-        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=made)
+        arrays = list(zip(request.outputs, layouts, strict=True))
+        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=arrays)
 
     def new_id(self) -> int:
         """A new array id, for a step's result."""

@@ -22,7 +22,7 @@ from shardwright.client.checks import checks_from_settings, raise_not_finite, wa
 from shardwright.client.frontends.program import FrontEnd, Program
 from shardwright.client.placement import Placement
 from shardwright.client.plan_changes import PlanChange, PlanHistory
-from shardwright.client.programs import LoadedPlan, StepProgram, describe_difference, donated_leaves
+from shardwright.client.programs import LoadedPlan, StepProgram, describe_difference, list_donated_leaves
 from shardwright.client.resharding import fits, move_state, pin_layouts, place
 from shardwright.client.stream import STEPS_AHEAD, StepResult
 from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError, ShardwrightError
@@ -380,8 +380,8 @@ class Step:
             if not any(_is_pinned_twice(choice.options) for choice in placed):
                 raise
             free = [
-                replace(choice, options=pin_layouts(replace(each.options, mesh=choice.options.mesh), {}, {}))
-                for choice, each in zip(choices, placed, strict=True)
+                replace(choice, options=pin_layouts(replace(placed_choice.options, mesh=choice.options.mesh), {}, {}))
+                for choice, placed_choice in zip(choices, placed, strict=True)
             ]
             return self._load(lowered, free), free
 
@@ -444,7 +444,7 @@ class Step:
         has chosen before. Steps that only read arrays accept their layouts.
         """
         is_choosing = self._main is None
-        donated = set(donated_leaves(lowered))
+        donated = set(list_donated_leaves(lowered))
         has_wishes = options.mesh is not None or options.force is not None
         pinned: dict[int, Layout] = {}
         for number, (leaf, argument) in enumerate(zip(leaves, lowered.leaf_numbers, strict=True)):

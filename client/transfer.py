@@ -192,7 +192,7 @@ class ArrayTransfer:
         try:
             return self._retries.call(attempt)
         except ServerUnavailableError as error:
-            return {each.number: error for each in wanted}
+            return {array_fetch.number: error for array_fetch in wanted}
 
     def _holders(self, layouts: Sequence[Layout]) -> Iterator[dict[int, list[Shard]]]:
         """For each array, by node, the distinct shards requested from it; the load is spread evenly."""

@@ -1,11 +1,11 @@
-"""Ranks: processes that train together, with collectives between them. What Horovod's users have, on JAX.
+"""Ranks: processes that train together, with collectives between them: Horovod's interface on JAX.
 
-Reading order: job (who am I) → process_sets (who takes part) → operations (what is computed, for which types) →
-tensors (numpy, JAX, PyTorch) → programs (what XLA runs) → agreement (what every collective begins with) → fusion and
-messages (arrays as few messages) → collectives (what users call) → in_jit (the same inside jitted functions) →
+Reading order: job (this process's rank) → process_sets (subsets of ranks) → operations (reductions and their types) →
+tensors (numpy, JAX, PyTorch) → programs (XLA's) → agreement (the beginning of every collective) → fusion and messages
+(many arrays in few messages) → collectives (the public functions) → in_jit (the same inside jitted functions) →
 objects, uneven, compression, sparse, optimizer, torch_optimizer, batch_norm (built on them) → watch, stall, timeline
-(what each rank is in, who waits for whom, and for how long) → lifeline, programs_cache, host_copies, sampler, elastic
-(ranks that come and go).
+(each rank's current collective, and its wait) → lifeline, programs_cache, host_copies, sampler, elastic (ranks come
+and go).
 """
 
 from shardwright.launch import run

@@ -24,12 +24,12 @@ def combine(first: Any, second: Any, dot: Callable[[Any, Any], Any], where: Call
 def tree(values: Sequence[Any], pair: Callable[[Any, Any], Any]) -> Any:
     """All values, combined in pairs."""
     power = 1 << (len(values).bit_length() - 1)
-    kept = [*values[:power]]
+    partials = [*values[:power]]
     for extra, value in enumerate(values[power:]):
-        kept[extra] = pair(kept[extra], value)
-    while len(kept) > 1:
-        kept = [pair(kept[at], kept[at + 1]) for at in range(0, len(kept), 2)]
-    return kept[0]
+        partials[extra] = pair(partials[extra], value)
+    while len(partials) > 1:
+        partials = [pair(partials[at], partials[at + 1]) for at in range(0, len(partials), 2)]
+    return partials[0]
 
 
 def pairs_of_rounds(size: int) -> list[list[list[int]]]:

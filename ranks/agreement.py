@@ -1,13 +1,13 @@
-"""What every collective begins with: each rank says what it is about to do, and all see whether they agree.
+"""The beginning of every collective: each rank announces its call, and all compare them.
 
-One all-gather of a record of fixed length, the same whatever is called. So a call that differs between ranks is an
-error at every rank, never a hang or a wrong result. Small values travel in the record, and need nothing more.
+One all-gather of a record of fixed length, the same for every call. A call that differs between ranks is an error at
+every rank, never a hang or a wrong result. Small values travel in the record, and need nothing more.
 
 | bytes | |
 |---|---|
-| 0–15 | digest of the call: what it is, names, shapes, types |
+| 0–15 | digest of the call: kind, names, shapes, types |
 | 16 | `CALLED`, `JOINED` (no data left), `FAILED` (an error at that rank alone) |
-| 17 | `Follow`: what a rank without data has to do after this |
+| 17 | `Follow`: the duty of a rank without data after this |
 | 24–31 | length of the rank's message |
 | 32– | the message, or its beginning |
 """
@@ -31,7 +31,7 @@ _HEADER = 32
 
 
 class Follow(enum.IntEnum):
-    """What a rank without data does once it has heard of a call."""
+    """The duty of a rank without data once it has heard of a call."""
 
     REFUSE = 0
     NOTHING = 1
@@ -41,13 +41,13 @@ class Follow(enum.IntEnum):
 
 @functools.cache
 def capacity(size: int) -> int:
-    """Bytes of a message that the record holds: all records of all ranks stay small together."""
+    """Bytes of a message in the record: all records of all ranks stay small together."""
     return max(224, min(1024, 65536 // size // 32 * 32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What all ranks said. rows: their records. active: whether each has data. lengths: of their messages."""
+    """All ranks' announcements. rows: their records. active: whether each has data. lengths: of their messages."""
 
     rows: np.ndarray
     active: tuple[bool, ...]
@@ -58,7 +58,7 @@ class Agreement:
         return max(self.lengths) <= int(self.rows.shape[1]) - _HEADER
 
     def message(self, place: int) -> np.ndarray:
-        """The bytes of a rank's message that are in its record."""
+        """The bytes of a rank's message in its record."""
         return self.rows[place, _HEADER : _HEADER + self.lengths[place]]
 
     def follow(self) -> Follow:
@@ -66,7 +66,7 @@ class Agreement:
         return Follow(int(self.rows[self.active_places()[0], 17]))
 
     def active_places(self) -> list[int]:
-        """The ranks that have data."""
+        """The ranks with data."""
         return [place for place, has_data in enumerate(self.active) if has_data]
 
 
@@ -78,7 +78,7 @@ def _digest(call: str) -> np.ndarray:
 def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Follow = Follow.REFUSE) -> Agreement:
     """Tell all ranks of a call, and hear of theirs.
 
-    call: the text that must be the same at all ranks. message: bytes of this rank, sent as far as they fit.
+    call: its text, the same at all ranks. message: bytes of this rank, cut to the record's capacity.
     follow: the part of ranks without data. Raises CollectiveError where calls differ.
     """
     line = lifeline.current()
@@ -88,19 +88,19 @@ def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Fo
     agreement = _gather(process_set, CALLED, _digest(call), message, follow)
     _check(process_set, agreement, call)
     if follow is Follow.REFUSE and not all(agreement.active):
-        raise joined_error(process_set, agreement, call)
+        raise build_join_error(process_set, agreement, call)
     return agreement
 
 
 def agree_without_data(process_set: ProcessSet) -> Agreement:
-    """What the others call, told to a rank that has no data left. Raises CollectiveError where they differ."""
+    """The call of the others, told to a rank without data. Raises CollectiveError where theirs differ."""
     agreement = _gather(process_set, JOINED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
     _check(process_set, agreement, "join")
     return agreement
 
 
 def report_failure(process_set: ProcessSet, error: ShardwrightError) -> None:
-    """Tell all ranks of an error at this one, so that none waits for it."""
+    """Tell all ranks of an error at this one: none waits for it."""
     agreement = _gather(process_set, FAILED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
     _calls(process_set, agreement, str(error))
 
@@ -149,7 +149,7 @@ def _check(process_set: ProcessSet, agreement: Agreement, call: str) -> None:
 
 
 def _calls(process_set: ProcessSet, agreement: Agreement, call: str) -> list[str]:
-    """What each rank called, in words. All ranks ask for it where they disagree."""
+    """The call of each rank, in words. All ranks ask for it once they disagree."""
     text = np.frombuffer(" ".join(call.split()).encode()[: capacity(process_set.size())], np.uint8)
     return [
         bytes(row.message(place)).decode(errors="replace") or "(nothing)"
@@ -158,8 +158,8 @@ def _calls(process_set: ProcessSet, agreement: Agreement, call: str) -> list[str
     ]
 
 
-def joined_error(process_set: ProcessSet, agreement: Agreement, call: str) -> CollectiveError:
-    """The error of a call that needs data of every rank, for all of them."""
+def build_join_error(process_set: ProcessSet, agreement: Agreement, call: str) -> CollectiveError:
+    """The error, at all ranks, of a call that needs data of every rank."""
     joined = [process_set.ranks[place] for place, active in enumerate(agreement.active) if not active]
     return CollectiveError(
         f"rank {joined[0]} has joined: it has no data left, and no part in this",
@@ -169,6 +169,6 @@ def joined_error(process_set: ProcessSet, agreement: Agreement, call: str) -> Co
 
 
 def describe(kind: str, name: str, details: Sequence[str]) -> str:
-    """The text of a call that ranks compare: `allreduce sum 'loss' float32[4]`."""
+    """The text of a call, for comparison between ranks: `allreduce sum 'loss' float32[4]`."""
     named = f" {name!r}" if name else ""
     return f"{kind}{named} {', '.join(details)}".rstrip()

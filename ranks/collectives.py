@@ -60,10 +60,10 @@ def allreduce(
         return jax.tree.unflatten(tree, reduced)
 
     def task(chosen: ProcessSet) -> list[Any]:
-        with told_to_all(chosen):
-            read = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
+        with report_to_all(chosen):
+            inputs = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
         reduction = _Reduction(op, prescale_factor, postscale_factor, compression)
-        groups = [[tensor] for tensor in read] if op is ReduceOp.ADASUM else [read]
+        groups = [[tensor] for tensor in inputs] if op is ReduceOp.ADASUM else [inputs]
         return [result for group in groups for result in _reduce(chosen, group, reduction, name)]
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
@@ -76,9 +76,9 @@ def allgather(value: Any, *, name: str = "", process_set: ProcessSet | None = No
         return jax.tree.unflatten(tree, in_jit.gather_leaves(leaves, process_set))
 
     def task(chosen: ProcessSet) -> list[Any]:
-        with told_to_all(chosen):
-            read = tensors.read_all(leaves, paths)
-        return _gather(chosen, read, name)
+        with report_to_all(chosen):
+            inputs = tensors.read_all(leaves, paths)
+        return _gather(chosen, inputs, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -93,10 +93,10 @@ def broadcast(value: Any, root_rank: int = 0, *, name: str = "", process_set: Pr
         return jax.tree.unflatten(tree, in_jit.broadcast_leaves(leaves, root_rank, process_set))
 
     def task(chosen: ProcessSet) -> list[Any]:
-        with told_to_all(chosen):
+        with report_to_all(chosen):
             root = root_place(chosen, root_rank)
-            read = tensors.read_all(leaves, paths)
-        return _broadcast(chosen, read, root, name)
+            inputs = tensors.read_all(leaves, paths)
+        return _broadcast(chosen, inputs, root, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -118,13 +118,13 @@ def reducescatter(
         return jax.tree.unflatten(tree, scattered)
 
     def task(chosen: ProcessSet) -> list[Any]:
-        with told_to_all(chosen):
-            read = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
-            for tensor, path in zip(read, paths, strict=True):
+        with report_to_all(chosen):
+            inputs = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
+            for tensor, path in zip(inputs, paths, strict=True):
                 if not tensor.shape:
                     raise CollectiveError("a scalar has no rows to scatter", where=path, remedy="call allreduce")
         reduction = _Reduction(op, prescale_factor, postscale_factor, None)
-        return _reduce_scatter(chosen, read, reduction, name)
+        return _reduce_scatter(chosen, inputs, reduction, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -141,7 +141,7 @@ def alltoall(value: Any, splits: Any = None, *, name: str = "", process_set: Pro
         return in_jit.exchange_rows(value, process_set)
 
     def task(chosen: ProcessSet) -> tuple[Any, np.ndarray]:
-        with told_to_all(chosen):
+        with report_to_all(chosen):
             tensor = tensors.read(value, "value")
             counts = _row_counts(tensor, splits, chosen.size())
         return _all_to_all(chosen, tensor, counts, name)
@@ -185,18 +185,18 @@ grouped_reducescatter, grouped_reducescatter_async = reducescatter, reducescatte
 # ---- how they run ----------------------------------------------------------------
 def run_on(process_set: ProcessSet | None, task: Callable[[ProcessSet], _R]) -> _R:
     """Run a task on some ranks, in its turn."""
-    chosen = job.chosen(process_set)
+    chosen = job.resolve_process_set(process_set)
 
-    def watched() -> _R:
+    def run_task() -> _R:
         with watch.current().collective(chosen.ranks):
             return task(chosen)
 
-    result: _R = job.current().dispatcher.run(watched)
+    result: _R = job.current().dispatcher.run(run_task)
     return result
 
 
 @contextlib.contextmanager
-def told_to_all(process_set: ProcessSet) -> Iterator[None]:
+def report_to_all(process_set: ProcessSet) -> Iterator[None]:
     """An error in the block, at this rank alone, is told to the others, so that none waits."""
     try:
         yield
@@ -219,16 +219,16 @@ def _leaves(value: Any) -> tuple[list[Any], list[str], Any]:
     """Leaves of a tree, the path of each, the tree."""
     if type(value) is np.ndarray:
         return [value], ["value"], _LEAF
-    found, tree = jax.tree_util.tree_flatten_with_path(value)
-    return [leaf for _, leaf in found], ["value" + jax.tree_util.keystr(path) for path, _ in found], tree
+    entries, tree = jax.tree_util.tree_flatten_with_path(value)
+    return [leaf for _, leaf in entries], ["value" + jax.tree_util.keystr(path) for path, _ in entries], tree
 
 
 def _read_reducible(
     leaves: Sequence[Any], paths: Sequence[str], op: ReduceOp, prescale: float, postscale: float
 ) -> list[Tensor]:
-    read = tensors.read_all(leaves, paths)
+    inputs = tensors.read_all(leaves, paths)
     checked: set[np.dtype] = set()
-    for tensor, path in zip(read, paths, strict=True):
+    for tensor, path in zip(inputs, paths, strict=True):
         if not tensor.reducible:
             raise CollectiveError("random keys cannot be reduced", where=path, remedy="broadcast them")
         if tensor.dtype not in checked:
@@ -236,7 +236,7 @@ def _read_reducible(
             operations.check_factor(prescale, tensor.dtype, path)
             operations.check_factor(postscale, tensor.dtype, path)
             checked.add(tensor.dtype)
-    return read
+    return inputs
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -244,14 +244,14 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8) if array.size else _EMPTY
 
 
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _concatenate_bytes(arrays: Sequence[np.ndarray]) -> np.ndarray:
     parts = [_bytes(array) for array in arrays]
     return parts[0] if len(parts) == 1 else np.concatenate([_EMPTY, *parts])
 
 
-def _described(read: Sequence[Tensor]) -> list[str]:
+def _describe_types(inputs: Sequence[Tensor]) -> list[str]:
     """Types of arrays whose number of rows may differ."""
-    return [describe_type(["*", *tensor.shape[1:]], tensor.dtype) for tensor in read]
+    return [describe_type(["*", *tensor.shape[1:]], tensor.dtype) for tensor in inputs]
 
 
 # ---- allreduce -------------------------------------------------------------------
@@ -268,7 +268,7 @@ class _Reduction:
         return self.compression.wire_type(dtype) if self.compression else dtype
 
     def on_wire(self, array: np.ndarray) -> np.ndarray:
-        return operations.scaled(array, self.prescale).astype(self.wire_type(array.dtype), copy=False)
+        return operations.scale(array, self.prescale).astype(self.wire_type(array.dtype), copy=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -277,37 +277,41 @@ def _call_of(reduction: _Reduction, kind: str, name: str, types: tuple[TensorTyp
     options = [f"as {reduction.compression.type_name}"] if reduction.compression else []
     if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
         options.append(f"scaled by {reduction.prescale!r} and {reduction.postscale!r}")
-    return describe(f"{kind} {reduction.op.value}", name, [*(describe_type(*each) for each in types), *options])
+    return describe(
+        f"{kind} {reduction.op.value}", name, [*(describe_type(*tensor_type) for tensor_type in types), *options]
+    )
 
 
 def _reduce(
     process_set: ProcessSet,
-    read: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     reduction: _Reduction,
     name: str,
     *,
     kind: str = "allreduce",
     with_joined: bool = True,
 ) -> list[Any]:
-    call = _call_of(reduction, kind, name, tuple([tensor.type for tensor in read]))
-    wires = [reduction.wire_type(tensor.dtype) for tensor in read]
+    call = _call_of(reduction, kind, name, tuple([tensor.type for tensor in inputs]))
+    wires = [reduction.wire_type(tensor.dtype) for tensor in inputs]
     groups = fusion.by_type(wires)
-    nbytes = sum(tensor.size * wire.itemsize for tensor, wire in zip(read, wires, strict=True))
-    results: list[Any] = [None] * len(read)
+    nbytes = sum(tensor.size * wire.itemsize for tensor, wire in zip(inputs, wires, strict=True))
+    results: list[Any] = [None] * len(inputs)
     if nbytes <= capacity(process_set.size()):
-        sent = {at: reduction.on_wire(read[at].host()) for group in groups for at in group}
+        sent = {at: reduction.on_wire(inputs[at].host()) for group in groups for at in group}
         follow = Follow.NOTHING if with_joined else Follow.REFUSE
-        agreement = agree(process_set, call, _joined(list(sent.values())), follow=follow)
+        agreement = agree(process_set, call, _concatenate_bytes(list(sent.values())), follow=follow)
         reduced = _reduce_records(agreement, [[sent[at] for at in group] for group in groups], reduction.op)
     else:
-        buffers = [fusion.Buffer(reduction.op, wires[group[0]], sum(read[at].size for at in group)) for group in groups]
+        buffers = [
+            fusion.Buffer(reduction.op, wires[group[0]], sum(inputs[at].size for at in group)) for group in groups
+        ]
         follow = Follow.REDUCE if with_joined else Follow.REFUSE
         agreement = agree(process_set, call, fusion.encode(buffers), follow=follow)
         divisor = len(agreement.active_places()) if reduction.op is ReduceOp.AVERAGE else 1
-        reduced = [_reduce_group(process_set, [read[at] for at in group], reduction, divisor) for group in groups]
+        reduced = [_reduce_group(process_set, [inputs[at] for at in group], reduction, divisor) for group in groups]
     for group, arrays in zip(groups, reduced, strict=True):
         for at, array in zip(group, arrays, strict=True):
-            tensor = read[at]
+            tensor = inputs[at]
             whole = array.astype(tensor.dtype) if array.dtype != tensor.dtype else array
             results[at] = tensor.restore(whole if reduction.postscale == 1.0 else whole * reduction.postscale)
     return results
@@ -328,24 +332,24 @@ def _reduce_records(
     return results
 
 
-def _reduce_group(process_set: ProcessSet, read: Sequence[Tensor], reduction: _Reduction, divisor: int) -> list[Any]:
+def _reduce_group(process_set: ProcessSet, inputs: Sequence[Tensor], reduction: _Reduction, divisor: int) -> list[Any]:
     """The reduction of tensors of one type on the wire. Sums of cast values are divided in the full type."""
-    is_cast = any(tensor.dtype != reduction.wire_type(tensor.dtype) for tensor in read)
+    is_cast = any(tensor.dtype != reduction.wire_type(tensor.dtype) for tensor in inputs)
     on_wire = 1 if is_cast else divisor
-    on_device = [tensor.device for tensor in read if tensor.device is not None]
-    if len(on_device) == len(read):
-        wire = reduction.wire_type(read[0].dtype)
+    on_device = [tensor.device for tensor in inputs if tensor.device is not None]
+    if len(on_device) == len(inputs):
+        wire = reduction.wire_type(inputs[0].dtype)
         scaled = [
             (array if reduction.prescale == 1.0 else array * reduction.prescale).astype(wire) for array in on_device
         ]
         reduced: list[Any] = list(fusion.reduce_on_device(process_set, scaled, reduction.op, on_wire))
     else:
-        flat = fusion.flatten([reduction.on_wire(tensor.host()) for tensor in read])
+        flat = fusion.flatten([reduction.on_wire(tensor.host()) for tensor in inputs])
         flat = fusion.reduce_flat(process_set, flat, reduction.op, on_wire)
-        reduced = list(fusion.unflatten(flat, [tensor.shape for tensor in read]))
+        reduced = list(fusion.unflatten(flat, [tensor.shape for tensor in inputs]))
     if not is_cast:
         return reduced
-    return [array.astype(tensor.dtype) / divisor for array, tensor in zip(reduced, read, strict=True)]
+    return [array.astype(tensor.dtype) / divisor for array, tensor in zip(reduced, inputs, strict=True)]
 
 
 # ---- reducescatter ---------------------------------------------------------------
@@ -354,20 +358,20 @@ def row_starts(rows: int, size: int) -> list[int]:
     return [place * (rows // size) + min(place, rows % size) for place in range(size + 1)]
 
 
-def _reduce_scatter(process_set: ProcessSet, read: Sequence[Tensor], reduction: _Reduction, name: str) -> list[Any]:
+def _reduce_scatter(process_set: ProcessSet, inputs: Sequence[Tensor], reduction: _Reduction, name: str) -> list[Any]:
     place, size = process_set.rank(), process_set.size()
     is_sum = reduction.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
-    if not is_sum or sum(tensor.nbytes for tensor in read) <= capacity(size):
-        whole = _reduce(process_set, read, reduction, name, kind="reducescatter", with_joined=False)
-        bounds = [row_starts(tensor.shape[0], size)[place : place + 2] for tensor in read]
+    if not is_sum or sum(tensor.nbytes for tensor in inputs) <= capacity(size):
+        whole = _reduce(process_set, inputs, reduction, name, kind="reducescatter", with_joined=False)
+        bounds = [row_starts(tensor.shape[0], size)[place : place + 2] for tensor in inputs]
         return [array[start:end] for array, (start, end) in zip(whole, bounds, strict=True)]
-    agree(process_set, _call_of(reduction, "reducescatter", name, tuple([tensor.type for tensor in read])), _EMPTY)
+    agree(process_set, _call_of(reduction, "reducescatter", name, tuple([tensor.type for tensor in inputs])), _EMPTY)
     divisor = size if reduction.op is ReduceOp.AVERAGE else 1
-    results: list[Any] = [None] * len(read)
-    for group in fusion.by_type([tensor.dtype for tensor in read]):
-        members = [read[at] for at in group]
+    results: list[Any] = [None] * len(inputs)
+    for group in fusion.by_type([tensor.dtype for tensor in inputs]):
+        members = [inputs[at] for at in group]
         blocks = np.concatenate(
-            [_row_blocks(operations.scaled(tensor.host(), reduction.prescale), size) for tensor in members], axis=1
+            [_row_blocks(operations.scale(tensor.host(), reduction.prescale), size) for tensor in members], axis=1
         )
         mine, start = _scatter_blocks(process_set, blocks, divisor), 0
         for at, tensor in zip(group, members, strict=True):
@@ -375,7 +379,7 @@ def _reduce_scatter(process_set: ProcessSet, read: Sequence[Tensor], reduction: 
             shape = (starts[place + 1] - starts[place], *tensor.shape[1:])
             width, count = int(np.prod(tensor.shape[1:], dtype=np.int64)), shape[0]
             array = mine[start : start + count * width].reshape(shape)
-            results[at] = tensor.restore(operations.scaled(array, reduction.postscale))
+            results[at] = tensor.restore(operations.scale(array, reduction.postscale))
             start += starts[1] * width
     return results
 
@@ -400,7 +404,7 @@ def _scatter_blocks(process_set: ProcessSet, blocks: np.ndarray, divisor: int) -
         return operations.divide(blocks[0], divisor)
     mine = np.empty(length, blocks.dtype)
     for start, count in fusion.pieces(length, blocks.dtype.itemsize * size, ReduceOp.SUM):
-        part = np.zeros((1, size, programs.rounded_up(count)), blocks.dtype)
+        part = np.zeros((1, size, programs.round_up(count)), blocks.dtype)
         part[0, :, :count] = blocks[:, start : start + count]
         array = programs.run(process_set, programs.scatter_sum, part)
         mine[start : start + count] = programs.fetch(array, process_set)[0, :count]
@@ -408,31 +412,33 @@ def _scatter_blocks(process_set: ProcessSet, blocks: np.ndarray, divisor: int) -
 
 
 # ---- allgather, broadcast, alltoall ----------------------------------------------
-def _gather(process_set: ProcessSet, read: Sequence[Tensor], name: str) -> list[Any]:
-    rows = np.asarray([tensor.shape[0] if tensor.shape else 1 for tensor in read], np.int64)
-    message = _joined([rows, *(tensor.host() for tensor in read)])
-    call = describe("allgather", name, _described(read))
+def _gather(process_set: ProcessSet, inputs: Sequence[Tensor], name: str) -> list[Any]:
+    rows = np.asarray([tensor.shape[0] if tensor.shape else 1 for tensor in inputs], np.int64)
+    message = _concatenate_bytes([rows, *(tensor.host() for tensor in inputs)])
+    call = describe("allgather", name, _describe_types(inputs))
     received, _ = messages.gather(process_set, call, message)
-    parts: list[list[np.ndarray]] = [[] for _ in read]
+    parts: list[list[np.ndarray]] = [[] for _ in inputs]
     for raw in received:
         if not raw.size:
             continue  # a rank without data
         at = rows.nbytes
-        for index, (tensor, count) in enumerate(zip(read, raw[:at].copy().view(np.int64).tolist(), strict=True)):
+        for index, (tensor, count) in enumerate(zip(inputs, raw[:at].copy().view(np.int64).tolist(), strict=True)):
             tail = tensor.shape[1:]
             nbytes = count * int(np.prod(tail, dtype=np.int64)) * tensor.dtype.itemsize
             parts[index].append(np.frombuffer(raw[at : at + nbytes].tobytes(), tensor.dtype).reshape(count, *tail))
             at += nbytes
-    return [tensor.restore(np.concatenate(arrays)) for tensor, arrays in zip(read, parts, strict=True)]
+    return [tensor.restore(np.concatenate(arrays)) for tensor, arrays in zip(inputs, parts, strict=True)]
 
 
-def _broadcast(process_set: ProcessSet, read: Sequence[Tensor], root: int, name: str) -> list[Any]:
+def _broadcast(process_set: ProcessSet, inputs: Sequence[Tensor], root: int, name: str) -> list[Any]:
     is_root = process_set.rank() == root
-    message = _joined([tensor.host() for tensor in read]) if is_root else None
-    call = describe(f"broadcast from {process_set.ranks[root]}", name, [describe_type(*tensor.type) for tensor in read])
+    message = _concatenate_bytes([tensor.host() for tensor in inputs]) if is_root else None
+    call = describe(
+        f"broadcast from {process_set.ranks[root]}", name, [describe_type(*tensor.type) for tensor in inputs]
+    )
     raw, at = messages.broadcast(process_set, call, message, root), 0
     results = []
-    for tensor in read:
+    for tensor in inputs:
         array = np.frombuffer(bytearray(raw[at : at + tensor.nbytes]), tensor.dtype).reshape(tensor.shape)
         results.append(tensor.restore(array))
         at += tensor.nbytes
@@ -466,7 +472,7 @@ def _all_to_all(process_set: ProcessSet, tensor: Tensor, counts: Sequence[int], 
     ends = np.cumsum([0, *counts]) * width
     blocks = [raw[start:end] for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
     lengths = [np.asarray([count], np.int64).view(np.uint8) for count in counts]
-    call = describe("alltoall", name, _described([tensor]))
+    call = describe("alltoall", name, _describe_types([tensor]))
     received = messages.exchange(
         process_set, call, [np.concatenate(pair) for pair in zip(lengths, blocks, strict=True)]
     )

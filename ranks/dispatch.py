@@ -1,4 +1,4 @@
-"""Collectives in the background, in the order in which they were asked for."""
+"""Collectives in the background, in order of submission."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardwright.errors import CollectiveError, OptionError, RankLostError
 
 
 class Handle:
-    """A collective that runs, or will. All ranks must ask for theirs in the same order."""
+    """A running or waiting collective. All ranks must submit theirs in the same order."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
@@ -22,14 +22,14 @@ class Handle:
         return self._future.done()
 
     def result(self) -> Any:
-        """What the collective returns, waited for; raises what it raises."""
+        """Wait for the collective's result, or raise its error."""
         return self._future.result()
 
 
 class Dispatcher:
     """Runs collectives one after the other: at once, or on a thread of its own.
 
-    The thread is a daemon: a process whose program has ended does not wait for ranks that never come.
+    The thread is a daemon: a process at its end does not wait for ranks that never come.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Dispatcher:
         self._abandoned = False
 
     def run(self, task: Callable[[], Any]) -> Any:
-        """Run a task now, after all that wait."""
+        """Run a task now, after all waiting ones."""
         last = self._last
         if last is not None and threading.current_thread() is not self._thread:
             last.exception()
@@ -49,7 +49,7 @@ class Dispatcher:
             return task()
 
     def submit(self, task: Callable[[], Any]) -> Handle:
-        """Run a task on the thread, after all that wait."""
+        """Run a task on the thread, after all waiting ones."""
         if self._closed:
             raise CollectiveError("the job was left", remedy="call sw.ranks.init() first")
         if self._thread is None:
@@ -61,14 +61,14 @@ class Dispatcher:
         return Handle(future)
 
     def close(self) -> None:
-        """Finish what waits, and end the thread."""
+        """Finish the waiting tasks, and end the thread."""
         self._closed = True
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join()
 
     def abandon(self) -> None:
-        """Let go of what waits, without waiting for it: the job is broken."""
+        """Drop the waiting tasks: the job is broken."""
         self._closed = self._abandoned = True
         if self._thread is not None:
             self._tasks.put(None)
@@ -88,16 +88,16 @@ class Dispatcher:
 
 
 def synchronize(handle: Handle) -> Any:
-    """What a collective in the background returns, waited for; raises what it raises."""
-    return _checked(handle).result()
+    """Wait for the result of a collective in the background, or raise its error."""
+    return _require_handle(handle).result()
 
 
 def poll(handle: Handle) -> bool:
     """Whether `synchronize` returns at once."""
-    return _checked(handle).done()
+    return _require_handle(handle).done()
 
 
-def _checked(handle: Handle) -> Handle:
+def _require_handle(handle: Handle) -> Handle:
     if isinstance(handle, Handle):
         return handle
     raise OptionError(

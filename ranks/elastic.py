@@ -51,9 +51,9 @@ class State:
     """
 
     def __init__(self, **values: Any) -> None:
-        taken = [name for name in values if name.startswith("_") or hasattr(type(self), name)]
-        if taken:
-            raise OptionError(f"{taken[0]!r} cannot be a value's name", where="State", remedy="give it another name")
+        reserved = [name for name in values if name.startswith("_") or hasattr(type(self), name)]
+        if reserved:
+            raise OptionError(f"{reserved[0]!r} cannot be a value's name", where="State", remedy="give it another name")
         self._names = tuple(values)
         self._callbacks: list[Callable[[], Any]] = []
         self._commits = 0
@@ -81,7 +81,7 @@ class State:
     def restore(self) -> None:
         """Go back to the last commit; to the first values where there was none."""
         for name, saved in self._saved.items():
-            setattr(self, name, host_copies.restored(saved, getattr(self, name)))
+            setattr(self, name, host_copies.restore(saved, getattr(self, name)))
 
     def check_host_updates(self) -> None:
         """Let the ranks change, where they are to: saves, and raises HostsUpdatedInterrupt at all ranks, or at none."""

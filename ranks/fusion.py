@@ -82,7 +82,7 @@ def reduce_flat(process_set: ProcessSet, flat: np.ndarray, op: ReduceOp, divisor
     result = np.empty_like(wire)
     under_way: deque[tuple[int, int, jax.Array]] = deque()
     for start, length in pieces(wire.size, wire.dtype.itemsize, op):
-        part = _padded(wire[start : start + length])
+        part = _pad(wire[start : start + length])
         under_way.append((start, length, programs.run(process_set, programs.REDUCE_BODIES[op], part[None])))
         if len(under_way) > 1:
             _store(process_set, result, under_way.popleft(), divisor)
@@ -102,12 +102,12 @@ def take_part(process_set: ProcessSet, buffer: Buffer) -> None:
     dtype = np.dtype(np.uint8) if buffer.dtype == np.dtype(bool) else buffer.dtype
     body = programs.REDUCE_BODIES[buffer.op]
     for _, length in pieces(buffer.length, dtype.itemsize, buffer.op):
-        part = np.full((1, programs.rounded_up(length)), neutral(buffer.op, buffer.dtype).astype(dtype))
+        part = np.full((1, programs.round_up(length)), neutral(buffer.op, buffer.dtype).astype(dtype))
         programs.fetch(programs.run(process_set, body, part), process_set)
 
 
-def _padded(part: np.ndarray) -> np.ndarray:
-    length = programs.rounded_up(part.size)
+def _pad(part: np.ndarray) -> np.ndarray:
+    length = programs.round_up(part.size)
     if length == part.size:
         return part
     padded = np.zeros(length, part.dtype)
@@ -129,9 +129,9 @@ def _store(process_set: ProcessSet, result: np.ndarray, piece: tuple[int, int, j
 def reduce_on_device(
     process_set: ProcessSet, arrays: Sequence[jax.Array], op: ReduceOp, divisor: int = 1
 ) -> list[jax.Array]:
-    """The reduction of arrays of one type that lie on this rank's accelerator, and stay there.
+    """Reduce arrays of one type on this rank's accelerator; results stay there.
 
-    The same messages as `reduce_flat` sends, so that ranks may hold theirs on either side.
+    It sends the same messages as `reduce_flat`: each rank may hold its arrays on either side.
     """
     flat = jnp.concatenate([jnp.ravel(array) for array in arrays])
     wire = flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else flat
@@ -147,5 +147,5 @@ def reduce_on_device(
 
 
 def _reduce_piece(process_set: ProcessSet, part: jax.Array, op: ReduceOp) -> jax.Array:
-    padded = jnp.pad(part, (0, programs.rounded_up(part.size) - part.size))
+    padded = jnp.pad(part, (0, programs.round_up(part.size) - part.size))
     return programs.run(process_set, programs.REDUCE_BODIES[op], padded[None])[0, : part.size]

@@ -51,7 +51,7 @@ def _is_low_rank(leaf: Any, rank: int) -> bool:
 def exchange(
     grads: Any, memory: Any, compression: _Compression, reduce: Exchange, gather: Exchange, op: ReduceOp
 ) -> tuple[Any, Any]:
-    """The gradients of all ranks, dense, and the memory for the next step.
+    """The gradients of all ranks, dense, and the memory of the next step.
 
     reduce: of a list of arrays. gather: of a tree of arrays, along dimension 0.
     """
@@ -62,18 +62,18 @@ def exchange(
     for positions, exchange_some in ((sparse, _sparse_rows), (dense, _EXCHANGES.get(type(compression), _plain))):
         if not positions:
             continue
-        kept = None if memory is None else [memory[index] for index in positions]
+        memories = None if memory is None else [memory[index] for index in positions]
         given = [leaves[index] for index in positions]
-        reduced, kept = exchange_some(given, kept, compression, reduce, gather, op)
+        reduced, memories = exchange_some(given, memories, compression, reduce, gather, op)
         for at, index in enumerate(positions):
             results[index] = reduced[at]
             if memory is not None:
-                memory = [*memory[:index], kept[at], *memory[index + 1 :]]
+                memory = [*memory[:index], memories[at], *memory[index + 1 :]]
     return jax.tree.unflatten(tree, results), memory
 
 
-def _plain(leaves: list[Any], kept: Any, _: _Compression, reduce: Exchange, *__: Any) -> tuple[list[Any], Any]:
-    return reduce(leaves), kept
+def _plain(leaves: list[Any], memories: Any, _: _Compression, reduce: Exchange, *__: Any) -> tuple[list[Any], Any]:
+    return reduce(leaves), memories
 
 
 def _total(parts: list[Any], kinds: Any, op: ReduceOp) -> list[Any]:
@@ -85,7 +85,7 @@ def _total(parts: list[Any], kinds: Any, op: ReduceOp) -> list[Any]:
 
 
 def _sparse_rows(
-    leaves: list[SparseRows], kept: Any, _: _Compression, __: Exchange, gather: Exchange, op: ReduceOp
+    leaves: list[SparseRows], memories: Any, _: _Compression, __: Exchange, gather: Exchange, op: ReduceOp
 ) -> tuple[list[Any], Any]:
     """Indices and rows of all ranks, added up into tables."""
     gathered, ones = gather(([(leaf.indices, leaf.rows) for leaf in leaves], jnp.ones(1, jnp.int32)))
@@ -93,17 +93,17 @@ def _sparse_rows(
         SparseRows(indices=indices, rows=rows, num_rows=leaf.num_rows).to_dense()
         for leaf, (indices, rows) in zip(leaves, gathered, strict=True)
     ]
-    return _total(tables, ones, op), kept
+    return _total(tables, ones, op), memories
 
 
 def _top_k(
-    leaves: list[Any], kept: list[Any], compression: TopK, _: Exchange, gather: Exchange, op: ReduceOp
+    leaves: list[Any], memories: list[Any], compression: TopK, _: Exchange, gather: Exchange, op: ReduceOp
 ) -> tuple[list[Any], list[Any]]:
-    """The largest elements of gradient plus error; what is left out is the next error."""
-    whole = [leaf + error for leaf, error in zip(leaves, kept, strict=True)]
+    """The largest elements of gradient plus error; the rest is the next error."""
+    whole = [leaf + error for leaf, error in zip(leaves, memories, strict=True)]
     picked = [_pick(array, compression.ratio) for array in whole]
     gathered, ones = gather((picked, jnp.ones(1, jnp.int32)))
-    sums = [_scatter(array, *found) for array, found in zip(whole, gathered, strict=True)]
+    sums = [_scatter(array, *elements) for array, elements in zip(whole, gathered, strict=True)]
     errors = [array - _scatter(array, *sent) for array, sent in zip(whole, picked, strict=True)]
     return _total(sums, ones, op), errors
 
@@ -122,19 +122,21 @@ def _scatter(like: Any, indices: Any, values: Any) -> Any:
 
 
 def _power_sgd(
-    leaves: list[Any], kept: list[Any], compression: PowerSGD, reduce: Exchange, *_: Any
+    leaves: list[Any], memories: list[Any], compression: PowerSGD, reduce: Exchange, *_: Any
 ) -> tuple[list[Any], list[Any]]:
     """One step of power iteration: P = M Q, averaged and orthonormal; Q = Mᵀ P, averaged; the gradient is P Qᵀ."""
-    at = [index for index, memory in enumerate(kept) if memory is not None]
-    matrices = {index: _matrix(leaves[index] + kept[index][0]) for index in at}
+    at = [index for index, memory in enumerate(memories) if memory is not None]
+    matrices = {index: _matrix(leaves[index] + memories[index][0]) for index in at}
     rest = [index for index in range(len(leaves)) if index not in matrices]
-    left, whole = reduce(([matrices[index] @ kept[index][1] for index in at], [leaves[index] for index in rest]))
-    left = [_orthonormal(factor) for factor in left]
-    right = reduce([matrices[index].T @ factor for index, factor in zip(at, left, strict=True)])
-    results, memory = list(leaves), list(kept)
+    left_factors, whole = reduce(
+        ([matrices[index] @ memories[index][1] for index in at], [leaves[index] for index in rest])
+    )
+    left_factors = [_orthonormal(factor) for factor in left_factors]
+    right_factors = reduce([matrices[index].T @ factor for index, factor in zip(at, left_factors, strict=True)])
+    results, memory = list(leaves), list(memories)
     for index, array in zip(rest, whole, strict=True):
         results[index] = array
-    for index, first, second in zip(at, left, right, strict=True):
+    for index, first, second in zip(at, left_factors, right_factors, strict=True):
         like = leaves[index]
         results[index], error = _approximate(like, matrices[index], first, second)
         memory[index] = error, second
@@ -148,7 +150,7 @@ def _orthonormal(factor: Any) -> Any:
 
 @jax.jit
 def _approximate(like: Any, matrix: Any, left: Any, right: Any) -> tuple[Any, Any]:
-    """The averaged gradient, and what this rank's own matrix loses by the projection."""
+    """The averaged gradient, and this rank's own error of projection."""
     error = matrix - left @ (left.T @ matrix)
     return (left @ right.T).reshape(like.shape).astype(like.dtype), error.reshape(like.shape).astype(like.dtype)
 

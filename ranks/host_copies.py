@@ -1,8 +1,8 @@
 """Copies of values in host memory, which outlive devices, and the values again.
 
-Leaves of trees are copied by what they are: arrays of JAX and PyTorch become numpy's and come back on the default
-device of their kind; random keys keep their implementation; whatever has `state_dict` and `load_state_dict` (modules,
-optimizers, samplers) is copied by that and loaded in place; anything else is deep-copied.
+Leaves of trees are copied by kind. Arrays of JAX and PyTorch become numpy's and come back on the default device of
+their kind. Random keys keep their implementation. An object with `state_dict` and `load_state_dict` (modules,
+optimizers, samplers) is copied by the one and loaded in place by the other. Anything else is deep-copied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A value's copy. in_place: it is loaded into the object that is there, by `load_state_dict`."""
+    """A value's copy. in_place: `load_state_dict` loads it into the existing object."""
 
     leaves: tuple[_Leaf, ...]
     tree: Any
@@ -44,7 +44,7 @@ def has_state_dict(value: Any) -> bool:
 
 
 def copy_to_host(value: Any) -> HostCopy:
-    """A copy that shares nothing with the value, leaf by leaf. Raises ObjectTypeError for what is no tree of JAX."""
+    """Copy a value leaf by leaf; nothing is shared. Raises ObjectTypeError where it is no tree of JAX."""
     in_place = has_state_dict(value)
     try:
         leaves, tree = jax.tree.flatten(value.state_dict() if in_place else value)
@@ -55,8 +55,8 @@ def copy_to_host(value: Any) -> HostCopy:
     return HostCopy(tuple(_copy(leaf) for leaf in leaves), tree, in_place)
 
 
-def restored(saved: HostCopy, current: Any) -> Any:
-    """The value of a copy, which stays as it is. current: the object to load it into, where it is loaded in place."""
+def restore(saved: HostCopy, current: Any) -> Any:
+    """Build the value of a copy; the copy stays intact. current: the object to load it into (`in_place`)."""
     value = jax.tree.unflatten(saved.tree, [_restore(leaf) for leaf in saved.leaves])
     if not saved.in_place:
         return value
@@ -95,9 +95,9 @@ def _restore(leaf: _Leaf) -> Any:
 
 # ---- on the wire -----------------------------------------------------------------
 def pack(saved: HostCopy, where: str) -> dict[str, Any]:
-    """A copy as an object that ranks send. where: its name. Raises ObjectTypeError for a leaf that cannot be sent.
+    """Turn a copy into an object to send. where: its name. Raises ObjectTypeError where a leaf cannot be sent.
 
-    A tree of lists, tuples and dicts alone goes with its structure, so that it may differ from the receiver's.
+    A tree of lists, tuples and dicts alone goes with its structure, and may differ from the receiver's.
     """
     message: dict[str, Any] = {
         "kinds": [leaf.kind for leaf in saved.leaves],
@@ -117,7 +117,7 @@ def pack(saved: HostCopy, where: str) -> dict[str, Any]:
 
 
 def unpack(message: dict[str, Any], own: HostCopy, where: str) -> HostCopy:
-    """The copy of a message. own: the receiver's copy of the same value, whose tree it takes where none was sent."""
+    """The copy of a message. own: the receiver's copy of the same value; its tree replaces one that was not sent."""
     leaves = tuple(_Leaf(kind, value) for kind, value in zip(message["kinds"], message["values"], strict=True))
     if message["shape"] is not None:
         return HostCopy(leaves, jax.tree.structure(message["shape"]), own.in_place)

@@ -1,4 +1,4 @@
-"""The same collectives inside a jitted function, and `jit`, which runs a function on every rank at once."""
+"""The same collectives inside a jitted function, and `jit`: a function on every rank at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwright.ranks.programs_cache import ProgramHolder
 
 
 def is_traced(leaves: Sequence[Any]) -> bool:
-    """Whether a value belongs to a function that is being traced."""
+    """Whether a value belongs to a function under tracing."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
@@ -71,7 +71,7 @@ def _reduce(value: Any, op: ReduceOp, prescale: float, postscale: float, compres
 
 
 def gather_leaves(leaves: Sequence[Any], process_set: ProcessSet | None) -> list[Any]:
-    """`allgather` of traced leaves, as long at every rank."""
+    """`allgather` of traced leaves, of equal length at every rank."""
     with _on_axis(process_set):
         return [lax.all_gather(jnp.atleast_1d(leaf), AXIS, tiled=True) for leaf in leaves]
 
@@ -169,17 +169,17 @@ class _Function(ProgramHolder):
         self._compiled: dict[Any, _Compiled] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        chosen = job.chosen(self._process_set)
+        chosen = job.resolve_process_set(self._process_set)
         return job.current().dispatcher.run(lambda: self._run(chosen, args, kwargs))
 
     def drop(self) -> None:
-        """Let go of what was compiled for the ranks of a generation that has ended."""
+        """Drop the programs of a generation at its end."""
         self._compiled.clear()
 
     def _run(self, process_set: ProcessSet, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        found, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        leaves = [_local(leaf, path) for path, leaf in found]
-        donated = tuple(index for index, (path, _) in enumerate(found) if _argument(path) in self._donate)
+        entries, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        leaves = [_local(leaf, path) for path, leaf in entries]
+        donated = tuple(index for index, (path, _) in enumerate(entries) if _argument(path) in self._donate)
         types = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (process_set.mesh, tree, types, _has_64_bits())
         if key not in self._compiled:
@@ -201,7 +201,7 @@ def _has_64_bits() -> bool:
 
 
 def _argument(path: tuple[Any, ...]) -> int | None:
-    """The position of the argument that a leaf of `(args, kwargs)` belongs to."""
+    """The position of the argument of a leaf of `(args, kwargs)`."""
     return path[1].idx if path[0].idx == 0 else None
 
 
@@ -258,7 +258,7 @@ class _Compiled:
             results = self._program(*[self._lift(leaf) for leaf in leaves])
         except (RuntimeError, ValueError) as error:
             if programs.is_broken_collective(error):
-                raise programs.broken(error, self._process_set) from error
+                raise programs.to_collective_error(error, self._process_set) from error
             raise
         assert self._out is not None  # the program was traced
         tree, scalars = self._out

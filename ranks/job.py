@@ -30,7 +30,7 @@ _DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process stands in its job: what the launcher's variables say."""
+    """A process's place in its job, from the launcher's variables."""
 
     coordinator: str = ""
     size: int = 1
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What `init` was given."""
+    """The arguments of `init`."""
 
     timeout_s: float = 300.0
     heartbeat_timeout_s: float = 100.0
@@ -64,7 +64,7 @@ class _Options:
 
 
 class _Process:
-    """What this process has joined, and how."""
+    """The job of this process, and its options."""
 
     job: Job | None = None
     options = _Options()
@@ -84,8 +84,8 @@ def init(
 
     timeout_s: how long to wait for the others. heartbeat_timeout_s: after how long a silent rank counts as lost.
     stall_warning_s: how long a collective may wait until a warning names the ranks that have not called it, and
-    stall_shutdown_s: until it is an error; None: what the launcher says, else 60 and 0, which is never.
-    Raises OptionError for variables that make no sense, LaunchError where the job cannot be joined.
+    stall_shutdown_s: until it is an error. None: the launcher's values, else 60 and 0 (never).
+    Raises OptionError where variables make no sense, LaunchError where the job cannot be joined.
     """
     if _Process.job is not None:
         return
@@ -111,7 +111,7 @@ def init(
 
 
 def _begin(place: Place, *, owns_connection: bool) -> None:
-    """The job is joined: watch it, and record what the launcher wants recorded."""
+    """Watch the job, and record its timeline for the launcher."""
     options, inspector = _Process.options, None
     if place.size > 1:
         inspector = StallInspector(place.rank, options.stall_warning_s, options.stall_shutdown_s)
@@ -198,7 +198,7 @@ _LAUNCH = "let the launcher set it: shardwright run -np 2 python train.py"
 
 
 def _place_by_jax(environment: Mapping[str, str]) -> Place:
-    """The place of a process that is in `jax.distributed` already; the launcher's variables add what they say."""
+    """The place of a process in `jax.distributed` already; the launcher's variables add the host's."""
     size, rank = jax.process_count(), jax.process_index()
     named = read_place(environment)
     if (named.size, named.rank) == (size, rank):
@@ -233,7 +233,7 @@ def _connect(place: Place, options: _Options) -> None:
 
 
 def _local_devices(place: Place, environment: Mapping[str, str]) -> list[int] | None:
-    """The GPU that this rank takes; None where the user has said it, or where it is alone on its host."""
+    """The GPU of this rank; None: the user has chosen it, or the rank is alone on its host."""
     if "JAX_LOCAL_DEVICE_IDS" in environment or place.local_size == 1:
         return None
     for name in _DEVICE_LISTS:
@@ -307,8 +307,8 @@ def world() -> ProcessSet:
     return current().world
 
 
-def chosen(process_set: ProcessSet | None) -> ProcessSet:
-    """The ranks that a collective runs on. Raises CollectiveError where this process is not among them."""
+def resolve_process_set(process_set: ProcessSet | None) -> ProcessSet:
+    """The ranks of a collective; None: all. Raises CollectiveError where this process is not among them."""
     everyone = current().world
     if process_set is None:
         return everyone

@@ -1,9 +1,9 @@
-"""An elastic rank's line to the launcher: it asks for generations, hears of losses, and gets out of what is stuck.
+"""An elastic rank's line to the launcher: it asks for generations, hears of losses, and frees a stuck process.
 
-A rank that is told of a loss leaves its generation by the error that its collective raises. Where none comes, because
-the others that it waits for are alive and wait as well, or while a connection is made to a rank that is gone, there is
-no way back out of XLA. Then the process starts its program anew (`execve`), under its number, with the last commit of
-its state in a file in memory; so no state is lost, and what ran is gone for certain.
+After a loss a rank's collective raises an error, and the rank leaves its generation. Sometimes no error comes: the
+other ranks are alive and wait as well, or XLA is connecting to a lost rank. XLA offers no way out of either. Then the
+process starts its program anew (`execve`), under its number, with the last commit of its state in a file in memory. No
+state is lost, and no old thread survives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIRECTORY = os.getcwd()
 class Lifeline:
     """The line of this process; one for its whole life.
 
-    commits: how many commits its state has seen, 0 for a new one. take_state: the bytes of the last one.
+    commits: returns the number of its state's commits, 0 at first. take_state: the bytes of the last one.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -59,9 +59,9 @@ class Lifeline:
 
     # ---- generations ----
     def join(self, *, lost: bool = False) -> Mapping[str, str]:
-        """Ask for a place in the next generation, and wait for it: the variables that `read_place` reads.
+        """Ask for a place in the next generation, and wait for it: the variables of `read_place`.
 
-        lost: the generation before broke. Where there is no place any longer, the process ends with 0.
+        lost: the generation before broke. Without a place the process ends with 0.
         """
         self._client.send(do="ready", lost=lost, commits=self.commits())
         place = self._answers.get()
@@ -80,7 +80,7 @@ class Lifeline:
             self._changing = None
 
     def end_collectives(self) -> None:
-        """Wait until no collective of this rank is under way, on any thread; start anew where that does not end."""
+        """Wait for this rank's collectives, on any thread; start anew if they do not end."""
         until_s = time.monotonic() + PATIENCE_S
         while watch.current().position() is not None:
             if time.monotonic() > until_s:
@@ -102,7 +102,7 @@ class Lifeline:
         return self._changed.is_set()
 
     def check(self) -> None:
-        """Raises RankLostError where a rank of this generation is gone."""
+        """Raise RankLostError once a rank of this generation is gone."""
         if self._lost.is_set():
             raise RankLostError(
                 f"a rank of generation {self.generation} was lost",
@@ -110,7 +110,7 @@ class Lifeline:
             )
 
     def report_stall(self, ranks: list[int], call: str, seconds: float) -> None:
-        """Have the launcher end ranks that others wait for."""
+        """Have the launcher end stalled ranks."""
         self._client.send(do="stalled", generation=self.generation, ranks=ranks, call=call, seconds=seconds)
 
     # ---- what the launcher says ----
@@ -133,7 +133,7 @@ class Lifeline:
                 ).start()
 
     def _get_out(self, generation: int) -> None:
-        """Wait until this rank has left; start anew where it is stuck."""
+        """Wait until this rank has left; start anew if it is stuck."""
         lost_s = time.monotonic()
         while self.generation == generation and not self._away.wait(0.1):
             position, busy = watch.current().position(), self._changing
@@ -143,7 +143,7 @@ class Lifeline:
                 self._start_anew()
 
     def _start_anew(self) -> None:
-        """Run this process's program from its beginning, with the last commit; end it where that cannot be carried."""
+        """Run this process's program from its beginning, with the last commit; end it if none can be carried."""
         _say("a lost rank left this one stuck: its program starts anew, with the last commit")
         try:
             descriptor = _memory_file(self.take_state())
@@ -193,14 +193,14 @@ def _keep_open(descriptor: int) -> None:
 
 
 def take_carried() -> bytes:
-    """The state of the program that ran before in this process; nothing where none did, and at the second call."""
+    """The state of the earlier program in this process; empty without one, and at the second call."""
     global _carried
-    taken, _carried = _carried, b""
-    return taken
+    state, _carried = _carried, b""
+    return state
 
 
 def _read_carried() -> tuple[bytes, int]:
-    """What `_start_anew` left, and its number of commits."""
+    """The state from `_start_anew`, and its number of commits."""
     descriptor, _, commits = os.environ.pop(CARRIED_VARIABLE, "").partition(":")
     if not descriptor:
         return b"", 0

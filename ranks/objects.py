@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.object_codec import dumps, loads
 from shardwright.ranks import messages
 from shardwright.ranks.agreement import describe
-from shardwright.ranks.collectives import root_place, run_on, told_to_all
+from shardwright.ranks.collectives import report_to_all, root_place, run_on
 from shardwright.ranks.process_sets import ProcessSet
 
 
@@ -21,7 +21,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "", process_se
     """
 
     def task(chosen: ProcessSet) -> Any:
-        with told_to_all(chosen):
+        with report_to_all(chosen):
             root = root_place(chosen, root_rank)
             message = _as_bytes(obj) if chosen.rank() == root else None
         call = describe(f"broadcast_object from {root_rank}", name, [])
@@ -34,7 +34,7 @@ def allgather_object(obj: Any, *, name: str = "", process_set: ProcessSet | None
     """The objects of all ranks, in order; those with data left, where some have joined. Types as `broadcast_object`."""
 
     def task(chosen: ProcessSet) -> list[Any]:
-        with told_to_all(chosen):
+        with report_to_all(chosen):
             message = _as_bytes(obj)
         received, agreement = messages.gather(chosen, describe("allgather_object", name, []), message)
         return [loads(received[place].tobytes()) for place in agreement.active_places()]

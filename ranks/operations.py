@@ -59,7 +59,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def check_reducible(op: ReduceOp, dtype: np.dtype, where: str) -> None:
-    """Raises CollectiveError for a type that an operation is not defined for."""
+    """Raises CollectiveError for a type outside of an operation's types."""
     if dtype not in REDUCIBLE:
         raise CollectiveError(f"values of type {dtype} cannot be reduced", where=where, remedy="cast them first")
     problem = _problem(op, dtype)
@@ -128,6 +128,6 @@ def check_factor(factor: float, dtype: np.dtype, where: str) -> None:
         raise CollectiveError(f"a scale factor on {dtype} would round", where=where, remedy="cast to a float type")
 
 
-def scaled(array: np.ndarray, factor: float) -> np.ndarray:
+def scale(array: np.ndarray, factor: float) -> np.ndarray:
     """`array * factor` in the array's own type."""
     return array if factor == 1.0 else np.asarray(array * array.dtype.type(factor))

@@ -1,7 +1,7 @@
 """The compiled programs of collectives: each process gives its own part, one program runs on the mesh of the ranks.
 
 Programs are cached by mesh, body, shape and type. Bodies are functions of the module, because a closure would be a new
-key every time; lengths are rounded up (`rounded_up`), so that arrays of many lengths share programs.
+key every time; lengths are rounded up (`round_up`), so that arrays of many lengths share programs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shardwright.ranks.process_sets import AXIS, ProcessSet
 _Body = Callable[[Any], Any]
 
 
-def rounded_up(length: int) -> int:
-    """The next length that programs are made for: eight a power of two, so that at most an eighth is padding."""
+def round_up(length: int) -> int:
+    """The next length with a program: eight lengths a power of two, at most an eighth of padding."""
     step = 1 << max(0, length.bit_length() - 4)
     return -(-length // step) * step
 
@@ -127,7 +127,7 @@ def run(process_set: ProcessSet, body: _Body, part: Any, *, replicated: bool = F
             result: jax.Array = _program(process_set.mesh, body, replicated)(whole)
             return result.addressable_data(0)
         except (RuntimeError, ValueError) as error:
-            raise broken(error, process_set) from error
+            raise to_collective_error(error, process_set) from error
 
 
 def fetch(result: jax.Array, process_set: ProcessSet) -> np.ndarray:
@@ -135,16 +135,16 @@ def fetch(result: jax.Array, process_set: ProcessSet) -> np.ndarray:
     try:
         return np.asarray(result)
     except (RuntimeError, ValueError) as error:
-        raise broken(error, process_set) from error
+        raise to_collective_error(error, process_set) from error
 
 
 def is_broken_collective(error: Exception) -> bool:
-    """Whether an error of XLA is that of a library of collectives."""
+    """Whether an error of XLA comes from a library of collectives."""
     return any(library in str(error) for library in ("Gloo", "NCCL", "RCCL"))
 
 
-def broken(error: Exception, process_set: ProcessSet) -> CollectiveError:
-    """What a failure of XLA in a collective means."""
+def to_collective_error(error: Exception, process_set: ProcessSet) -> CollectiveError:
+    """The meaning of a failure of XLA in a collective."""
     text = str(error).strip().split("\n")[0]
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
         return CollectiveError(f"a collective needs more memory: {text}", where=repr(process_set))

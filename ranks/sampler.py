@@ -12,7 +12,7 @@ from shardwright.ranks import job
 
 
 class ElasticSampler:
-    """Indices of an epoch, shared out among the ranks; after a change those that are left are shared out anew.
+    """Indices of an epoch, shared out among the ranks; after a change the remaining ones are shared out anew.
 
     Part of an elastic `State`, which saves and restores it. All ranks take batches of the same sizes in step:
 
@@ -22,8 +22,8 @@ class ElasticSampler:
             state.sampler.record_batch(batch, 32)
             state.commit()
 
-    dataset: what has a length, or a number of examples. shuffle: another order each epoch, by `seed` and the epoch.
-    Where examples do not divide among the ranks, the first of what is left are taken twice.
+    dataset: an object with a length, or a number of examples. shuffle: another order each epoch, by `seed` and epoch.
+    If examples do not divide among the ranks, the first remaining ones are taken twice.
     """
 
     def __init__(self, dataset: Sized | int, shuffle: bool = True, seed: int = 0) -> None:
@@ -48,13 +48,13 @@ class ElasticSampler:
         self.processed_num = min(self._total, self.processed_num + batch_size * self._ranks()[1])
 
     def reset(self) -> None:
-        """Share out what is left among the ranks that are there now."""
+        """Share out the remaining examples among the present ranks."""
         rank, size = self._ranks()
         order = np.arange(self._total)
         if self._shuffle:
             order = np.random.default_rng([self._seed, self.epoch]).permutation(self._total)
-        left = order[self.processed_num :]
-        padded = np.resize(left, -(-len(left) // size) * size) if len(left) else left
+        remaining = order[self.processed_num :]
+        padded = np.resize(remaining, -(-len(remaining) // size) * size) if len(remaining) else remaining
         self._own = padded[rank::size]
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class ElasticSampler:
         return iter(self._own.tolist())
 
     def __len__(self) -> int:
-        """Examples that are left for this rank."""
+        """Remaining examples of this rank."""
         return len(self._own)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Ranks that never call what the others wait in: named in a warning, and ended after a limit.
+"""Ranks that miss a collective of the others: named in a warning, and ended after a limit.
 
-Each rank tells the coordination service, now and then, how many collectives of which ranks it has begun. One that has
-waited for long reads what the others told: who has begun fewer is waited for.
+Each rank tells the coordination service, now and then, its number of begun collectives of each set of ranks. A rank
+in a long wait reads the others' numbers: a smaller one names a missing rank.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class StallInspector:
             self._end(here, missing, waited_s)
 
     def _counts_of_all(self) -> dict[int, dict[tuple[int, ...], int]]:
-        told = self._client.key_value_dir_get(_KEYS)
+        entries = self._client.key_value_dir_get(_KEYS)
         return {
             int(key.rpartition("/")[2]): {tuple(ranks): count for ranks, count in json.loads(text)}
-            for key, text in told
+            for key, text in entries
         }
 
     def _end(self, here: Position, missing: list[int], waited_s: float) -> None:
-        """Have an elastic job's launcher end those that are missing; in another end this process."""
+        """Have an elastic job's launcher end the missing ranks; in another job end this process."""
         line = lifeline.current()
         if line is not None:
             line.report_stall(missing, here.call, waited_s)

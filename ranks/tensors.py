@@ -61,7 +61,7 @@ class Tensor:
 
 
 def read(value: Any, where: str) -> Tensor:
-    """The tensor of a value. where: its path, for errors. Raises CollectiveError for what is none."""
+    """The tensor of a value. where: its path, for errors. Raises CollectiveError where it is none."""
     if type(value) is np.ndarray:
         return _of_numpy(value, where)
     if isinstance(value, jax.Array):
@@ -181,7 +181,9 @@ def _of_torch(tensor: Any, torch: Any, where: str) -> Tensor:
 
     def restore(result: Any) -> Any:
         array = np.require(np.asarray(result), requirements=["C", "W"])
-        made = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(array)
-        return made.to(tensor.device)
+        host_tensor = (
+            torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(array)
+        )
+        return host_tensor.to(tensor.device)
 
     return Tensor(shape=tuple(tensor.shape), dtype=dtype, host=host, restore=restore)

@@ -42,8 +42,8 @@ class _Timeline:
     programs: queue.SimpleQueue[tuple[Position, Any] | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread | None = None
 
-    def add(self, name: str, start_s: float, end_s: float, **known: Any) -> None:
-        self.events.append((name, job.rank(), start_s - self.offset_s, end_s - self.offset_s, known))
+    def add(self, name: str, start_s: float, end_s: float, **details: Any) -> None:
+        self.events.append((name, job.rank(), start_s - self.offset_s, end_s - self.offset_s, details))
 
     def follow_programs(self) -> None:
         """Note each program once it has run."""
@@ -135,8 +135,8 @@ def _clock_offset_s() -> float:
     for _ in range(_ROUNDS):
         allgather_object(None, name="timeline: clocks")
         ends.append(time.monotonic())
-    told = allgather_object((_boot(), ends), name="timeline: clocks")
-    boot, first_ends = told[0]
+    clocks = allgather_object((_boot(), ends), name="timeline: clocks")
+    boot, first_ends = clocks[0]
     if boot and boot == _boot():
         return 0.0
     return float(statistics.median(mine - first for mine, first in zip(ends, first_ends, strict=True)))
@@ -174,8 +174,8 @@ def _write(path: Path, events: list[_Event]) -> None:
     ]
     spans = [
         {"name": name, "ph": "X", "pid": rank, "tid": 0, "ts": (start_s - first_s) * 1e6,
-         "dur": (end_s - start_s) * 1e6, "args": known}
-        for name, rank, start_s, end_s, known in events
+         "dur": (end_s - start_s) * 1e6, "args": details}
+        for name, rank, start_s, end_s, details in events
     ]  # fmt: skip
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -117,13 +117,13 @@ class _Distributed:
                 self.synchronize()
             return inner()
 
-        def exchanged() -> Any:
+        def run_closure() -> Any:
             loss = closure()
             if not self._skips:
                 self.synchronize()
             return loss
 
-        return inner(exchanged)
+        return inner(run_closure)
 
 
 class _Exchange:
@@ -149,18 +149,18 @@ class _Exchange:
                 self._gather(param)
 
     def _kinds_at_any_rank(self, params: list[Any]) -> list[int]:
-        """Of each parameter: 0 where no rank has a gradient, 1 where one has, 2 where it is sparse.
+        """The kind of each parameter's gradient over all ranks: 0 none, 1 dense, 2 sparse.
 
-        A parameter that this rank did not use takes part with zeros; one that none used is left alone.
+        A parameter unused at this rank takes part with zeros; one unused at all ranks is left alone.
         """
         own = np.zeros(len(params), np.int8)
         for index, param in enumerate(params):
             if param.grad is not None:
                 own[index] = 2 if param.grad.is_sparse and not self._sparse_as_dense else 1
-        found: list[int] = allreduce(
+        kinds: list[int] = allreduce(
             own, ReduceOp.MAX, name="gradients that there are", process_set=self._group
         ).tolist()
-        return found
+        return kinds
 
     def _reduce(self, params: list[Any]) -> None:
         grads = [_dense(param) for param in params]
@@ -221,7 +221,7 @@ def broadcast_optimizer_state(optimizer: Any, root_rank: int = 0) -> None:
     """Load the state of rank `root_rank`'s optimizer at every rank: learning rates and moments, where there are any."""
     own = host_copies.copy_to_host(optimizer)
     message = objects.broadcast_object(host_copies.pack(own, "optimizer"), root_rank, name="optimizer state")
-    host_copies.restored(host_copies.unpack(message, own, "optimizer"), optimizer)
+    host_copies.restore(host_copies.unpack(message, own, "optimizer"), optimizer)
 
 
 def allreduce_(tensor: Any, op: ReduceOp | str = ReduceOp.AVERAGE, **options: Any) -> Any:

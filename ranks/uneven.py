@@ -1,7 +1,7 @@
 """Ranks with fewer batches than others: `join` goes on with the others' collectives, and gives nothing to them.
 
 A rank that has joined gives the neutral element (zeros to sums) and no rows to gathers; averages divide by the ranks
-that have data. So a step at which only two of four ranks have a batch is the average of two gradients.
+that have data. With batches at two of four ranks a step averages two gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from shardwright.ranks import fusion, job, messages, watch
-from shardwright.ranks.agreement import Follow, agree_without_data, joined_error
+from shardwright.ranks.agreement import Follow, agree_without_data, build_join_error
 from shardwright.ranks.process_sets import ProcessSet
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ def join(process_set: ProcessSet | None = None) -> int:
     `allreduce`, `allgather`, `allgather_object` and `barrier` meanwhile; anything else is a CollectiveError at all
     ranks. Functions of `sw.ranks.jit` cannot wait for a rank that has joined: give them batches of weight zero.
     """
-    chosen = job.chosen(process_set)
+    chosen = job.resolve_process_set(process_set)
     return job.current().dispatcher.run(lambda: _join(chosen))  # type: ignore[no-any-return]
 
 
@@ -39,7 +39,7 @@ def _join(process_set: ProcessSet) -> int:
             return max(rank for rank, active in zip(process_set.ranks, before, strict=True) if active)
         follow = agreement.follow()
         if follow is Follow.REFUSE:
-            raise joined_error(process_set, agreement, "join")
+            raise build_join_error(process_set, agreement, "join")
         if follow is Follow.GATHER:
             messages.gather_rest(process_set, agreement, np.zeros(0, np.uint8))
         if follow is Follow.REDUCE:

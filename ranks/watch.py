@@ -1,7 +1,7 @@
-"""What this rank is in the middle of: which collective, since when, and how many it has begun.
+"""The current collective of this rank: its call, its start, and the number of those begun.
 
-Who waits for whom follows from it (`stall`), and whether a rank is stuck in a collective whose others are gone
-(`lifeline`). Collectives run one at a time, whichever thread calls them.
+`stall` finds missing ranks by it, `lifeline` a rank stuck in a collective of lost ones. Collectives run one at a time,
+on any thread.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A collective that this rank is in. ranks: who takes part. count: its number among those of these ranks, from 1.
+    """A collective under way at this rank. ranks: its members. count: its number among theirs, from 1.
 
-    call: what it is, once that is known. since_s: of `time.monotonic`.
+    call: its text, once known. since_s: of `time.monotonic`.
     """
 
     ranks: tuple[int, ...]
@@ -55,21 +55,21 @@ class Watch:
                 _Process.on_collective(ended, time.monotonic())
 
     def describe(self, call: str) -> None:
-        """Say what the collective is."""
+        """Name the current collective."""
         with self._lock:
             here = self._position
             if here is not None:
                 self._position = Position(ranks=here.ranks, count=here.count, call=call, since_s=here.since_s)
 
     def leave_pending(self, ranks: tuple[int, ...], call: str, result: Any) -> None:
-        """A program that was started, whose collectives run until `result`, an array, is ready."""
+        """Note a started program. Its collectives run until `result`, an array, is ready."""
         here = Position(ranks=ranks, count=self._counts.get(ranks, 0), call=call, since_s=time.monotonic())
         self._pending = here, lambda: _is_ready(result)
         if _Process.on_program is not None:
             _Process.on_program(here, result)
 
     def position(self) -> Position | None:
-        """The collective that this rank is in; None where it is in none."""
+        """The current collective of this rank, or None."""
         pending = self._pending
         if pending is not None:
             here, is_ready = pending
@@ -79,7 +79,7 @@ class Watch:
         return self._position
 
     def counts(self) -> dict[tuple[int, ...], int]:
-        """How many collectives of which ranks this one has begun."""
+        """The number of collectives begun with each set of ranks."""
         with self._lock:
             return dict(self._counts)
 
@@ -110,5 +110,5 @@ def reset() -> None:
 def observe(
     on_collective: Callable[[Position, float], None] | None, on_program: Callable[[Position, Any], None] | None
 ) -> None:
-    """Have each collective told once it has ended, with the time, and each program once it is started."""
+    """Call back with each ended collective and its time, and with each started program."""
     _Process.on_collective, _Process.on_program = on_collective, on_program

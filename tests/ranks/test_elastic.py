@@ -120,7 +120,7 @@ def test_names_that_a_state_has_itself_are_refused(name: str) -> None:
 def test_a_copy_is_the_same_at_the_other_end_of_the_wire(value) -> None:
     saved = host_copies.copy_to_host(value)
     received = host_copies.unpack(loads(dumps(host_copies.pack(saved, "value"))), saved, "value")
-    back = host_copies.restored(received, value)
+    back = host_copies.restore(received, value)
     assert jax.tree.structure(back) == jax.tree.structure(value)
     for ours, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(value), strict=True):
         assert type(ours) is type(theirs)
@@ -132,7 +132,7 @@ def test_structures_that_differ_are_an_error_unless_they_travel() -> None:
     with pytest.raises(sw.CollectiveError, match="differ in structure"):
         host_copies.unpack(saved, host_copies.copy_to_host(optax.sgd(1.0).init(jnp.ones(2))), "state.opt")
     longer = host_copies.pack(host_copies.copy_to_host([1, 2, {"a": 3}]), "state.list")
-    assert host_copies.restored(host_copies.unpack(longer, host_copies.copy_to_host([]), ""), []) == [1, 2, {"a": 3}]
+    assert host_copies.restore(host_copies.unpack(longer, host_copies.copy_to_host([]), ""), []) == [1, 2, {"a": 3}]
 
 
 def test_what_cannot_be_sent_is_named() -> None:

@@ -51,7 +51,9 @@ class HloFunction:
     ) -> None:
         module = parse(hlo_text)
         require_values(hlo_text)
-        argument_leaves = [leaf for each in module.entry.parameters for leaf in _arrays(each.shape, each.name)]
+        argument_leaves = [
+            leaf for parameter in module.entry.parameters for leaf in _arrays(parameter.shape, parameter.name)
+        ]
         output_leaves = _arrays(module.entry.root.shape, "the result")
         argument_names = name_parameters(module, names)
         arguments = tuple(

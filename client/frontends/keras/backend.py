@@ -18,7 +18,7 @@ def require_jax_backend() -> None:
     if importlib.util.find_spec("keras") is None:
         raise PlatformError("Keras is not installed", where="keras", remedy="pip install 'shardwright[keras]'")
     loaded = sys.modules.get("keras")
-    backend = loaded.backend.backend() if loaded is not None else _configured_backend()
+    backend = loaded.backend.backend() if loaded is not None else _read_configured_backend()
     if backend != "jax":
         raise OptionError(
             f"Keras runs on {backend!r}; its models run on servers as programs of JAX",
@@ -35,8 +35,8 @@ def require_jax_backend() -> None:
         )
 
 
-def _configured_backend() -> str:
-    """The backend that `import keras` would take."""
+def _read_configured_backend() -> str:
+    """Read the backend that `import keras` takes."""
     if os.environ.get(_VARIABLE):
         return os.environ[_VARIABLE]
     home = Path(os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser())

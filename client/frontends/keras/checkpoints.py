@@ -34,7 +34,7 @@ def save(
 ) -> Save:
     """See `shardwright.keras.save`. epoch: kept beside the variables."""
     of_model = distribution_of(model)
-    state: dict[str, Any] = {"variables": {path: _value(each) for path, each in _variables(model).items()}}
+    state: dict[str, Any] = {"variables": {path: _value(variable) for path, variable in _variables(model).items()}}
     if epoch is not None:
         state["epoch"] = np.int32(epoch)
     return of_model.session.save(state, directory, step=step, max_to_keep=max_to_keep)

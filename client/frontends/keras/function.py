@@ -72,8 +72,8 @@ class KerasFunction:
     def lower(self, signature: Any, *, platform: str) -> Program:
         """See `FrontEnd.lower`."""
         program = self._function.lower(signature, platform=platform)
-        (changed, read, *_), _ = jax.tree.unflatten(signature.tree, range(signature.tree.num_leaves))
-        state = [self._names[number] for number in (*changed, *read)]
+        (changed, unchanged, *_), _ = jax.tree.unflatten(signature.tree, range(signature.tree.num_leaves))
+        state = [self._names[number] for number in (*changed, *unchanged)]
         arguments = [replace(kind, name=name) for kind, name in zip(program.arguments, state, strict=False)]
         arguments += [replace(kind, name=batch_name(kind.name)) for kind in program.arguments[len(state) :]]
         outputs = [replace(kind, name=name) for kind, name in zip(program.outputs, state[: len(changed)], strict=False)]
@@ -90,20 +90,20 @@ class KerasFunction:
         """Nothing is changed in place."""
 
     def _find_changed(self, values: Sequence[Any], data: Any) -> frozenset[int]:
-        """Numbers of the variables for which the step returns anything but what it was given."""
+        """Numbers of the variables whose value the step replaces."""
         leaves, tree = jax.tree.flatten(data)
         key = (tree, tuple((getattr(leaf, "shape", ()), str(getattr(leaf, "dtype", type(leaf)))) for leaf in leaves))
         if key not in self._changed:
-            found: list[int] = []
+            numbers: list[int] = []
 
             def run(old: list[Any], data: Any) -> Any:
                 new, rest = self._step(old, data)
-                found.extend(number for number, value in enumerate(old) if new[number] is not value)
+                numbers.extend(number for number, value in enumerate(old) if new[number] is not value)
                 return rest
 
             with keep_handles(), jax.disable_jit(False):
                 jax.eval_shape(run, [type_of(value).aval for value in values], data)
-            self._changed[key] = frozenset(found)
+            self._changed[key] = frozenset(numbers)
         return self._changed[key]
 
 

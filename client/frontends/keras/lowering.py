@@ -9,7 +9,13 @@ import keras
 
 from shardwright.client.array_specs import array_spec
 from shardwright.client.frontends.keras.births import collect_births
-from shardwright.client.frontends.keras.training import KINDS, groups_of, packed, step_of_kind, variable_types
+from shardwright.client.frontends.keras.training import (
+    KINDS,
+    groups_of,
+    step_of_kind,
+    strip_trailing_nones,
+    variable_types,
+)
 from shardwright.client.frontends.program import Program
 from shardwright.errors import OptionError
 
@@ -25,7 +31,7 @@ def lower_step(model: Any, batch: tuple[Any, Any, Any], *, kind: str, platform: 
         raise OptionError(f"model is a {type(model).__name__}", where="model", remedy="pass a keras.Model")
     if kind != "predict" and not model.compiled:
         raise OptionError(f"{model.name} is not compiled", where="model", remedy="call model.compile() first")
-    types = packed(jax.tree.map(_type, batch if kind != "predict" else batch[:1]))
+    types = strip_trailing_nones(jax.tree.map(_type, batch if kind != "predict" else batch[:1]))
     symbols = jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, str(leaf.dtype)), types)
     if kind == "predict" and not all(layer.built for layer in model._flatten_layers()):
         with collect_births():

@@ -139,10 +139,10 @@ class DistributedModel:
         is_same = current is not None and all(
             len(old) == len(new) and all(map(_is, old, new)) for old, new in zip(current.groups, groups, strict=True)
         )
-        made = getattr(model, attribute)
-        if made is not None and is_same and not force:
-            return made
-        if made is None or not is_same or force:
+        function = getattr(model, attribute)
+        if function is not None and is_same and not force:
+            return function
+        if function is None or not is_same or force:
             self._kinds[kind] = step_of_kind(model, kind, groups)
 
         def run(state: Any, data: Any) -> Any:
@@ -157,7 +157,7 @@ class DistributedModel:
     def _run(self, kind: str, data: Any) -> tuple[Any, tuple[list[Any], ...]]:
         """One step over what the variables hold; they hold its results afterwards."""
         of_kind = self._kinds[kind]
-        data = packed(data)
+        data = strip_trailing_nones(data)
         if kind != "train":
             self._upload_weights(of_kind)
         values = self._values_of(of_kind.variables)
@@ -214,8 +214,8 @@ class DistributedModel:
     def _options_for(self, kind: str, of_kind: _StepOfKind, names: Sequence[str]) -> PlanOptions:
         """The user's options for a training step, with layouts as pins.
 
-        Steps that evaluate are planned around the state of a trained model; before that, under the pins of what they
-        read.
+        Evaluation steps are planned around the state of a trained model; before training, under the pins of their
+        variables.
         """
         options = self._options
         if options.mesh is None and self._layouts.mesh is not None:
@@ -266,14 +266,14 @@ class DistributedModel:
 
 def distribution_of(model: Any) -> DistributedModel:
     """The hooks of a model. Raises OptionError on one that runs here."""
-    found = vars(model).get(_ATTRIBUTE) if isinstance(model, keras.Model) else None
-    if found is None:
+    distribution = vars(model).get(_ATTRIBUTE) if isinstance(model, keras.Model) else None
+    if distribution is None:
         raise OptionError(
             f"{getattr(model, 'name', None) or type(model).__name__} is not distributed",
             where="model",
             remedy="model = shardwright.keras.distribute(model, session)",
         )
-    return found  # type: ignore[no-any-return]
+    return distribution  # type: ignore[no-any-return]
 
 
 def attach(
@@ -351,14 +351,14 @@ def _stateless(model: Any, kind: str, sizes: Sequence[int]) -> StatelessStep:
 
 def all_variables(model: Any) -> list[Any]:
     """A model's variables, its optimizer's and its metrics', each once."""
-    found: dict[int, Any] = {}
+    variables: dict[int, Any] = {}
     for group in groups_of(model, "train"):
-        found.update({id(variable): variable for variable in group})
-    return list(found.values())
+        variables.update({id(variable): variable for variable in group})
+    return list(variables.values())
 
 
-def packed(data: Any) -> Any:
-    """A batch without the `None`s at its end, which mean what their absence means."""
+def strip_trailing_nones(data: Any) -> Any:
+    """Strip the `None`s at the end of a batch: they mean the same as their absence."""
     while isinstance(data, tuple) and len(data) > 1 and data[-1] is None:
         data = data[:-1]
     return data

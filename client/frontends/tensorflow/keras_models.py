@@ -207,7 +207,7 @@ def _distribution_of(model: Any) -> DistributedModel:
 
 
 def _evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOptions:
-    """The user's options for a step that evaluates: without what concerns training; trained state stays as it lies."""
+    """The user's options for an evaluation step, without those of training. Trained state keeps its layouts."""
     by_state = {"force": None, "rest": "search", "mesh": None} if is_trained else {}
     return replace(
         options,
@@ -221,7 +221,7 @@ def _evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOption
 
 
 def _without_optionals(batch: Any) -> Any:
-    """The batch with None for what Keras' iterators pass as an empty `tf.experimental.Optional`."""
+    """The batch with None for each empty `tf.experimental.Optional` of Keras' iterators."""
     return keras.tree.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
 
 

@@ -53,7 +53,7 @@ def _closure_objects(function: Any) -> Iterator[tuple[str, Any]]:
     for scope in (names.nonlocals, names.globals):
         for name, value in scope.items():
             values = value if isinstance(value, list | tuple) else [value]
-            yield from ((name if each is value else f"{name}[{n}]", each) for n, each in enumerate(values))
+            yield from ((name if element is value else f"{name}[{n}]", element) for n, element in enumerate(values))
             if inspect.isfunction(value) and value is not function:
                 yield from _variables_of_functions(value)
 

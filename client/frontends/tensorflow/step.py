@@ -93,7 +93,7 @@ class TensorFlowStep:
     @property
     def variables(self) -> dict[str, Any]:
         """Name → variable, of all programs so far."""
-        return dict(self._named_variables())
+        return dict(self._list_variables())
 
     def sync(self) -> None:
         """Assigns the servers' values to the variables here. Raises a step's error if it failed."""
@@ -117,7 +117,7 @@ class TensorFlowStep:
         restored = self._session.restore(directory, step=step, like=types)
         self._store.put(list(variables.values()), [restored[name] for name in variables])
 
-    def _named_variables(self) -> list[tuple[str, Any]]:
+    def _list_variables(self) -> list[tuple[str, Any]]:
         named: dict[int, tuple[str, Any]] = {}
         for trace in self._front_end.traces:
             for name, variable in zip(trace.names, trace.variables, strict=True):

@@ -1,4 +1,4 @@
-"""A TensorFlow function traced for some types, as a program of its tensors and of the variables that it uses."""
+"""A TensorFlow function traced for some types: a program of its tensors and variables."""
 
 from __future__ import annotations
 

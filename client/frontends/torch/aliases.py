@@ -67,7 +67,7 @@ class Tensor:
 
 
 def _write_by_position(base: jax.Array, view: View, value: jax.Array) -> jax.Array:
-    """`base` with `value` where `view` reads it: the view of all positions says where that is."""
+    """`base` with `value` at the places of `view`, found by a view of all positions."""
     positions = view(jnp.arange(base.size, dtype=jnp.int64).reshape(base.shape))
     return base.reshape(-1).at[positions.reshape(-1)].set(value.reshape(-1)).reshape(base.shape)
 
@@ -84,7 +84,7 @@ def inverse_of(name: str, args: tuple[Any, ...]) -> Any:
         first, second = args if args else (0, -1)
         return lambda base, new: jnp.swapaxes(new, first, second) if new.ndim > 1 else new
     if name == "permute":
-        return lambda base, new: jnp.transpose(new, _inverted([dim % new.ndim for dim in args[0]]))
+        return lambda base, new: jnp.transpose(new, _invert([dim % new.ndim for dim in args[0]]))
     if name == "slice":
         return lambda base, new: base.at[_slice_index(base.ndim, *args)].set(new)
     if name == "select":
@@ -92,7 +92,7 @@ def inverse_of(name: str, args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _inverted(order: list[int]) -> list[int]:
+def _invert(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 

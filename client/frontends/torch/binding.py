@@ -58,8 +58,8 @@ class BoundStep:
                 stack.enter_context(swap_scaler(self.scaler, *self._of_scaler))
             for optimizer, group in zip(self.optimizers, self._groups, strict=False):
                 entries: dict[Any, dict[str, Any]] = {}
-                for parameter, kept in optimizer.state.items():
-                    others = {k: v for k, v in kept.items() if not isinstance(v, torch.Tensor)}
+                for parameter, state in optimizer.state.items():
+                    others = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
                     entries[self._replacements[id(parameter)]] = others
                 for name, (parameter, key) in group.entries.items():
                     owner = self._replacements[id(self._state.tensors[parameter])]
@@ -77,7 +77,7 @@ class BoundStep:
 
     def read(self, gradients: Mapping[str, Any]) -> list[Any]:
         """The state now, in the order of the inputs; of a gradient that is gone the one before."""
-        paths = {f"model.{path}": read for path, read in _owners(self._model)}
+        paths = {f"model.{path}": reader for path, reader in _owners(self._model)}
         values = [paths[name]() for name in self._state.names]
         for optimizer, group in zip(self.optimizers, self._groups, strict=False):
             for parameter, key in group.entries.values():
@@ -93,18 +93,18 @@ def record_events(model: Any, optimizers: Sequence[Any]) -> Iterator[list[str]]:
     """What a traced step does, in order: "zero", "backward", "step"."""
     events: list[str] = []
 
-    def noting(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+    def wrap(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def record_and_call(*args: Any, **kwargs: Any) -> Any:
             events.append(event)
             return function(*args, **kwargs)
 
-        return noted
+        return record_and_call
 
     with contextlib.ExitStack() as stack:
-        backward = noting("backward", torch.autograd.backward)
+        backward = wrap("backward", torch.autograd.backward)
         stack.enter_context(mock.patch.object(torch.autograd, "backward", backward))
         for owner in (model, *optimizers):
-            stack.enter_context(mock.patch.object(owner, "zero_grad", noting("zero", owner.zero_grad)))
+            stack.enter_context(mock.patch.object(owner, "zero_grad", wrap("zero", owner.zero_grad)))
         for optimizer in optimizers:
             hook = optimizer.register_step_pre_hook(lambda *_: events.append("step"))
             stack.callback(hook.remove)
@@ -123,6 +123,6 @@ def leaves_gradients(events: Sequence[str]) -> bool:
 def _owners(model: Any) -> Iterator[tuple[str, Any]]:
     """(path, function that reads the parameter or buffer) of a module's tensors."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for kept in (module._parameters, module._buffers):
-            for name in kept:
-                yield f"{prefix}.{name}" if prefix else name, partial(kept.get, name)
+        for tensors in (module._parameters, module._buffers):
+            for name in tensors:
+                yield f"{prefix}.{name}" if prefix else name, partial(tensors.get, name)

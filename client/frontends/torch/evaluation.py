@@ -58,12 +58,12 @@ def lowering_of(op: Any) -> Lowering | None:
     name = base_name(op)
     if name.startswith("_foreach_"):
         return _foreach(op)
-    found = find(op)
-    if found is None and name.endswith("_") and not name.startswith("__"):
+    lowering = find(op)
+    if lowering is None and name.endswith("_") and not name.startswith("__"):
         plain = str(op.name()).partition("::")[2]
         overload = plain.partition(".")[2]
-        found = TABLE.get(f"{name[:-1]}.{overload}") or TABLE.get(name[:-1])
-    return found
+        lowering = TABLE.get(f"{name[:-1]}.{overload}") or TABLE.get(name[:-1])
+    return lowering
 
 
 def is_view(op: Any) -> bool:
@@ -73,7 +73,7 @@ def is_view(op: Any) -> bool:
     return alias is not None and not alias.is_write
 
 
-def written_arguments(op: Any, args: Sequence[Any]) -> list[int]:
+def list_written_arguments(op: Any, args: Sequence[Any]) -> list[int]:
     """Numbers of the arguments that an operator updates in place."""
     name = base_name(op)
     if name in RUNNING_STATISTICS:
@@ -88,18 +88,18 @@ def written_arguments(op: Any, args: Sequence[Any]) -> list[int]:
     ]
 
 
-def written_outputs(op: Any) -> tuple[str, ...]:
+def list_written_outputs(op: Any) -> tuple[str, ...]:
     """Names of the arguments that are there to be written to, such as `out`."""
-    return tuple(each.name for each in op._schema.arguments if each.is_out)
+    return tuple(argument.name for argument in op._schema.arguments if argument.is_out)
 
 
-def written_nodes(node: Any) -> list[Any]:
+def list_written_nodes(node: Any) -> list[Any]:
     """Nodes of the tensors that a node's operator updates in place: arguments, lists of them, or `out=`."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
-    values = [node.args[number] for number in written_arguments(node.target, node.args)]
-    values += [node.kwargs[name] for name in written_outputs(node.target) if name in node.kwargs]
-    return [each for value in values for each in (value if isinstance(value, list | tuple) else [value])]
+    values = [node.args[number] for number in list_written_arguments(node.target, node.args)]
+    values += [node.kwargs[name] for name in list_written_outputs(node.target) if name in node.kwargs]
+    return [element for value in values for element in (value if isinstance(value, list | tuple) else [value])]
 
 
 def source_node(node: Any) -> Any:
@@ -109,9 +109,9 @@ def source_node(node: Any) -> Any:
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
-    if is_view(node.target) or written_arguments(node.target, node.args) == [0]:
+    if is_view(node.target) or list_written_arguments(node.target, node.args) == [0]:
         return node.args[0]
-    outputs = written_outputs(node.target)
+    outputs = list_written_outputs(node.target)
     return node.kwargs.get(outputs[0]) if len(outputs) == 1 else None
 
 
@@ -184,12 +184,12 @@ class Evaluation:
         if name in _VIEWS_IN_PLACE:
             self._values[node.args[0]] = self._view(call, op, lowering)
             return self._values[node.args[0]]
-        outputs = written_outputs(op)
+        outputs = list_written_outputs(op)
         kwargs = {name: value for name, value in node.kwargs.items() if name not in outputs}
         value = lowering(call, *self._read(node.args), **self._read(kwargs))
         if outputs:
             return self._write_outputs(op, [node.kwargs[name] for name in outputs], value)
-        written = written_arguments(op, node.args)
+        written = list_written_arguments(op, node.args)
         if name in RUNNING_STATISTICS:
             return self._with_statistics(call, op, value, written)
         if written and name.startswith("_foreach_"):
@@ -248,12 +248,12 @@ def _wrap(value: Any) -> Any:
 def _unwrap(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.read()
-    return [_unwrap(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_unwrap(element) for element in value] if isinstance(value, list | tuple) else value
 
 
 def _wrap_results(value: Any, result: Any, op: Any) -> Any:
     if isinstance(result, list | tuple):
-        return [_wrap_results(each, kind, op) for each, kind in zip(value, result, strict=True)]
+        return [_wrap_results(element, kind, op) for element, kind in zip(value, result, strict=True)]
     if not isinstance(result, torch.Tensor):
         return value
     if value is None:
@@ -283,7 +283,7 @@ def _foreach(op: Any) -> Lowering | None:
     if single is None:
         return None
 
-    def lowered(call: Call, *args: Any, **kwargs: Any) -> list[Any]:
+    def lower_all(call: Call, *args: Any, **kwargs: Any) -> list[Any]:
         results = []
         for number in range(len(args[0])):
             one = [arg[number] if isinstance(arg, list | tuple) else arg for arg in args]
@@ -292,12 +292,12 @@ def _foreach(op: Any) -> Lowering | None:
             results.append(single(Call(call.node, result, kinds, call.draw), *one, **kwargs))
         return results
 
-    return lowered
+    return lower_all
 
 
 def _nth(kind: Any, number: int) -> Any:
-    each = kind[number] if isinstance(kind, list | tuple) else kind
-    return each.meta.get("val") if isinstance(each, torch.fx.Node) else each
+    element = kind[number] if isinstance(kind, list | tuple) else kind
+    return element.meta.get("val") if isinstance(element, torch.fx.Node) else element
 
 
 def _call_from(label: Label, function: Callable[[], Any]) -> Any:

@@ -29,7 +29,7 @@ def export_step(call: Call, platform: str) -> bytes:
     run, held = function_of(graph, call, traced)
     state_names = call.names[: call.state_count + 1]
     changed = [call.names[number] for number in traced.changed] + ([RANDOM] if traced.draws else [])
-    changed += graph.made
+    changed += graph.new_state
 
     def step(state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         leaves = [state[name] if name in state else inputs[name] for name in call.names]

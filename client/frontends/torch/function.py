@@ -130,7 +130,7 @@ def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform
     random_at = call.state_count
     run.__name__ = name if name.isidentifier() else "step"
     donated = (*traced.changed, *([random_at] if traced.draws else []))
-    arguments = [array_type(each, spec) for each, spec in zip(call.names, specs, strict=True)]
+    arguments = [array_type(entry_name, spec) for entry_name, spec in zip(call.names, specs, strict=True)]
     arguments += [
         array_type(f"constants.{key}", array_spec(value.shape, value.dtype))
         for key, value in zip(hoisted, values, strict=True)
@@ -139,12 +139,12 @@ def lower_graph(graph: Graph, call: Call, traced: Traced, *, name: str, platform
         avals = [spec.aval for spec in specs] + [array_spec(v.shape, v.dtype).aval for v in values]
         jitted = jax.jit(run, donate_argnums=donated, keep_unused=True).trace(*avals)
         text = jitted.lower(lowering_platforms=(platform,)).as_text("hlo", debug_info=True)
-        text = _PARAMETER.sub(lambda found: f'op_name="{arguments[int(found[1])].name}"', text)
+        text = _PARAMETER.sub(lambda match: f'op_name="{arguments[int(match[1])].name}"', text)
         results = tuple(array_spec(tuple(o.shape), np.dtype(o.dtype)) for o in jitted.out_info)
-    output_names = [*(call.names[number] for number in donated), *graph.made]
+    output_names = [*(call.names[number] for number in donated), *graph.new_state]
     count = len(results) - len(output_names)
     output_names += ["result"] if count == 1 else [f"result[{n}]" for n in range(count)]
-    outputs = [array_type(each, spec) for each, spec in zip(output_names, results, strict=True)]
+    outputs = [array_type(entry_name, spec) for entry_name, spec in zip(output_names, results, strict=True)]
     return Program(
         name=name,
         hlo_text=text,

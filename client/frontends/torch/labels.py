@@ -127,8 +127,10 @@ class Labels(TorchDispatchMode):  # type: ignore[misc]
         backward = torch._C._current_autograd_node()
         module = self._modules[-1] if self._modules else ""
         if backward is not None and not module:
-            known = self._labels.get(backward._sequence_nr(), Label())
-            return Label(known.module, known.file, known.line, known.function, "backward")
+            forward_label = self._labels.get(backward._sequence_nr(), Label())
+            return Label(
+                forward_label.module, forward_label.file, forward_label.line, forward_label.function, "backward"
+            )
         frame = _user_frame()
         code = frame.f_code if frame is not None else None
         kind = "recomputed" if backward is not None else "forward" if torch.is_grad_enabled() else ""

@@ -117,7 +117,7 @@ def _initial_values(
     names: Sequence[str],
 ) -> dict[str, Any]:
     """Of parameters that have no state yet: those that its first step makes, before it updates them."""
-    found: list[tuple[str, str]] = []
+    state_keys: list[tuple[str, str]] = []
     rates = rates_of([optimizer])
 
     def first_step(values: list[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ def _initial_values(
                 require_numbers_in_tensors(entries, name, optimizer)
                 for key, value in entries.items():
                     if isinstance(value, torch.Tensor):
-                        found.append((name, key))
+                        state_keys.append((name, key))
                         outputs.append(value)
         return outputs
 
@@ -148,7 +148,7 @@ def _initial_values(
         name=f"{type(optimizer).__name__}.step",
     )  # fmt: skip
     values = {}
-    for (parameter, key), output in zip(found, graph.outputs, strict=True):
+    for (parameter, key), output in zip(state_keys, graph.outputs, strict=True):
         name = state.name_of(parameter, key)
         fake = output.meta["val"]
         state.entries[name] = (parameter, key)
@@ -176,19 +176,19 @@ def _start(graph: Graph, output: Any, optimizer: Any, key: str, name: str) -> An
 
     from shardwright.client.frontends.torch.dtypes import numpy_type, to_numpy
 
-    made = _made_by(output)
-    fake = made.meta["val"]
+    creation = _find_creation(output)
+    fake = creation.meta["val"]
     shape, dtype = tuple(fake.shape), numpy_type(fake.dtype)
-    operator = str(made.target)
+    operator = str(creation.target)
     if "zeros" in operator or "empty" in operator:
         return np.zeros(shape, dtype)
     if "ones" in operator:
         return np.ones(shape, dtype)
-    if made.op == "get_attr" or "lift_fresh" in operator:
-        source = made if made.op == "get_attr" else made.args[0]
+    if creation.op == "get_attr" or "lift_fresh" in operator:
+        source = creation if creation.op == "get_attr" else creation.args[0]
         return np.array(to_numpy(graph.constants[source.target]))
     if operator.startswith(("aten.full", "aten.scalar_tensor", "aten.new_full")):
-        value = made.args[0] if "scalar_tensor" in operator else made.args[-1]
+        value = creation.args[0] if "scalar_tensor" in operator else creation.args[-1]
         return np.full(shape, _number(value), dtype)
     if type(optimizer).__name__ == "SGD" and not any(group.get("dampening") for group in optimizer.param_groups):
         return np.zeros(shape, dtype)  # momentum · 0 + gradient is the first gradient
@@ -199,8 +199,8 @@ def _start(graph: Graph, output: Any, optimizer: Any, key: str, name: str) -> An
     )
 
 
-def _made_by(node: Any) -> Any:
-    """The node that makes the tensor which `node` shows, after updates in place and copies."""
+def _find_creation(node: Any) -> Any:
+    """The node that creates the tensor of `node`, before updates in place and copies."""
     while isinstance(node.target, torch._ops.OpOverload):
         source = node.args[0] if base_name(node.target) == "clone" else source_node(node)
         if source is None:

@@ -113,7 +113,7 @@ def _step_unfused(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any
 def _unscale(optimizer: Any, inverse: Any, found_inf: Any, allow_fp16: bool) -> dict[Any, Any]:
     """`GradScaler._unscale_grads_`: gradients times `inverse`; 1.0 for its device where any is not finite."""
     with torch.no_grad():
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        for parameter in (member for group in optimizer.param_groups for member in group["params"]):
             gradient = parameter.grad
             if gradient is None:
                 continue

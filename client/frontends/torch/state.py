@@ -86,7 +86,7 @@ class ModelState(StateGroup):
 
     def refresh(self, model: Any) -> None:
         """Takes names and types from the module."""
-        self.tensors = named_tensors(model)
+        self.tensors = name_tensors(model)
         self.types = {name: TensorType(tuple(tensor.shape), tensor.dtype) for name, tensor in self.tensors.items()}
 
 
@@ -107,7 +107,7 @@ def gradient_name(parameter: str) -> str:
     return f"gradient.{parameter.removeprefix('model.')}"
 
 
-def named_tensors(model: Any) -> dict[str, Any]:
+def name_tensors(model: Any) -> dict[str, Any]:
     """`model.PATH` → parameter or buffer, each once."""
     named = {f"model.{path}": tensor for path, tensor in model.named_parameters()}
     return named | {f"model.{path}": tensor for path, tensor in model.named_buffers()}
@@ -151,16 +151,16 @@ def swap_tensors(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
     saved = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
     try:
         for module, parameters, buffers in saved:
-            for kept, named in ((module._parameters, parameters), (module._buffers, buffers)):
+            for slots, named in ((module._parameters, parameters), (module._buffers, buffers)):
                 for name, tensor in named.items():
                     if tensor is not None:
-                        kept[name] = replacements[id(tensor)]
+                        slots[name] = replacements[id(tensor)]
         yield
     finally:
         for module, parameters, buffers in saved:
-            for kept, named in ((module._parameters, parameters), (module._buffers, buffers)):
-                kept.clear()
-                kept.update(named)
+            for slots, named in ((module._parameters, parameters), (module._buffers, buffers)):
+                slots.clear()
+                slots.update(named)
 
 
 @contextlib.contextmanager

@@ -110,8 +110,10 @@ class TorchStep:
         self._trees: dict[Hashable, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
-            share_state(each, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer"))
-            for n, each in enumerate(self._optimizers)
+            share_state(
+                optimizer, self._session, partial(OptimizerState, f"optimizer[{n}]" if is_sequence else "optimizer")
+            )
+            for n, optimizer in enumerate(self._optimizers)
         ]
         self._scaler_state: ScalerState | None = None
         if scaler is not None:
@@ -203,10 +205,10 @@ class TorchStep:
         for number, handle in zip(numbers, outputs, strict=False):
             group, name = places[number]
             group.values[name] = handle
-        tree, leaves, kept = self._trees[call.key]
+        tree, leaves, gradient_types = self._trees[call.key]
         arrays = iter(outputs[len(numbers) :])
         if is_training:
-            self._keep_gradients(kept, arrays)
+            self._keep_gradients(gradient_types, arrays)
         filled = [RemoteTensor(next(arrays)) if leaf is TENSOR else leaf for leaf in leaves]
         result = _pytree.tree_unflatten(filled, tree)
         return (result, measured) if how is Step.measure else (measured, result)
@@ -291,15 +293,15 @@ class TorchStep:
             leaves, tree = _pytree.tree_flatten(result)
             kinds = {name: TensorType(tuple(g.shape), g.dtype) for name, g in gradients.items()}
             self._trees[key] = tree, [TENSOR if _is_tensor(leaf) else leaf for leaf in leaves], kinds
-            made = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
-            return [*after, *made, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
+            new_gradients = [gradient for name, gradient in gradients.items() if name not in bound.gradients_before]
+            return [*after, *new_gradients, *(_as_output(leaf) for leaf in leaves if _is_tensor(leaf))]
 
         before = set(self._state.gradients.names)
         graph = trace(
             step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
             optimizers=self._optimizers, name=self.name,
         )  # fmt: skip
-        return replace(graph, made=tuple(name for name in self._trees[key][2] if name not in before))
+        return replace(graph, new_state=tuple(name for name in self._trees[key][2] if name not in before))
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any], is_training: bool) -> Any:
         if self._is_whole:
@@ -367,7 +369,7 @@ class TorchStep:
         return tensors
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, fetched, as PyTorch writes it.
+        """The state, fetched, in PyTorch's format.
 
         `model`: for `model.load_state_dict`. `optimizer`: for `optimizer.load_state_dict`; a list of several. `scaler`:
         for `scaler.load_state_dict`. `random`: the key of random draws.
@@ -375,9 +377,9 @@ class TorchStep:
         self.sync()
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         random = fetch({RANDOM: self._state.values[RANDOM]})[RANDOM]
-        state = {"model": _copied(self._model.state_dict()), "random": random}
+        state = {"model": _copy(self._model.state_dict()), "random": random}
         if optimizers:
-            state["optimizer"] = _copied(optimizers if self._is_sequence else optimizers[0])
+            state["optimizer"] = _copy(optimizers if self._is_sequence else optimizers[0])
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         return state
@@ -387,8 +389,8 @@ class TorchStep:
 
         What is not in it stays. The module and the optimizers here take the values as well.
         """
-        known = ("model", "optimizer", "scaler", "random")
-        if not state or any(key not in known for key in state):
+        parts = ("model", "optimizer", "scaler", "random")
+        if not state or any(key not in parts for key in state):
             raise ArgumentError(
                 f"the state has the keys {sorted(map(str, state))[:5]}",
                 where="state",
@@ -399,8 +401,10 @@ class TorchStep:
             self._model.load_state_dict(state["model"], strict=strict)
         if "optimizer" in state:
             given = state["optimizer"] if self._is_sequence else [state["optimizer"]]
-            for optimizer, each, of_optimizer in zip(self._optimizers, given, self._optimizer_states, strict=True):
-                optimizer.load_state_dict(each)
+            for optimizer, optimizer_state, of_optimizer in zip(
+                self._optimizers, given, self._optimizer_states, strict=True
+            ):
+                optimizer.load_state_dict(optimizer_state)
                 of_optimizer.values.clear()
                 of_optimizer.start = host_values(_entries(optimizer, of_optimizer, self._state.tensors))
         if "scaler" in state and self._scaler_state is not None:
@@ -479,8 +483,8 @@ def parallelize(
         require_scaler(scaler)
     is_sequence = isinstance(optimizer, list | tuple)
     optimizers = list(optimizer) if is_sequence else [] if optimizer is None else [optimizer]
-    for each in optimizers:
-        require_optimizer(each)
+    for member in optimizers:
+        require_optimizer(member)
     if not callable(function):
         raise OptionError(
             f"the loss function is a {type(function).__name__}",
@@ -570,19 +574,19 @@ def _assign(tensor: Any, value: Any) -> None:
         tensor.copy_(value)
 
 
-def _copied(tree: Any) -> Any:
+def _copy(tree: Any) -> Any:
     return _pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _entries(optimizer: Any, state: OptimizerState, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors of the optimizer by the state's names."""
-    found = {}
+    values = {}
     for name, (parameter, key) in state.entries.items():
         entries = optimizer.state.get(tensors[parameter], {})
         if key not in entries:
             raise ArgumentError(f"the optimizer's state has no {key!r} of {parameter}", where="state['optimizer']")
-        found[name] = entries[key]
-    return found
+        values[name] = entries[key]
+    return values
 
 
 def _checkpoint_name(name: str) -> str:

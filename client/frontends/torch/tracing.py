@@ -29,9 +29,9 @@ from shardwright.client.frontends.torch.evaluation import (
     base_name,
     is_side_effect,
     is_view,
+    list_written_nodes,
     lowering_of,
     source_node,
-    written_nodes,
 )
 from shardwright.client.frontends.torch.labels import Label, Labels
 from shardwright.errors import UnsupportedProgramError
@@ -55,7 +55,7 @@ class Graph:
 
     nodes: the torch.fx graph. constants: tensors that it refers to by name. outputs: output nodes, or values that are
     no tensors. changed: numbers of the leading outputs (each belongs to the input of its number) that the step
-    updates. draws: number of random draws. made: names of the outputs after the state that are state from now on.
+    updates. draws: number of random draws. new_state: names of the outputs after the state that are state from now on.
     """
 
     nodes: Any
@@ -63,7 +63,7 @@ class Graph:
     outputs: tuple[Any, ...]
     changed: frozenset[int]
     draws: int
-    made: tuple[str, ...] = ()
+    new_state: tuple[str, ...] = ()
 
 
 def trace(
@@ -86,27 +86,27 @@ def trace(
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     labels = Labels()
 
-    def labelled(*values: Any) -> list[Any]:
+    def run_with_labels(*values: Any) -> list[Any]:
         with labels.of(model, optimizers):
             return function(list(values))
 
     with fake:
         values = [
-            torch.empty(each.shape, dtype=each.dtype, device="cpu") if isinstance(each, TensorType) else each
-            for each in inputs
+            torch.empty(value.shape, dtype=value.dtype, device="cpu") if isinstance(value, TensorType) else value
+            for value in inputs
         ]
     values = [
         _symbol(shapes, value, number) if isinstance(value, float) else value for number, value in enumerate(values)
     ]
-    with _tracing(labels), _explained(name):
+    with _tracing(labels), _explain_errors(name):
         graph = make_fx(
-            labelled, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
+            run_with_labels, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
         )(*values)
     graph.graph.eliminate_dead_code(_is_impure)
     _require_lowerings(graph.graph, name)
     outputs = tuple(next(iter(reversed(graph.graph.nodes))).args[0])
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    return Graph(graph.graph, constants, outputs, _changed(graph.graph, outputs, state_count), labels.most_draws)
+    return Graph(graph.graph, constants, outputs, _find_changed(graph.graph, outputs, state_count), labels.most_draws)
 
 
 def _symbol(shapes: Any, value: float, number: int) -> Any:
@@ -176,8 +176,8 @@ def _autocast_on_cpu() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Errors of tracing that come from values, in our words; those of the user's code come through."""
+def _explain_errors(name: str) -> Iterator[None]:
+    """Explain errors of tracing that come from values; those of the user's code come through."""
     try:
         yield
     except (GuardOnDataDependentSymNode, DataDependentOutputException) as error:
@@ -233,13 +233,13 @@ def _require_lowerings(graph: Any, name: str) -> None:
 def _is_impure(node: Any) -> bool:
     if node.op in ("placeholder", "output"):
         return True
-    return bool(written_nodes(node))
+    return bool(list_written_nodes(node))
 
 
-def _changed(graph: Any, outputs: Sequence[Any], state_count: int) -> frozenset[int]:
+def _find_changed(graph: Any, outputs: Sequence[Any], state_count: int) -> frozenset[int]:
     """Numbers of the state that the graph updates: in place, or by another tensor in its stead."""
     places = [node for node in graph.nodes if node.op == "placeholder"][:state_count]
-    written = {_root(each) for node in graph.nodes for each in written_nodes(node)}
+    written = {_root(tensor) for node in graph.nodes for tensor in list_written_nodes(node)}
     return frozenset(
         n
         for n, (place, output) in enumerate(zip(places, outputs[:state_count], strict=True))

@@ -48,7 +48,7 @@ def convolve(
     """A convolution of [batch, channels, space…] with [out, in / groups, space…]; transposed: [in, out / groups, …]."""
     rank = x.ndim - 2
     stride, padding, dilation, output_padding = (
-        _per_dimension(each, rank) for each in (stride, padding, dilation, output_padding)
+        _per_dimension(option, rank) for option in (stride, padding, dilation, output_padding)
     )
     space = "DHW"[3 - rank :]
     numbers = ("NC" + space, "OI" + space, "NC" + space)

@@ -120,7 +120,7 @@ def _scatter(
     call: Call, x: Any, dim: int, index: Any, source: Any = None, reduce: Any = None, *, include_self: bool = True,
     src: Any = None, value: Any = None,
 ) -> Any:  # fmt: skip
-    source = next(each for each in (source, src, value) if each is not None)
+    source = next(candidate for candidate in (source, src, value) if candidate is not None)
     name = str(call.node.target)
     reduce = "sum" if "scatter_add" in name else reduce
     shape = x.shape
@@ -210,9 +210,9 @@ def _masked_scatter_backward(call: Call, grad: Any, mask: Any, sizes: Any) -> An
     del sizes
     flat = jnp.broadcast_to(mask, grad.shape).reshape(-1)
     place = jnp.maximum(jnp.cumsum(flat, dtype=jnp.int64) - 1, 0)
-    kept = jnp.where(flat, grad.reshape(-1), jnp.zeros((), grad.dtype))
+    masked = jnp.where(flat, grad.reshape(-1), jnp.zeros((), grad.dtype))
     zeros = jnp.zeros(max(flat.size, math.prod(call.shape)), grad.dtype)
-    return zeros.at[place].add(kept)[: math.prod(call.shape)].reshape(call.shape)
+    return zeros.at[place].add(masked)[: math.prod(call.shape)].reshape(call.shape)
 
 
 @lowers("take")
@@ -253,9 +253,9 @@ def _embedding_bag(
     if _MODES[mode] == "mean":
         totals = totals / jnp.maximum(counts, 1).astype(totals.dtype)[:, None]
     values = totals, bag_of, counts, largest
-    shapes = [tuple(each.shape) for each in call.result]
+    shapes = [tuple(result.shape) for result in call.result]
     return tuple(
-        value.astype(jnp.int64 if n else value.dtype) if value.shape == shape else _resized(value, shape)
+        value.astype(jnp.int64 if n else value.dtype) if value.shape == shape else _resize(value, shape)
         for n, (value, shape) in enumerate(zip(values, shapes, strict=True))
     )
 
@@ -265,12 +265,12 @@ def _bag_of(starts: Any, ids: Any) -> Any:
     return jnp.searchsorted(starts, lax.iota(starts.dtype, ids.shape[0]), side="right") - 1
 
 
-def _resized(value: Any, shape: tuple[int, ...]) -> Any:
+def _resize(value: Any, shape: tuple[int, ...]) -> Any:
     """PyTorch leaves these results empty, or one longer, where its kernels do not use them."""
     if len(value.shape) != len(shape):
         return jnp.zeros(shape, jnp.int64)
-    kept = value[tuple(slice(0, size) for size in shape)]
-    return jnp.pad(kept, [(0, size - here) for size, here in zip(shape, kept.shape, strict=True)])
+    part = value[tuple(slice(0, size) for size in shape)]
+    return jnp.pad(part, [(0, size - here) for size, here in zip(shape, part.shape, strict=True)])
 
 
 def _bag_width(call: Call, bags: int) -> int:
@@ -284,13 +284,13 @@ def _bag_width(call: Call, bags: int) -> int:
 
 
 def _equal_bags(rows: Any, is_kept: Any, ids: Any, bags: int, width: int, mode: int) -> tuple[Any, Any, Any]:
-    rows, kept = rows.reshape(bags, width, -1), is_kept.reshape(bags, width)
-    counts = jnp.sum(kept, axis=1)
+    rows, mask = rows.reshape(bags, width, -1), is_kept.reshape(bags, width)
+    counts = jnp.sum(mask, axis=1)
     if _MODES[mode] == "max":
-        masked = jnp.where(kept[..., None], rows, -jnp.inf)
+        masked = jnp.where(mask[..., None], rows, -jnp.inf)
         largest = jnp.take_along_axis(ids.reshape(bags, width), jnp.argmax(masked, axis=1), axis=1)
         return jnp.where(counts[:, None] > 0, jnp.max(masked, axis=1), 0), counts, largest
-    return jnp.sum(jnp.where(kept[..., None], rows, 0), axis=1), counts, jnp.zeros(rows.shape[::2], jnp.int64)
+    return jnp.sum(jnp.where(mask[..., None], rows, 0), axis=1), counts, jnp.zeros(rows.shape[::2], jnp.int64)
 
 
 def _bags(rows: Any, is_kept: Any, ids: Any, bags: int, bag_of: Any, mode: int) -> tuple[Any, Any, Any]:
@@ -301,8 +301,8 @@ def _bags(rows: Any, is_kept: Any, ids: Any, bags: int, bag_of: Any, mode: int) 
         position = jnp.where(masked == top[bag_of], jnp.arange(rows.shape[0])[:, None], rows.shape[0] - 1)
         first = jnp.full(top.shape, rows.shape[0] - 1).at[bag_of].min(position)
         return jnp.where(counts[:, None] > 0, top, 0), counts, ids[first]
-    kept = jnp.where(is_kept[:, None], rows, 0)
-    totals = jnp.zeros((bags, rows.shape[1]), rows.dtype).at[bag_of].add(kept)
+    masked = jnp.where(is_kept[:, None], rows, 0)
+    totals = jnp.zeros((bags, rows.shape[1]), rows.dtype).at[bag_of].add(masked)
     return totals, counts, jnp.zeros(totals.shape, jnp.int64)
 
 

@@ -62,7 +62,7 @@ def _solve_triangular(
     call: Call, a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Any:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = (jnp.broadcast_to(each, batch + each.shape[-2:]) for each in (a, b))
+    a, b = (jnp.broadcast_to(matrix, batch + matrix.shape[-2:]) for matrix in (a, b))
     del call
     return lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
 
@@ -86,7 +86,7 @@ def _eigh(call: Call, x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
 def _svd(call: Call, x: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None) -> Any:
     del driver
     if not compute_uv:
-        empty = [jnp.zeros(tuple(each.shape), x.dtype) for each in call.result]
+        empty = [jnp.zeros(tuple(result.shape), x.dtype) for result in call.result]
         return empty[0], jnp.linalg.svd(x, compute_uv=False), empty[2]
     return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
 

@@ -248,7 +248,7 @@ _register_gradient("upsample_trilinear3d_backward", _linear)
 
 def _register_resize(name: str, forward: Callable[..., Any]) -> None:
     @lowers(name)
-    def lowered(call: Call, x: Any, output_size: Any, *options: Any, **named: Any) -> Any:
+    def lower(call: Call, x: Any, output_size: Any, *options: Any, **named: Any) -> Any:
         del output_size
         return forward(x, call.shape, *options, *named.values())
 
@@ -270,8 +270,8 @@ def _register_pad_gradient(name: str, mode: str) -> None:
         for number in range(len(padding) // 2):
             widths[x.ndim - 1 - number] = (padding[2 * number], padding[2 * number + 1])
         added = [(max(before, 0), max(after, 0)) for before, after in widths]
-        kept = tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in widths)  # widths below 0 cut
-        pad = lambda x: jnp.pad(x, added, mode=mode)[kept]  # noqa: E731
+        inside = tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in widths)  # widths below 0 cut
+        pad = lambda x: jnp.pad(x, added, mode=mode)[inside]  # noqa: E731
         return jax.linear_transpose(pad, jnp.zeros(call.shape, grad.dtype))(grad)[0]
 
 

@@ -83,11 +83,11 @@ def pointwise(*names: str, kind: Any = DEFAULT, widens: bool = False) -> Callabl
 
     def register(function: Lowering) -> Lowering:
         @functools.wraps(function)
-        def lowered(call: Call, *args: Any, **kwargs: Any) -> Any:
+        def lower(call: Call, *args: Any, **kwargs: Any) -> Any:
             dtype = compute_type(call.types, kind, widens=widens)
             return function(*(_cast(arg, dtype) for arg in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
 
-        lowers(*names)(lowered)
+        lowers(*names)(lower)
         return function
 
     return register
@@ -95,7 +95,7 @@ def pointwise(*names: str, kind: Any = DEFAULT, widens: bool = False) -> Callabl
 
 def compute_type(types: Sequence[Any], kind: Any = DEFAULT, *, widens: bool = False) -> np.dtype:
     """The type in which PyTorch computes an elementwise operator of these arguments."""
-    operands = [_without_symbols(each) for each in types if _is_operand(each)]
+    operands = [_without_symbols(operand) for operand in types if _is_operand(operand)]
     wide, narrow = elementwise_dtypes(*operands, type_promotion_kind=kind)
     is_half = wide is torch.float32 and any(isinstance(t, torch.Tensor) and t.dtype in _HALF_TYPES for t in operands)
     return numpy_type(narrow if is_half and not widens and narrow in _HALF_TYPES else wide)

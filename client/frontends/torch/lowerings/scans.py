@@ -13,7 +13,7 @@ from shardwright.client.frontends.torch.lowerings.registry import Call, lowers
 
 def _scan(name: str, function: Any) -> None:
     @lowers(name)
-    def lowered(call: Call, x: Any, dim: int, dtype: Any = None) -> Any:
+    def lower(call: Call, x: Any, dim: int, dtype: Any = None) -> Any:
         del dtype
         x = x.astype(call.dtype)
         return function(x, axis=dim % x.ndim) if x.ndim else x

@@ -156,8 +156,8 @@ def _unbind(call: Call, x: Any, dim: int = 0) -> list[Any]:
 @lowers("cat")
 def _cat(call: Call, parts: Sequence[Any], dim: int = 0) -> Any:
     rank = len(call.shape)
-    kept = [part.astype(call.dtype) for part in parts if part.ndim == rank]  # PyTorch lets tensors of shape [0] join
-    return jnp.concatenate(kept, axis=dim) if kept else jnp.zeros(call.shape, call.dtype)
+    tensors = [part.astype(call.dtype) for part in parts if part.ndim == rank]  # PyTorch lets tensors of shape [0] join
+    return jnp.concatenate(tensors, axis=dim) if tensors else jnp.zeros(call.shape, call.dtype)
 
 
 @lowers("stack")
@@ -195,8 +195,8 @@ def _diagonal(call: Call, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
 def _diagonal_backward(call: Call, grad: Any, sizes: Any, offset: int, dim1: int, dim2: int) -> Any:
     """Zeros with the gradient on the diagonal: the transpose of reading it."""
     del sizes
-    read = lambda x: jnp.diagonal(x, offset, dim1, dim2)  # noqa: E731
-    return jax.linear_transpose(read, jnp.zeros(call.shape, grad.dtype))(grad)[0]
+    take_diagonal = lambda x: jnp.diagonal(x, offset, dim1, dim2)  # noqa: E731
+    return jax.linear_transpose(take_diagonal, jnp.zeros(call.shape, grad.dtype))(grad)[0]
 
 
 @lowers("constant_pad_nd")
@@ -245,11 +245,11 @@ def _as_strided(call: Call, x: Any, size: Sequence[int], stride: Sequence[int], 
             f"as_strided of a view of shape {list(of.shape)} and strides {list(of.stride())}",
             remedy="use view, permute and slices, or x.contiguous() before",
         )
-    positions = _strided_positions(tuple(size), tuple(stride), int(offset))
+    positions = _compute_strided_positions(tuple(size), tuple(stride), int(offset))
     return jnp.take(x.reshape(-1), positions.reshape(-1)).reshape(call.shape)
 
 
-def _strided_positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
+def _compute_strided_positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
     positions = np.full(size, offset, np.int64)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
         shape = [1] * len(size)
