@@ -62,7 +62,7 @@ class Node:
             ) from None
         self._threads = [
             threading.Thread(target=target, name=f"{target.__name__}-{host.name}", daemon=True)
-            for target in (self._read_events, self._read_errors)
+            for target in (self._read_errors, self._read_events)  # who reads events waits for the errors at the end
         ]
         for thread in self._threads:
             thread.start()
@@ -139,7 +139,7 @@ class Node:
             self._report(NodeLost(self.host.name, f"its agent speaks another language ({error})"))
         if not self.closing:
             code = self._process.wait()
-            self._threads[1].join(1.0)
+            self._threads[0].join(1.0)
             self._report(NodeLost(self.host.name, self._describe_end(code)))
 
     def _read_errors(self) -> None:
