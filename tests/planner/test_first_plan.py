@@ -73,6 +73,7 @@ def test_a_pipeline_comes_with_its_first_candidate() -> None:
     assert told.count("stages") <= all_told.count("stages")
 
 
+@pytest.mark.slow
 def test_it_is_looked_for_less_than_the_best() -> None:
     """Meshes told of are meshes searched."""
     told: list[set[str]] = [set(), set()]
@@ -84,6 +85,7 @@ def test_it_is_looked_for_less_than_the_best() -> None:
     assert best.cost.step_s <= quick.cost.step_s
 
 
+@pytest.mark.slow
 def test_it_is_not_kept_as_the_answer(tmp_path: Path) -> None:
     def plan(*, takes_first: bool) -> Plan | PipelinePlan:
         clock = Clock(takes_first=takes_first)
