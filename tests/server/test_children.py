@@ -98,8 +98,9 @@ def test_a_planner_that_is_killed_again_is_an_error_that_speaks_of_memory(runnin
 
 @pytest.mark.slow
 def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
+    text = training_step()  # takes longer than the grace
     for server, client in embedded(2, "--grace", "1"):
-        program = client.upload(training_step())
+        program = client.upload(text)
         wait_until(lambda server=server: children(server, "planner_child"))
         (planner,) = children(server, "planner_child")
         planner.suspend()
