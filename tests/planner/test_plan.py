@@ -21,7 +21,7 @@ from shardwright.errors import AnnotationError, HloSyntaxError, OptionError, Uns
 from shardwright.hlo import parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import PlanProgress, plan
-from shardwright.planner.constraints.forced import _suggest_names
+from shardwright.planner.constraints.named_pins import _suggest_names
 from shardwright.planner.limits import SearchLimits
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import TensorSharding
