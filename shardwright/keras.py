@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwright.builders.choices import read_options
 from shardwright.client.frontends.keras.backend import require_jax_backend
+from shardwright.client.frontends.sessions import require_session
 from shardwright.options.user_options import UserOptions, show_options
 
 require_jax_backend()
@@ -97,7 +98,7 @@ def scope(
     """
     builder, checked = read_options(options)
     if session is not None:
-        training.require_session(session)
+        require_session(session)
     with births.collect_births() as born:
         yield
     if session is None:

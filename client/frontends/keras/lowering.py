@@ -10,12 +10,12 @@ import keras
 from shardwright.client.array_specs import array_spec
 from shardwright.client.frontends.keras.births import collect_births
 from shardwright.client.frontends.keras.training import (
-    KINDS,
     groups_of,
     step_of_kind,
     strip_trailing_nones,
     variable_types,
 )
+from shardwright.client.frontends.model_steps import require_kind
 from shardwright.client.frontends.program import Program
 from shardwright.errors import OptionError
 
@@ -25,8 +25,7 @@ def lower_step(model: Any, batch: tuple[Any, Any, Any], *, kind: str, platform: 
 
     Raises OptionError: an unknown kind, or a model that is not compiled.
     """
-    if kind not in KINDS:
-        raise OptionError(f"kind is {kind!r}", where="kind", remedy=f"one of {', '.join(KINDS)}")
+    require_kind(kind)
     if not isinstance(model, keras.Model):
         raise OptionError(f"model is a {type(model).__name__}", where="model", remedy="pass a keras.Model")
     if kind != "predict" and not model.compiled:

@@ -21,10 +21,12 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends.keras.births import collect_births, settle
 from shardwright.client.frontends.keras.function import KerasFunction, StatelessStep, batch_name
 from shardwright.client.frontends.keras.layouts import Layouts, filter_pins, require_no_distribution
+from shardwright.client.frontends.model_steps import evaluation_options, require_compiled_run, require_step
 from shardwright.client.frontends.names import unique_names
+from shardwright.client.frontends.sessions import require_session
 from shardwright.client.initializer import PendingInit
 from shardwright.client.step import Step
-from shardwright.errors import OptionError, PlanError
+from shardwright.errors import OptionError
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from shardwright.client.session import Session
     from shardwright.client.session_state import SessionState
     from shardwright.progress import PlanProgress
-
-KINDS = ("train", "test", "predict")
 
 _RESULT_NAMES = {"train": "logs", "test": "logs", "predict": "outputs"}
 _ATTRIBUTE = "_shardwright"
@@ -127,12 +127,7 @@ class DistributedModel:
 
     def _make_function(self, kind: str, force: bool) -> Any:
         model = self.model
-        if model.run_eagerly:
-            raise OptionError(
-                "run_eagerly=True runs a model op by op, here",
-                where="compile",
-                remedy="leave it out, or look for the fault in the model before it is distributed",
-            )
+        require_compiled_run(model)
         attribute = f"{kind}_function"
         groups = groups_of(model, kind)
         current = self._kinds.get(kind)
@@ -225,17 +220,7 @@ class DistributedModel:
         if kind != "train":
             own = {} if force is None or isinstance(force, str) else filter_pins(force, names)
             force = force if isinstance(force, str) and not self._is_trained else {**pins, **own}
-            return replace(
-                options,
-                force=None if self._is_trained else force or None,
-                rest="search" if self._is_trained else options.rest,
-                micro_batches=None,
-                micro_batch_inexact=False,
-                stages=None,
-                schedule=None,
-                imbalance=None,
-                background=False,
-            )
+            return evaluation_options(replace(options, force=force or None), is_trained=self._is_trained)
         if self._builder is None and not isinstance(force, str):
             return replace(options, force={**pins, **(force or {})} or None)
         if pins:
@@ -248,10 +233,7 @@ class DistributedModel:
 
     def step(self, kind: str) -> Step:
         """The latest step of a kind. Raises PlanError before its first call."""
-        if kind not in self._last:
-            calls = {"train": "fit or train_on_batch", "test": "evaluate", "predict": "predict"}
-            raise PlanError(f"the model has no {kind} step yet", remedy=f"call {calls[kind]} first")
-        return self._last[kind]
+        return require_step(self._last, kind)
 
     # ---- state -----------------------------------------------------------------------------
 
@@ -295,17 +277,6 @@ def attach(
         former.fetch_all()
     settle(session._state, all_variables(model))
     DistributedModel(model, session, options, builder, Layouts(layouts), progress).attach()
-
-
-def require_session(session: Any) -> None:
-    """Raises OptionError on what is no session, SessionError on a closed one."""
-    from shardwright.client.session import Session
-
-    if not isinstance(session, Session):
-        raise OptionError(
-            f"session is a {type(session).__name__}", where="session", remedy="pass what shardwright.connect() returns"
-        )
-    session._state.require_open()
 
 
 # ---- Keras' steps as functions of values ---------------------------------------------------------

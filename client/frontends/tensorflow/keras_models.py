@@ -7,7 +7,6 @@ so to the session's `VariableStore`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,13 @@ import keras
 import tensorflow as tf
 
 from shardwright.builders.base import Builder
+from shardwright.client.frontends.model_steps import KINDS, evaluation_options, require_compiled_run, require_step
+from shardwright.client.frontends.sessions import require_session
 from shardwright.client.frontends.tensorflow.function import TensorFlowFunction
 from shardwright.client.frontends.tensorflow.owners import keras_variables
-from shardwright.client.frontends.tensorflow.step import TensorFlowStep, require_session
+from shardwright.client.frontends.tensorflow.step import TensorFlowStep
 from shardwright.client.frontends.tensorflow.variables import VariableStore, store_of
-from shardwright.errors import OptionError, PlanError
+from shardwright.errors import OptionError
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from shardwright.progress import PlanProgress
 
 _ATTRIBUTE = "_shardwright"
-_KINDS = ("train", "test", "predict")
-_OVERRIDES = tuple(f"make_{kind}_function" for kind in _KINDS)
+_OVERRIDES = tuple(f"make_{kind}_function" for kind in KINDS)
 _STORE = "_shardwright_store"
 
 #: Stands for a part that a batch does not have.
@@ -88,21 +88,13 @@ class DistributedModel:
 
     def step(self, kind: str) -> TensorFlowStep:
         """The step of a kind. Raises PlanError before its first call."""
-        if kind not in self._steps:
-            calls = {"train": "fit or train_on_batch", "test": "evaluate", "predict": "predict"}
-            raise PlanError(f"the model has no {kind} step yet", remedy=f"call {calls.get(kind, 'fit')} first")
-        return self._steps[kind]
+        return require_step(self._steps, kind)
 
     def _forget_functions(self) -> None:
         self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def _make_function(self, kind: str, force: bool, over: Callable[[str, Any], Any]) -> Any:
-        if self.model.run_eagerly:
-            raise OptionError(
-                "run_eagerly=True runs a model op by op, here",
-                where="compile",
-                remedy="leave it out, or look for the fault in the model before it is distributed",
-            )
+        require_compiled_run(self.model)
         attribute = f"{kind}_function"
         if getattr(self.model, attribute) is None or force:
             self._steps[kind] = self._new_step(kind)
@@ -112,7 +104,7 @@ class DistributedModel:
     def _new_step(self, kind: str) -> TensorFlowStep:
         options, builder = self._options, self._builder
         if kind != "train":
-            options, builder = _evaluation_options(options, is_trained=self._is_trained), None
+            options, builder = evaluation_options(options, is_trained=self._is_trained), None
         own = getattr(self.model, f"{kind}_step")
 
         def run(x: Any = _ABSENT, y: Any = _ABSENT, sample_weight: Any = _ABSENT, *, data: Any = _ABSENT) -> Any:
@@ -204,20 +196,6 @@ def _distribution_of(model: Any) -> DistributedModel:
             remedy="model = shardwright.tensorflow.distribute(model, session)",
         )
     return hooks
-
-
-def _evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOptions:
-    """The user's options for an evaluation step, without those of training. Trained state keeps its layouts."""
-    by_state = {"force": None, "rest": "search", "mesh": None} if is_trained else {}
-    return replace(
-        options,
-        micro_batches=None,
-        micro_batch_inexact=False,
-        stages=None,
-        schedule=None,
-        imbalance=None,
-        **by_state,  # type: ignore[arg-type]
-    )
 
 
 def _without_optionals(batch: Any) -> Any:

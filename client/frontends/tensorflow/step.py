@@ -12,6 +12,7 @@ from shardwright.builders.base import Builder
 from shardwright.client.array_specs import array_spec
 from shardwright.client.frontends.names import unique_names
 from shardwright.client.frontends.program import Program
+from shardwright.client.frontends.sessions import require_session
 from shardwright.client.frontends.tensorflow.function import TensorFlowFunction
 from shardwright.client.frontends.tensorflow.remote import RemoteTensor
 from shardwright.client.frontends.tensorflow.variables import VariableStore, store_of
@@ -154,14 +155,3 @@ def parallelize(
     name = getattr(inner, "__name__", "step")
     front_end = TensorFlowFunction(function, name if name.isidentifier() else "step")
     return TensorFlowStep(session._state, front_end, options, builder, progress)
-
-
-def require_session(session: Any) -> None:
-    """Raises OptionError on what is no session, SessionError on a closed one."""
-    from shardwright.client.session import Session
-
-    if not isinstance(session, Session):
-        raise OptionError(
-            f"session is a {type(session).__name__}", where="session", remedy="pass what shardwright.connect() returns"
-        )
-    session._state.require_open()

@@ -10,12 +10,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 import tensorflow as tf
 
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.initializer import PendingInit
+from shardwright.client.frontends.uploads import upload
 
 if TYPE_CHECKING:
     from shardwright.client.session_state import SessionState
@@ -53,11 +52,9 @@ class VariableStore:
         self._notice_assignments(entries)
         missing = [entry for entry in entries if entry.handle is None]
         if missing:
-            arrays = tuple(np.array(entry.buffer) for entry in missing)
             session = self._session()
             assert session is not None  # a step of it is running
-            with jax.enable_x64(True):
-                handles = PendingInit(session, _same, (arrays,)).handles()
+            handles = upload(session, [np.array(entry.buffer) for entry in missing])
             for entry, handle in zip(missing, handles, strict=True):
                 entry.handle = handle
         return [entry.handle for entry in entries if entry.handle is not None]
@@ -128,10 +125,6 @@ def store_of(session: SessionState) -> VariableStore:
     if store is None:
         store = _stores[session] = VariableStore(session)
     return store
-
-
-def _same(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(jax.numpy.array(value, copy=True) for value in values)
 
 
 def _address(tensor: Any) -> int:

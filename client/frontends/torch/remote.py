@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.remote_value import RemoteValue, read_values
 from shardwright.client.frontends.torch.dtypes import to_tensor, torch_type
 
-_OPERATORS = (
-    "abs add and bool contains eq float floordiv ge getitem gt index int invert iter le len lt "
-    "matmul mod mul ne neg or pow radd rand rfloordiv rmatmul rmod rmul ror rpow rsub rtruediv sub truediv xor"
-)
 
-
-class RemoteTensor:
+class RemoteTensor(RemoteValue):
     """A tensor on the servers.
 
     `shape`, `dtype` and `array` are known at once. Any other attribute, operator or function of torch reads the
@@ -24,13 +19,7 @@ class RemoteTensor:
     as an argument without reading it.
     """
 
-    __slots__ = ("_tensor", "array")
-
-    def __init__(self, array: RemoteArray) -> None:
-        self.array = array
-        self._tensor: Any = None
-        if array.size == 1:
-            array.copy_to_host_async()
+    __slots__ = ()
 
     @property
     def shape(self) -> Any:
@@ -42,59 +31,25 @@ class RemoteTensor:
 
     def cpu(self) -> Any:
         """The contents, a tensor of this machine. Waits for them; raises the step's error if it failed."""
-        if self._tensor is None:
-            self._tensor = to_tensor(np.asarray(self.array))
-        return self._tensor
+        return self._read()
 
     def detach(self) -> RemoteTensor:
         """Itself: it has no graph."""
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.cpu(), name)
+    def _to_tensor(self, value: np.ndarray) -> Any:
+        return to_tensor(value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        value = np.asarray(self.array)
-        return value if dtype is None else value.astype(dtype)
+    def __contains__(self, value: Any) -> Any:
+        return read_values(value) in self.cpu()
 
     def __format__(self, spec: str) -> str:
         return format(self.cpu(), spec)
 
-    def __str__(self) -> str:
-        return str(self.cpu())
-
     def __repr__(self) -> str:
         return f"RemoteTensor(shape={list(self.array.shape)}, dtype={self.dtype})"
-
-    __hash__ = object.__hash__
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
-        return function(*_read(args), **_read(kwargs or {}))
-
-
-def _read(tree: Any) -> Any:
-    if isinstance(tree, RemoteTensor):
-        return tree.cpu()
-    if isinstance(tree, dict):
-        return {key: _read(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and not hasattr(tree, "_fields"):
-        return type(tree)(_read(value) for value in tree)
-    return tree
-
-
-def _operator(name: str) -> Any:
-    method = f"__{name}__"
-
-    def apply(self: RemoteTensor, *args: Any) -> Any:
-        return getattr(self.cpu(), method)(*_read(args))
-
-    apply.__name__ = method
-    return apply
-
-
-for _name in _OPERATORS.split():
-    setattr(RemoteTensor, f"__{_name}__", _operator(_name))
+        return function(*read_values(args), **read_values(kwargs or {}))

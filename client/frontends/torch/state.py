@@ -12,14 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends import uploads
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.tracing import TensorType
-from shardwright.client.initializer import PendingInit
 from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
 
 RANDOM = "random"
@@ -122,17 +121,8 @@ def share_state(owner: Any, session: Any, make: Any) -> Any:
 
 
 def upload(session: Any, group: StateGroup, arrays: Mapping[str, np.ndarray]) -> None:
-    """Handles of new arrays: they are sent when a step first needs them, in its layouts."""
-    if not arrays:
-        return
-    names = list(arrays)
-    with jax.enable_x64(True):
-        handles = PendingInit(session, _same, (tuple(arrays[name] for name in names),)).handles()
-    group.values.update(zip(names, handles, strict=True))
-
-
-def _same(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(jax.numpy.array(value, copy=True) for value in values)
+    """Handles of new arrays in a group; see `uploads.upload`."""
+    group.values.update(zip(arrays, uploads.upload(session, tuple(arrays.values())), strict=True))
 
 
 def fetch(handles: Mapping[str, RemoteArray]) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""Values of this machine as state on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.initializer import PendingInit
+
+if TYPE_CHECKING:
+    from shardwright.client.session_state import SessionState
+
+
+def upload(session: SessionState, arrays: Sequence[np.ndarray]) -> list[RemoteArray]:
+    """Handles of new arrays, 64-bit ones included: they are sent when a step first needs them, in its layouts."""
+    if not arrays:
+        return []
+    with jax.enable_x64(True):
+        return list(PendingInit(session, _copy_all, (tuple(arrays),)).handles())
+
+
+def _copy_all(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(jax.numpy.array(value, copy=True) for value in values)
