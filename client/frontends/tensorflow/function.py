@@ -24,59 +24,54 @@ from shardwright.errors import ArgumentError
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 _TENSORS = (tf.Tensor, np.ndarray, np.generic, jax.Array, RemoteTensor)
 _TYPES = (tf.TensorSpec, jax.ShapeDtypeStruct)
+_TENSOR = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A call, read: its signature, and the values of its tensors.
 
-    names: of the tensors. specs: their types. rebuild: (args, kwargs) of other tensors in their places.
+    paths: of the tensors in (args, kwargs). specs: their types. rebuild: (args, kwargs) of other tensors in their
+    places; it holds none of the call's.
     """
 
     signature: Hashable
     values: tuple[Any, ...]
-    names: tuple[str, ...]
+    paths: tuple[tuple[Any, ...], ...]
     specs: tuple[Any, ...]
     rebuild: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def read_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Sequence[str]) -> Call:
     """Tensors, arrays and handles are arguments of the program; any other value is part of it, as in `tf.function`.
 
-    Types, `tf.TensorSpec`s, may stand for tensors where nothing runs. Raises ArgumentError on sparse and ragged
-    tensors, and on types without fixed shapes.
+    Types, `tf.TensorSpec`s, may stand for tensors where nothing runs. parameters: names of the positional ones. Raises
+    ArgumentError on sparse and ragged tensors, on text, and on types without fixed shapes.
     """
     leaves, tree = tree_flatten_with_path((args, kwargs))
-    parameters = _parameter_names(function)
     key: list[Hashable] = []
-    values, names, specs, tensor_places = [], [], [], []
-    for place, (path, leaf) in enumerate(leaves):
-        name = _argument_name(path, parameters)
-        if isinstance(leaf, _COMPOSITES):
-            raise ArgumentError(
-                f"a {type(leaf).__name__} was passed", where=name, remedy="pass dense tensors, or its parts"
-            )
-        if not isinstance(leaf, (*_TENSORS, *_TYPES)):
+    values, paths, specs = [], [], []
+    items: list[Any] = []  # values that are part of the program; _TENSOR stands for the others
+    for path, leaf in leaves:
+        if isinstance(leaf, (*_TENSORS, *_TYPES, *_COMPOSITES)):
+            spec = _type_of(leaf, path, parameters)
+            key.append((tuple(spec.shape), spec.dtype))
+            values.append(_value_of(leaf))
+            paths.append(path)
+            specs.append(spec)
+            items.append(_TENSOR)
+        else:
             is_simple = isinstance(leaf, bool | int | float | complex | str | bytes)
             key.append((type(leaf), leaf if is_simple else id(leaf)))
-            continue
-        spec = _type_of(leaf, name)
-        key.append((tuple(spec.shape), spec.dtype))
-        values.append(_value_of(leaf))
-        names.append(name)
-        specs.append(tf.TensorSpec(spec.shape, spec.dtype, name=None))
-        tensor_places.append(place)
-    constants = [leaf for _, leaf in leaves]
+            items.append(leaf)
 
     def rebuild(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        items = list(constants)
-        for place, tensor in zip(tensor_places, tensors, strict=True):
-            items[place] = tensor
-        args, kwargs = jax.tree.unflatten(tree, items)
+        rest = iter(tensors)
+        args, kwargs = jax.tree.unflatten(tree, [next(rest) if item is _TENSOR else item for item in items])
         return args, kwargs
 
     return Call(
-        signature=(tree, tuple(key)), values=tuple(values), names=tuple(names), specs=tuple(specs), rebuild=rebuild
+        signature=(tree, tuple(key)), values=tuple(values), paths=tuple(paths), specs=tuple(specs), rebuild=rebuild
     )
 
 
@@ -89,6 +84,7 @@ class TensorFlowFunction:
     def __init__(self, function: Any, name: str, paths: Callable[[], Mapping[int, str]] | None = None) -> None:
         self.name = name
         self._function = getattr(function, "python_function", function)
+        self._parameters = _parameter_names(self._function)
         self._paths = paths or partial(variable_paths, function)
         self._traces: dict[Hashable, Trace] = {}
 
@@ -98,7 +94,7 @@ class TensorFlowFunction:
 
     def read_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """See `read_call`."""
-        return read_call(self._function, args, kwargs)
+        return read_call(args, kwargs, self._parameters)
 
     def trace(self, call: Call) -> Trace:
         """The function for the call's types. Raises UnsupportedProgramError."""
@@ -109,7 +105,8 @@ class TensorFlowFunction:
                 args, kwargs = rebuild(tensors)
                 return function(*args, **kwargs)
 
-            self._traces[call.signature] = trace(run, self._paths, call.specs, call.names, self.name)
+            names = [_argument_name(path, self._parameters) for path in call.paths]
+            self._traces[call.signature] = trace(run, self._paths, call.specs, names, self.name)
         return self._traces[call.signature]
 
     def describe(
@@ -132,14 +129,16 @@ class TensorFlowFunction:
         """Nothing is changed in place."""
 
 
-def _type_of(leaf: Any, name: str) -> Any:
-    shape = tf.TensorShape(leaf.shape)
-    if not shape.is_fully_defined():
-        raise ArgumentError(f"its shape is {shape}", where=name, remedy="give every dimension a size")
-    dtype = tf.as_dtype(leaf.dtype)
-    if dtype == tf.string:
-        raise ArgumentError("it holds text", where=name, remedy="encode it as numbers outside the step")
-    return tf.TensorSpec(shape, dtype)
+def _type_of(leaf: Any, path: tuple[Any, ...], parameters: Sequence[str]) -> Any:
+    if isinstance(leaf, _COMPOSITES):
+        message, remedy = f"a {type(leaf).__name__} was passed", "pass dense tensors, or its parts"
+    elif not (shape := tf.TensorShape(leaf.shape)).is_fully_defined():
+        message, remedy = f"its shape is {shape}", "give every dimension a size"
+    elif (dtype := tf.as_dtype(leaf.dtype)) == tf.string:
+        message, remedy = "it holds text", "encode it as numbers outside the step"
+    else:
+        return tf.TensorSpec(shape, dtype)
+    raise ArgumentError(message, where=_argument_name(path, parameters), remedy=remedy)
 
 
 def _value_of(leaf: Any) -> Any:

@@ -53,6 +53,7 @@ class DistributedModel:
         self._progress = progress
         self._store = store_of(self.session)
         self._steps: dict[str, TensorFlowStep] = {}
+        self._traced: dict[str, int] = {}  # by kind: traces when variables were last watched
         self._is_trained = False
 
     def attach(self) -> None:
@@ -98,6 +99,7 @@ class DistributedModel:
         attribute = f"{kind}_function"
         if getattr(self.model, attribute) is None or force:
             self._steps[kind] = self._new_step(kind)
+            self._traced.pop(kind, None)
             setattr(self.model, attribute, lambda data: over(kind, data))
         return getattr(self.model, attribute)
 
@@ -142,8 +144,10 @@ class DistributedModel:
         batch = _without_optionals(batch)
         step = self._steps[kind]
         result = step(*batch) if isinstance(batch, tuple) and 1 <= len(batch) <= 3 else step(data=batch)
-        for variable in keras_variables(self.model):
-            _watch(variable, self._store)
+        if len(step.traces) != self._traced.get(kind):  # a trace may have made variables, such as an optimizer's
+            self._traced[kind] = len(step.traces)
+            for variable in keras_variables(self.model):
+                _watch(variable, self._store)
         self._is_trained |= kind == "train"
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +15,7 @@ from shardwright.client.frontends.program import Program
 from shardwright.client.frontends.sessions import require_session
 from shardwright.client.frontends.tensorflow.function import TensorFlowFunction
 from shardwright.client.frontends.tensorflow.remote import RemoteTensor
+from shardwright.client.frontends.tensorflow.tracing import Trace
 from shardwright.client.frontends.tensorflow.variables import VariableStore, store_of
 from shardwright.client.step import Step
 from shardwright.errors import OptionError, PlanError
@@ -75,6 +76,11 @@ class TensorFlowStep:
         call = self._front_end.read_call(args, kwargs)
         return self._step.compile(call, self._store.take(self._front_end.trace(call).variables))
 
+    @property
+    def traces(self) -> Sequence[Trace]:
+        """The function for the types that it was called with so far."""
+        return self._front_end.traces
+
     def cancel(self) -> int:
         """Ends the unfinished calls; see `Step.cancel`."""
         return self._step.cancel()
@@ -120,14 +126,14 @@ class TensorFlowStep:
 
     def _list_variables(self) -> list[tuple[str, Any]]:
         named: dict[int, tuple[str, Any]] = {}
-        for trace in self._front_end.traces:
+        for trace in self.traces:
             for name, variable in zip(trace.names, trace.variables, strict=True):
                 named.setdefault(id(variable), (name, variable))
         names = unique_names([name for name, _ in named.values()])
         return list(zip(names, (variable for _, variable in named.values()), strict=True))
 
     def _require_variables(self) -> dict[str, Any]:
-        if not self._front_end.traces:
+        if not self.traces:
             raise PlanError(
                 f"the variables of {self.name} are not known before its first call",
                 remedy="call it, or step.compile(*batch), first",

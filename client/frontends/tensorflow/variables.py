@@ -7,7 +7,7 @@ of a variable is looked at: it is held, and whatever assigns puts another one in
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +30,8 @@ class _Entry:
 
     __slots__ = ("buffer", "handle", "is_exposed", "is_newer", "is_watched", "variable")
 
-    def __init__(self, variable: Any) -> None:
-        self.variable = weakref.ref(variable)
+    def __init__(self, variable: Any, forget: Callable[[Any], object]) -> None:
+        self.variable = weakref.ref(variable, forget)
         self.handle: RemoteArray | None = None
         self.buffer: Any = None
         self.is_newer = False
@@ -99,10 +99,11 @@ class VariableStore:
             self._take_over(entry, variable.read_value())
 
     def _entry_of(self, variable: Any) -> _Entry:
-        entry = self._entries.get(id(variable))
-        if entry is None or entry.variable() is not variable:
-            entry = self._entries[id(variable)] = _Entry(variable)
-        return entry
+        key = id(variable)
+        if key not in self._entries:
+            entries = self._entries
+            entries[key] = _Entry(variable, lambda _: entries.pop(key, None))  # with its array on the servers
+        return self._entries[key]
 
     def _notice_assignments(self, entries: Sequence[_Entry]) -> None:
         for entry in entries:
