@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.errors import ArrayError, ResourceLimitError
 from shardwright.plans.layouts import Layout, distinct_shards
+from shardwright.protocol.chunked_messages import fill
 from shardwright.server.runtime.arrays import StoredArray, from_pieces, local_positions
 
 #: XLA:CPU takes memory that is aligned so as it is, and copies other memory.
@@ -95,18 +96,6 @@ def _order_of_pieces(layout: Layout, named: tuple[int, ...]) -> tuple[int, ...]:
             raise ArrayError(f"the shard of device {shard.holders[0]} is missing", remedy="send each distinct shard")
         order.append(sent)
     return tuple(order)
-
-
-def fill(empty: deque[np.ndarray], data: np.ndarray) -> np.ndarray:
-    """Fill memory, piece after piece, with bytes; `empty` is then what is left of it. Returns the rest of the bytes."""
-    while empty and data.size:
-        piece = empty.popleft()
-        count = min(piece.size, data.size)
-        piece[:count] = data[:count]
-        data = data[count:]
-        if count < piece.size:
-            empty.appendleft(piece[count:])
-    return data
 
 
 def allocate_aligned(size_bytes: int) -> np.ndarray:

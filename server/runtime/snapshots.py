@@ -32,10 +32,10 @@ from shardwright.plans.layouts import Layout, distinct_shards
 from shardwright.processes import REPORT_MARK
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
-from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
 from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions, shard_to_host
-from shardwright.server.runtime.incoming_arrays import allocate_aligned, fill
+from shardwright.server.runtime.incoming_arrays import allocate_aligned
 from shardwright.server.security import Protection
 from shardwright.xla.jax_shardings import mesh_devices
 

@@ -16,7 +16,7 @@ from shardwright.clusters.cluster import join_address
 from shardwright.errors import ArrayError
 from shardwright.proto.v1 import worker_pb2
 from shardwright.protocol import wire
-from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
 from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
 from shardwright.server.handlers import abort
 from shardwright.server.security import Protection, TokenInterceptor
@@ -109,21 +109,21 @@ class _ArrivingParts:
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
-        self._waiting: deque[tuple[str, PartKey, np.ndarray]] = deque()  # what is still empty of each
+        self._waiting: deque[tuple[str, PartKey, deque[np.ndarray]]] = deque()  # what is still empty of each
 
     def announce(self, session_id: str, keys: Iterable[PartKey]) -> None:
-        self._waiting.extend((session_id, key, self._store.buffer(session_id, key)) for key in keys)
+        for key in keys:
+            buffer = self._store.buffer(session_id, key)
+            self._waiting.append((session_id, key, deque([buffer] if buffer.size else [])))
 
     def take(self, data: np.ndarray) -> None:
-        while self._waiting and (data.size or not self._waiting[0][2].size):
-            session_id, key, room = self._waiting.popleft()
-            count = min(room.size, data.size)
-            room[:count] = data[:count]
-            data = data[count:]
-            if count < room.size:
-                self._waiting.appendleft((session_id, key, room[count:]))
-            else:
-                self._store.complete(session_id, key)
+        while self._waiting:
+            session_id, key, empty = self._waiting[0]
+            data = fill(empty, data)
+            if empty:
+                return
+            self._waiting.popleft()
+            self._store.complete(session_id, key)
         if data.size:
             raise ArrayError(f"{data.size} bytes that belong to no part")
 

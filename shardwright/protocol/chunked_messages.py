@@ -6,10 +6,12 @@ classes read and write it too, but copy the contents three times.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
 from shardwright.proto.v1 import master_pb2
@@ -45,6 +47,18 @@ def cut_chunks(pieces: Iterable[memoryview], size_bytes: int) -> Iterator[list[m
                 parts, room = [], size_bytes
     if parts:
         yield parts
+
+
+def fill(empty: deque[np.ndarray], data: np.ndarray) -> np.ndarray:
+    """Fill memory, piece after piece, with bytes; `empty` is then what is left of it. Returns the rest of the bytes."""
+    while empty and data.size:
+        piece = empty.popleft()
+        count = min(piece.size, data.size)
+        piece[:count] = data[:count]
+        data = data[count:]
+        if count < piece.size:
+            empty.appendleft(piece[count:])
+    return data
 
 
 def serializer_of(parcel: ChunkedMessage[Any]) -> bytes:
