@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import shardwright as sw
@@ -36,6 +37,18 @@ def start_nodes(folder: Path, devices: Sequence[int], *options: str) -> tuple[li
         except sw.ServerUnavailableError:
             assert time.monotonic() < deadline_s
             time.sleep(0.2)
+
+
+@contextmanager
+def running_nodes(folder: Path, devices: Sequence[int], *options: str) -> Iterator[tuple[list[Server], sw.Session]]:
+    """`start_nodes`, stopped at the end, also those that a test froze."""
+    servers, session = start_nodes(folder, devices, *options)
+    yield servers, session
+    session._state.close_quietly()
+    for server in servers:
+        for process in server.family():
+            process.resume()
+        server.stop()
 
 
 class Clusters:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import shardwright as sw
-from tests.client.clusters import start_nodes
+from tests.client.clusters import running_nodes
 from tests.faults.test_hung_steps import X, double
 from tests.server.raw_client import Server, wait_until
 
@@ -20,13 +20,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
     """Two nodes of a device, and a client."""
-    servers, session = start_nodes(tmp_path_factory.mktemp("frozen"), [1, 1], "--silence", "5")
-    yield servers, session
-    session._state.close_quietly()
-    for server in servers:
-        for process in server.family():
-            process.resume()
-        server.stop()
+    with running_nodes(tmp_path_factory.mktemp("frozen"), [1, 1], "--silence", "5") as nodes:
+        yield nodes
 
 
 def test_a_frozen_daemon_does_not_cost_its_executors_arrays(cluster: tuple[list[Server], sw.Session]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.client.clusters import start_nodes
+from tests.client.clusters import running_nodes
 from tests.recovery.training import assert_same, run
 from tests.server.raw_client import Server
 
@@ -23,13 +23,8 @@ def maybe_endless(x: jax.Array, is_endless: jax.Array) -> jax.Array:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    servers, session = start_nodes(tmp_path_factory.mktemp("hangs"), [1, 1], "--silence", "5")
-    yield servers, session
-    session._state.close_quietly()
-    for server in servers:
-        for process in server.family():
-            process.resume()
-        server.stop()
+    with running_nodes(tmp_path_factory.mktemp("hangs"), [1, 1], "--silence", "5") as nodes:
+        yield nodes
 
 
 def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:

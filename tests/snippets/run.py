@@ -11,7 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.snippets.blocks import blocks_of, prelude_of
+from tests.snippets.blocks import Block, blocks_of, prelude_of
+
+
+def run_python(document: Path) -> None:
+    """Runs all its Python blocks, also those that need what is not everywhere. Raises what a block raises."""
+    names: dict[str, Any] = {"__name__": "snippets"}
+    for block in blocks_of(document):
+        if block.language == "python":
+            _run_block(document, block, names)
 
 
 def run(document: Path) -> None:
@@ -25,9 +33,13 @@ def run(document: Path) -> None:
             continue
         print(f"--- {document}:{block.line}", flush=True)
         if block.language == "python":
-            exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), names)
+            _run_block(document, block, names)
         else:
             subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True)
+
+
+def _run_block(document: Path, block: Block, names: dict[str, Any]) -> None:
+    exec(compile("\n" * (block.line - 1) + block.text, str(document), "exec"), names)
 
 
 if __name__ == "__main__":

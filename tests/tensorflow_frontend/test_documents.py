@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.snippets.blocks import ROOT, blocks_of
+from tests.snippets.blocks import ROOT
+from tests.snippets.run import run_python
 
 
 @pytest.mark.slow
 def test_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs/tensorflow.md"
-    names: dict[str, object] = {}
-    for block in blocks_of(page):
-        if block.language == "python":
-            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+    run_python(ROOT / "docs/tensorflow.md")
     assert (tmp_path / "model.keras").is_file()
