@@ -18,8 +18,23 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.reserved_names import IDENTITY_TARGETS
 
-#: Cluster fields without influence on plans: names, addresses, access control.
-_IGNORED_FIELDS = frozenset({"name", "security", "insecure", "token", "index", "ip", "port", "data_port", "gpu_ids"})
+#: Cluster fields without influence on plans: names, addresses, access control, inputs, how many nodes it needs.
+_IGNORED_FIELDS = frozenset(
+    {
+        "name",
+        "security",
+        "insecure",
+        "token",
+        "dataset_modules",
+        "index",
+        "ip",
+        "port",
+        "data_port",
+        "gpu_ids",
+        "min_nodes",
+        "max_nodes",
+    }
+)
 
 #: User-given names of arguments and outputs.
 _NAMES = frozenset({"argument_names", "output_names"})

@@ -17,10 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from platformdirs import user_cache_path
-
-#: Environment variable: a folder to keep entries in, or `off`.
-CACHE_VARIABLE = "SHARDWRIGHT_CACHE"
+from shardwright.options.cache_folder import cache_folder
 
 #: Limits of `default_store`, per name.
 MAX_ENTRIES = 4096
@@ -150,13 +147,6 @@ class FileStore:
 
 
 def default_store(name: str) -> Store | None:
-    """The user's store of one kind of entry: a folder under `$SHARDWRIGHT_CACHE`, or else under the platform's cache
-    folder; None when the variable is `off`."""
-    chosen = os.environ.get(CACHE_VARIABLE, "")
-    if chosen == "off":
-        return None
-    try:
-        root = Path(chosen) if chosen else user_cache_path("shardwright")
-    except RuntimeError:  # no home folder
-        return None
-    return FileStore(root / name)
+    """The user's store of one kind of entry in their cache folder; None where nothing is to be kept."""
+    folder = cache_folder(name)
+    return FileStore(folder) if folder is not None else None

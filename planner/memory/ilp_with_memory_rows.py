@@ -24,7 +24,8 @@ from shardwright.planner.segments.variables import Variable, variables_of
 from shardwright.planner.solver import ilp
 from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 
-#: Refused plans before a feasible one within `GAP_TOLERANCE` of the bound is accepted.
+#: Refused plans before a feasible one within `GAP_TOLERANCE` of the bound is accepted. Without a feasible one, refused
+#: plans in a row that raise the bound by less than that before the search ends: the rows miss what refuses them.
 PATIENCE = 4
 GAP_TOLERANCE = 1e-3
 
@@ -57,6 +58,7 @@ def solve_with_memory_rows(
     problem = graph.problem(nodes, variables)
     best: ChainSolution | None = None
     forbidden: list[IntArray] = []
+    bounds: list[float] = []
 
     def fits(solution: ilp.Solution) -> bool:
         """Whether a plan fits. Its peak becomes a row; an infeasible plan is forbidden."""
@@ -82,11 +84,19 @@ def solve_with_memory_rows(
             best = replace(best, tied_bound=min(max(best.tied_bound, fastest.lower_bound), best.value))
             if refused >= PATIENCE and best.value - best.tied_bound <= GAP_TOLERANCE * abs(best.value):
                 break
+        bounds.append(fastest.lower_bound)
+        if best is None and _is_stalled(bounds):
+            break
         if (refused + 1).bit_count() == 1:  # after the first, second, fourth, eighth, …
             thrifty = _solve_ilp(problem, room.rows(spared=True), forbidden, time_limit_s)
             if thrifty is not None and fits(thrifty) and (best is None or thrifty.value < best.value):
                 best = to_chain_solution(thrifty, fastest.lower_bound)
     return best
+
+
+def _is_stalled(bounds: Sequence[float]) -> bool:
+    """Whether the last `PATIENCE` refused plans raised the bound by less than `GAP_TOLERANCE`."""
+    return len(bounds) > PATIENCE and bounds[-1] - bounds[-1 - PATIENCE] < GAP_TOLERANCE * abs(bounds[-1])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

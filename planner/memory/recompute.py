@@ -22,8 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import networkx
-
 from shardwright.cost.peak.memory import shard_bytes
 from shardwright.hlo import Instruction, Module
 from shardwright.planner.graph.dataflow import CONTROL_FLOW
@@ -177,6 +175,8 @@ class _SegmentKind:
 
     def cut(self, price: float) -> list[int]:
         """The values to recompute at `price` seconds per byte."""
+        import networkx  # see `rematerialize`
+
         graph: Any = networkx.DiGraph()
         graph.add_nodes_from(("source", "sink"))
         for i, value in enumerate(self.values):

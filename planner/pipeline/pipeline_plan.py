@@ -284,10 +284,9 @@ class _Maker:
         )
 
     def _arrivals_s(self, step: PipelineStep, arguments: Sequence[ArgumentEntry]) -> dict[int, float]:
-        """Arrival times of the batch; state is present."""
-        batch = {argument_value(number) for number in step.split.batch} | {
-            batch_stack_value(n) for n in step.split.batch
-        }
+        """Arrival times of the batch; state is present, and so is what workers read themselves."""
+        sent = set(step.split.batch).difference(self._options.local_arguments)
+        batch = {argument_value(number) for number in sent} | {batch_stack_value(number) for number in sent}
         arrivals = dict.fromkeys(range(step.stage_count), 0.0)
         for entry in arguments:
             if entry.value in batch:

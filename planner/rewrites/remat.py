@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from networkx.utils import UnionFind
-
 from shardwright.errors import PlanError
 from shardwright.hlo import Instruction, Module, TupleShape
 from shardwright.planner.rewrites import edit
@@ -226,6 +224,8 @@ class _Rematerializer:
 
     def _split_into_segments(self, values: Sequence[Instruction]) -> list[list[Instruction]]:
         """The values by segment: the connected components of direct reads."""
+        from networkx.utils import UnionFind  # loads as long as half of the planner does, and few plans recompute
+
         together = UnionFind(values)
         for value in values:
             for operand in value.operands:

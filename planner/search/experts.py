@@ -103,8 +103,9 @@ def _estimate_bytes(search: Search, devices: int) -> float:
 
 
 def experts_for(search: Search) -> tuple[str, ...]:
-    """Experts compared with a program's search result regardless of its outcome."""
-    if search.is_fast:
+    """Experts compared with a program's search result regardless of its outcome; none on one device, where all plans
+    compute the same."""
+    if search.is_fast or search.cluster.device_count == 1:
         return ()
     if not search.is_large or search.options.effort == "best":
         return tuple(EXPERTS)
@@ -151,7 +152,10 @@ def similarly_fast_experts(search: Search, limit_s: float) -> Iterator[Candidate
         if candidate.step_s is None or candidate.step_s > limit_s:
             continue
         for other, make in _meshes_for_force(search, EXPERTS[name]):
-            plan = _evaluate_if_fits(search, make()) if other == mesh else None
+            if other != mesh:
+                continue
+            known = search.expert_solutions.get((search.program, search.hidden_share, name, mesh))
+            plan = _evaluate_if_fits(search, make() if known is None else known)
             if plan is not None and plan.cost.step_s <= limit_s:
                 yield replace(plan, cost=replace(plan.cost, bound_scope=_bound_scope(name, SIMPLER)))
 
@@ -175,8 +179,10 @@ def _to_candidate(search: Search, name: str, mesh: Mesh, made: MeshSolution | Re
 def _record_cost(
     search: Search, name: str, mesh: Mesh, make: Callable[[], MeshSolution | Refusal]
 ) -> MeshSolution | Refusal:
-    """The solution; its cost is recorded among the candidates."""
+    """The solution; its cost is recorded among the candidates. Of a program that is not large the solution is kept."""
     solution = make()
+    if not isinstance(solution, Refusal) and not search.is_large:
+        search.expert_solutions[search.program, search.hidden_share, name, mesh] = solution
     search.expert_costs[name, mesh] = _to_candidate(search, name, mesh, solution)
     return solution
 

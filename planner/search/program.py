@@ -73,7 +73,7 @@ class Program:
     twins: rematerialized node → original node.
     own_shardings: the program's own shardings of arguments and outputs, when given.
     state: nodes of arguments kept between steps.
-    fed_arguments: nodes of all other arguments.
+    fed_arguments: nodes of all other arguments, but for those that workers read themselves.
     rules: strategy rules of its instructions.
     profile: device profile, identifies values too expensive to recompute per consumer; None: no value is.
     clock: may end the reading.
@@ -153,7 +153,9 @@ class Program:
             self.flow.notes += suspicious_axes(self.flow, self.pins)
         state = state_arguments(self.flow, options)
         self.state = frozenset(node for number, node in enumerate(self.flow.parameters) if number in state)
-        self.fed_arguments = frozenset(self.flow.parameters) - self.state
+        parameters = self.flow.parameters
+        local = {parameters[number] for number in options.local_arguments if number < len(parameters)}
+        self.fed_arguments = frozenset(parameters) - self.state - local
         self.twins = _pair_nodes(self.flow, twins)
         self._liveness: Liveness | None = None
         self._kernels: Kernels | None = None

@@ -47,6 +47,7 @@ from shardwright.planner.search.min_memory_plan import find_fallback_plan
 from shardwright.planner.search.multiplier_refinement import refine_multipliers, refine_over_all_strategies
 from shardwright.planner.search.overlap_cap import enforce_overlap_cap
 from shardwright.planner.search.primal_recovery import fit_over_all_strategies
+from shardwright.planner.search.program import Program
 from shardwright.planner.search.replicated import choose_first_plan, replicate_if_faster
 from shardwright.planner.search.simplest import choose_simplest
 from shardwright.planner.search.solutions import MIN_GAIN, CandidatePlan, Incumbent, MeshSolution, SearchResult
@@ -133,6 +134,7 @@ class Search(MeshSearch):
         self.fallback_result: SearchResult | None = None  # minimum-memory plan, once built
         self.warm_start_notes: dict[Mesh, str] = {}
         self.expert_costs: dict[tuple[str, Mesh], Candidate] = {}
+        self.expert_solutions: dict[tuple[Program, float, str, Mesh], MeshSolution] = {}
         self.background_experts: ForkedFuture[dict[tuple[str, Mesh], Candidate]] | None = None
         self.gap_tolerance = 0.0  # relative gap of each mesh's solution
         self.excluded_meshes = frozenset[Mesh]()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 #: `min` of an array along an axis; the method of the same name takes a third longer on small ones.
 MINIMUM = np.minimum.reduce
@@ -258,9 +260,8 @@ class _Reducer:
         for matrix in self.near[v].values():
             slack += self._least_difference(matrix)
         dominated = slack >= 0
-        later = np.tri(len(cost), dtype=bool)  # of two equal states the first stays
-        dominated &= ~(dominated.T & ~later) & ~np.eye(len(cost), dtype=bool)
-        if dominated.any():
+        if np.count_nonzero(dominated) > len(cost):  # each state dominates itself
+            dominated &= ~dominated.T | _earlier(len(cost))  # of two equal states the first stays
             self._restrict(v, np.flatnonzero(~dominated.any(axis=1)))
         return len(self.costs[v]) < before
 
@@ -295,6 +296,12 @@ class _Reducer:
             constant=self.constant,
             folds=self.folds,
         )
+
+
+@lru_cache(maxsize=256)
+def _earlier(size: int) -> BoolArray:
+    """[i, j] ↦ whether state j comes before i."""
+    return np.tri(size, k=-1, dtype=bool)
 
 
 def submatrix(matrix: FloatArray, rows: IntArray, columns: IntArray) -> FloatArray:

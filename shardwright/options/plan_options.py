@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 #: Axes of a dimension, `True` for "split over some axis", `None` for "not split".
@@ -28,6 +28,9 @@ FORCED_STRATEGIES = ("data", "tensor", "mixed", "megatron", "expert", "zero1", "
 #: How hard the search works where no deadline says it: `fast` takes the first good plan,
 #: `best` goes on until nothing better can be.
 EFFORTS = ("fast", "default", "best")
+
+#: The effort of a step that tries other plans while it runs, and keeps the fastest by measurement.
+MEASURED = "measured"
 
 #: Whether the planner may plan a rewritten program: `auto` where that pays, `none` the program as it stands.
 REWRITES = ("auto", "none")
@@ -57,11 +60,13 @@ class PlanOptions:
         around arrays already on the servers. They need `mesh`.
     argument_views / output_views: storage dimensions of some of these, when other than the program's
         (`VariablePlan.view_of`).
+    local_arguments: flat numbers of arguments that workers read themselves: no client sends them, so that their arrival
+        costs nothing.
     memory_budget: bytes on one device. memory_fraction: the same relative to the device's memory; not both. Neither:
         all of it.
     bucket_bytes: most bytes of the results that XLA combines into one collective; None: the compiler's default.
     deadline_s: seconds from the start of planning; None: once `effort` is spent.
-    background: read by the client's steps, not by the planner.
+    background, effort="measured": read by the client's steps, not by the planner.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -72,6 +77,7 @@ class PlanOptions:
     output_axes: Mapping[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     argument_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     output_views: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    local_arguments: tuple[int, ...] = ()
     memory_budget: int | None = None
     memory_fraction: float | None = None
     bucket_bytes: int | None = None
@@ -89,3 +95,7 @@ class PlanOptions:
     background: bool = False
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
+
+    def without_trials(self) -> PlanOptions:
+        """The same options for one plan that stays: no other is tried beside it."""
+        return replace(self, background=False, effort="default" if self.effort == MEASURED else self.effort)

@@ -16,6 +16,7 @@ from shardwright.options.plan_options import (
     EFFORTS,
     FORCED_STRATEGIES,
     MAX_MESH_AXES,
+    MEASURED,
     MODES,
     REMATS,
     REPLICATED,
@@ -91,7 +92,8 @@ class UserOptions(TypedDict, total=False):
         str | None,
         '"fast" searches one mesh, takes the first feasible plan and bounds it weakly; "default" searches all meshes '
         "of up to two axes, refines the best of them to three and closes the gap to the bound to 1 %; "
-        '"best" searches three axes outright and prices all plans of experts',
+        '"best" searches three axes outright and prices all plans of experts; "measured" also runs the runners-up '
+        "for a few steps each, and keeps the fastest by measurement",
     ]
     rewrites: Annotated[str | None, '"auto" (default): plan a rewritten program where that pays, or "none"']
     remat: Annotated[
@@ -197,7 +199,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 def check_limits(options: PlanOptions) -> None:
     """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest."""
-    _one_of("effort", options.effort, EFFORTS)
+    _one_of("effort", options.effort, (*EFFORTS, MEASURED))
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
     _one_of("mode", options.mode, MODES)

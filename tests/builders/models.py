@@ -86,7 +86,7 @@ def _embedding() -> Model:
 
 
 def _gpt2() -> Model:
-    config = gpt2.Config(vocabulary=64, context=16, layers=2, heads=2, width=32, batch=16)
+    config = gpt2.Config(vocabulary=64, context=16, layers=1, heads=2, width=32, batch=16)
     params = jax.device_get(gpt2.init_params(config, jax.random.key(0)))
 
     def loss(params: Any, tokens: Any) -> Any:

@@ -22,7 +22,7 @@ def cluster(memory_bytes: int | None) -> Cluster:
     )
 
 
-WANTED = {"cpu", "v100", "a100", "h100", "h200", "b200", "tpu-v4", "tpu-v5e", "tpu-v5p"}
+WANTED = {"cpu", "p100", "v100", "a100", "h100", "h200", "b200", "tpu-v4", "tpu-v5e", "tpu-v5p"}
 
 
 def test_known_profiles() -> None:

@@ -14,6 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from shardwright.planner.limits import SearchLimits
+
+#: How far a search goes whose plan no gap is asked of.
+LOOSE = SearchLimits(target_gap=0.2, fine_target_gap=0.2)
+
 #: A profile whose prices stay as they are: what tests of the search hold its mechanisms against.
 PLAIN_A100 = str(Path(__file__).with_name("plain_a100.toml"))
 

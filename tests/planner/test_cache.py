@@ -143,6 +143,7 @@ def test_where_a_cluster_is_and_who_may_connect_does_not_count(ask: CountingAske
     assert ask.searches == 1
 
 
+@pytest.mark.slow
 def test_plans_of_other_planners_are_not_found(tmp_path: Path) -> None:
     """A planner that differs by a comment, in a process of its own, searches again; the very same one does not."""
     script = (

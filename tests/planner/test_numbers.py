@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import jax
@@ -77,23 +78,30 @@ def assert_same(planned: list[list[np.ndarray]], single: list[list[np.ndarray]])
             assert distance <= 1e-5 * max(np.linalg.norm(b.astype(np.float64)), 1e-2)
 
 
+@cache
+def program_of(name: str) -> tuple[Program, str, list[list[np.ndarray]]]:
+    """A program, its text, and its numbers on one device."""
+    program = PROGRAMS[name]()
+    return program, lower(program), run_single(program)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("force", FORCES)
 def test_planned_steps_give_single_device_numbers(name: str, force: str | None) -> None:
-    program = PROGRAMS[name]()
-    planned = plan(lower(program), Cluster.local(8), PlanOptions(force=force))
-    assert_same(run_planned(program, planned), run_single(program))
+    program, text, single = program_of(name)
+    planned = plan(text, Cluster.local(8), PlanOptions(force=force))
+    assert_same(run_planned(program, planned), single)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "scan"])
 def test_three_axes_give_single_device_numbers(name: str) -> None:
-    program = PROGRAMS[name]()
+    program, text, single = program_of(name)
     options = PlanOptions(mesh={"data": 2, "model": 2, "sequence": 2}, force="mixed")
-    planned = plan(lower(program), Cluster.local(8), options)
+    planned = plan(text, Cluster.local(8), options)
     assert {axis for collective in planned.collectives for axis in collective.axes} == {"data", "model", "sequence"}
-    assert_same(run_planned(program, planned), run_single(program))
+    assert_same(run_planned(program, planned), single)
 
 
 def test_padded_variables_give_single_device_numbers() -> None:

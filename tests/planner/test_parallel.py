@@ -183,6 +183,7 @@ def layered() -> str:
     return str(lowered.as_text("hlo"))
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_with_children_without_and_with_dying_ones() -> None:
     text = layered()
     (with_count, with_plan), (alone_count, alone_plan), (killing_count, killing_plan) = (

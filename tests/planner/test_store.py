@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.planner.cache.store import CACHE_VARIABLE, FileStore, MemoryStore, Store, default_store
+from shardwright.options.cache_folder import CACHE_VARIABLE
+from shardwright.planner.cache.store import FileStore, MemoryStore, Store, default_store
 
 Make = Callable[..., Store]
 

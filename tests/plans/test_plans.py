@@ -356,6 +356,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_change_of_a_plan_gives_anything_but_a_plan_or_its_error(data: st.DataObject) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -302,3 +306,48 @@ def test_a_coordination_service_listens_until_it_is_shut_down() -> None:
     service.shutdown()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+_WITHOUT_JAX = """
+import json, sys
+from shardwright.xla import private
+if sys.argv[1] == "jax":
+    import jax
+else:
+    private.open_cpu_client()
+devices = private.local_devices()
+executable = private.compile_and_load(sys.argv[2], devices, private.compile_options([each.id for each in devices]))
+from jaxlib._jax import custom_call_targets
+print(json.dumps([
+    sorted(custom_call_targets("Host")), [str(each) for each in devices], private.hlo_of_executable(executable),
+    "jax" in sys.modules,
+]))
+"""
+
+_BATCH_OF_FACTORS = """
+sdy.mesh @m = <["x"=8]>
+func.func @main(%a: tensor<8x4x4xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {}, {}]>})
+    -> (tensor<8x4x4xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {}, {}]>}) {
+  %0:2 = stablehlo.custom_call @lapack_spotrf_ffi(%a) {
+      mhlo.backend_config = {uplo = 76 : ui8}, mhlo.frontend_attributes = {num_batch_dims = "1"}, api_version = 4 : i32,
+      operand_layouts = [dense<[1, 2, 0]> : tensor<3xindex>],
+      result_layouts = [dense<[1, 2, 0]> : tensor<3xindex>, dense<0> : tensor<1xindex>],
+      output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = [0], operand_index = 0,
+          operand_tuple_indices = []>]
+  } : (tensor<8x4x4xf32>) -> (tensor<8x4x4xf32>, tensor<8xi32>)
+  return %0#0 : tensor<8x4x4xf32>
+}
+"""
+
+
+def test_a_client_without_jax_compiles_as_jax_does():
+    def compile_in_a_process(how: str) -> list[Any]:
+        command = [sys.executable, "-c", _WITHOUT_JAX, how, _BATCH_OF_FACTORS]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    *mine, has_jax = compile_in_a_process("client")
+    *theirs, _ = compile_in_a_process("jax")
+    assert mine == theirs
+    assert not has_jax
+    assert "f32[1,4,4]" in mine[2]
+    assert "all-gather" not in mine[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
@@ -18,12 +17,6 @@ from shardwright.hlo import parse
 from shardwright.options.user_options import plan_options
 from shardwright.planner import plan
 from shardwright.xla import CompileService
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(4) as service:
-        yield service
 
 
 @pytest.mark.parametrize("rows", [1021, 1024])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -353,12 +353,6 @@ def test_calls_are_inlined_and_unread_results_cost_nothing() -> None:
     whole = TensorSharding.replicated(1)
     summary = predict_memory(module, [], [variable(0, a, whole, None)], [variable(0, c, whole, None)], ONE)
     assert summary.temporaries_bytes == 1024 * 4  # what is between the two sorts
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(8) as service:
-        yield service
 
 
 @pytest.mark.slow

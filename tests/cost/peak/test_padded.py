@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,12 +16,6 @@ from shardwright.planner.search.search import Search
 from shardwright.xla import CompileService
 
 ROWS, INNER, MIDDLE = 4, 64, 32
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(4) as service:
-        yield service
 
 
 def lower_text(columns: int) -> str:

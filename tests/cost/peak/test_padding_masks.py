@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,12 +52,6 @@ def loop(w: jax.Array, x: jax.Array) -> Any:
         return total + jnp.sum(jnp.exp(wide - jnp.max(wide, 1, keepdims=True)), 1), None
 
     return jax.lax.scan(part, jnp.zeros(ROWS), jnp.stack([x, x + 1]))[0]
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(4) as service:
-        yield service
 
 
 def make_plan(step: Callable[..., Any]) -> Plan:

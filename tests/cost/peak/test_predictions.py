@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,12 +31,6 @@ def text() -> str:
     weights = [jax.ShapeDtypeStruct((256, 256), "f4")] * 3
     batch = jax.ShapeDtypeStruct((512, 256), "f4")
     return jax.jit(train_step, donate_argnums=0, keep_unused=True).lower(weights, batch, batch).as_text("hlo")
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(8) as service:
-        yield service
 
 
 @pytest.mark.slow

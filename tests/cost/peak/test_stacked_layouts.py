@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -38,12 +36,6 @@ def make_plan(lies: dict[int, str | None], sliced: dict[int, str | None], *, aga
         text = jax.jit(step, keep_unused=True).lower(*shapes).as_text("hlo")
     stored = tuple((axis,) if axis else () for axis in lies.values())
     return plan(text, Cluster.local(4), PlanOptions(mesh={"x": 4}, argument_axes={0: stored}, stages=1))
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[CompileService]:
-    with CompileService(4) as service:
-        yield service
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -39,6 +40,7 @@ LEARNING: dict[str, Program] = {
 }
 
 
+@cache
 def force_plan(name: str, force: str) -> Plan:
     return plan(lower(LEARNING[name]), EIGHT, PlanOptions(force=force))
 

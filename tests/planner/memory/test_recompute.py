@@ -74,7 +74,8 @@ def price_of(kind: _SegmentKind, again: set[int], price: float) -> float:
 
 @pytest.fixture(scope="module")
 def quartered(unlimited: Plan) -> Plan:
-    return make_plan(memory_budget=unlimited.memory.peak_bytes // 4)
+    """A plan of the one strategy: a free search of so many variants takes ten times as long."""
+    return make_plan(memory_budget=unlimited.memory.peak_bytes // 4, force="data")
 
 
 def viewed(plan: Plan, arguments: list[np.ndarray]) -> list[np.ndarray]:
@@ -91,6 +92,7 @@ def test_cut_is_the_best_of_all_choices(seed: int) -> None:
         assert price_of(kind, set(kind.cut(price)), price) == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(unlimited: Plan, halved: Plan) -> None:
     limit = unlimited.memory.peak_bytes // 2
     assert halved.memory.peak_bytes <= limit
@@ -127,6 +129,7 @@ def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
         np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered: Plan) -> None:
     assert quartered.micro_batches > 1
     assert quartered.memory.peak_bytes <= unlimited.memory.peak_bytes // 4
@@ -135,6 +138,7 @@ def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered
     assert (unlimited.micro_batches, halved.micro_batches) == (1, 1)
 
 
+@pytest.mark.slow
 def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Plan) -> None:
     full = make_plan(remat="full")
     assert full.memory.temporaries_bytes < 0.5 * unlimited.memory.temporaries_bytes
@@ -183,6 +187,7 @@ def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
     assert step_plan.recomputed
 
 
+@pytest.mark.slow
 def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     step = lower(scan(layers=4, batch=256, width=16))
     options = PlanOptions(mesh={"data": DEVICES})
@@ -193,6 +198,7 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     assert step_plan.micro_batches > 1
 
 
+@pytest.mark.slow
 def test_refusal_says_what_takes_most_and_what_would_do() -> None:
     with pytest.raises(MemoryBudgetError) as refused:
         make_plan(memory_budget=60_000, micro_batches=1, remat="none")

@@ -53,6 +53,7 @@ def test_searched_plans_give_single_device_numbers(name: str) -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
+@pytest.mark.slow
 def test_gradients_are_reduced_once_however_many_micro_batches() -> None:
     text = lower(small_gpt2())
     mesh = {"data": 4}

@@ -33,7 +33,14 @@ def lower_text(case: Case) -> tuple[str, Module]:
 
 
 def pipeline(
-    case: Case, *, stages: int, micro_batches: int, schedule: str, devices: int = 1, chunks: int = 1
+    case: Case,
+    *,
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+    devices: int = 1,
+    chunks: int = 1,
+    options: PlanOptions | None = None,
 ) -> PipelinePlan:
     """A plan that cuts a case where its scopes say; every stage has a mesh `data` of so many devices."""
     text, module = lower_text(case)
@@ -45,7 +52,7 @@ def pipeline(
         schedule=schedule,
         chunks=chunks,
     )
-    return make_pipeline(text, Cluster.local(stages * devices), PlanOptions(), choice)
+    return make_pipeline(text, Cluster.local(stages * devices), options or PlanOptions(), choice)
 
 
 def assert_follows_jax(case: Case, plan: PipelinePlan, steps: int = 3) -> None:

@@ -20,6 +20,7 @@ def test_schedules(schedule):
     assert_follows_jax(case, pipeline(case, stages=2, micro_batches=4, schedule=schedule, devices=2))
 
 
+@pytest.mark.slow
 def test_interleaved_chunks():
     case = cases.mlp(4)
     assert_follows_jax(case, pipeline(case, stages=2, chunks=2, micro_batches=4, schedule="interleaved", devices=2))
@@ -47,6 +48,7 @@ def test_skip_connections_go_straight_to_where_they_are_read():
     assert {(0, 1), (0, 3), (3, 2), (3, 0)} <= routes
 
 
+@pytest.mark.slow
 def test_experts_with_a_loss_of_every_layer():
     case = cases.moe(2)
     assert_follows_jax(case, pipeline(case, stages=2, micro_batches=4, schedule="1f1b"))
@@ -60,6 +62,7 @@ def test_outputs_of_every_kind():
     assert (examples.variable.shape, examples.variable.user_shape) == ((4, 4, 8), (16, 8))
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_stored_in_rows():
     """The search splits the loop where stages meet: each keeps its rows of every stacked array."""
     case = cases.scanned()

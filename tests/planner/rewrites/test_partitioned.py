@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
+
 from shardwright.hlo import Module, parse
 from shardwright.hlo.entry import flat_aliases
 from shardwright.planner.rewrites import rewrite
@@ -54,6 +56,7 @@ def sharding(name: str, rank: int) -> str:
     return "[" + ", ".join('{"model"}' if rank - dim == from_end else "{}" for dim in range(rank)) + "]"
 
 
+@pytest.mark.slow
 def test_fused_qkv_needs_no_resharding_once_it_is_rewritten() -> None:
     module = parse(lower(gpt2()))
     before, after = collectives(module), collectives(rewrite(module).module)

@@ -50,6 +50,7 @@ def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -
     assert proof.holds, proof.explain()
 
 
+@pytest.mark.slow
 def test_an_axis_of_one_device_needs_no_borders() -> None:
     assert make_plan({"data": 1, "model": 8}).cost.step_s == pytest.approx(make_plan({"model": 8}).cost.step_s)
 

@@ -12,7 +12,7 @@ from shardwright.planner.rules import Factor, find_xla_bug
 from shardwright.plans.shardings import Mesh
 from tests.planner.rules.rule_cases import Case, Trial, cases_of, shares
 from tests.planner.rules.rule_programs import hlo_text, operations
-from tests.planner.rules.rule_validator import judge
+from tests.planner.rules.rule_validator import judge, judge_all
 
 MESH = Mesh.of({"x": 2, "y": 2})
 THREE = Mesh.of({"x": 2, "y": 2, "z": 2})
@@ -91,10 +91,19 @@ LOOKUPS = {"embedding": "gather", "embedding_gradient": "scatter", "take_along_a
 def test_a_lookup_beside_an_idle_first_axis_is_moved_and_denied(program: str) -> None:
     """Of all ways to lay a lookup's factors on three axes, those are denied that move more than they promise."""
     case = _case(program, LOOKUPS[program])
-    for taken in product((None, *case.factors), repeat=3):
-        trial = Trial(case, dict(zip("xyz", taken, strict=True)), THREE)
-        if not any(taken) or any(factor.size % parts for factor, parts in shares(trial.assignment, THREE).items()):
-            continue
-        (verdict,) = judge([trial])
+    ways = (
+        Trial(case, dict(zip("xyz", taken, strict=True)), THREE)
+        for taken in product((None, *case.factors), repeat=3)
+        if any(taken)
+    )
+    trials = [
+        trial
+        for trial in ways
+        if not any(factor.size % parts for factor, parts in shares(trial.assignment, THREE).items())
+    ]
+    verdicts = judge_all(trials, batch=16)
+    assert len(verdicts) == len(trials) > 10
+    for verdict in verdicts:
         assert not verdict.wrong, verdict
-        assert bool(verdict.extra) == (find_xla_bug(case.instruction, trial.assignment, THREE) is not None), verdict
+        bug = find_xla_bug(case.instruction, verdict.trial.assignment, THREE)
+        assert bool(verdict.extra) == (bug is not None), verdict

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -49,8 +51,22 @@ def root_and_optimum(
     seed: int, limits: SearchLimits = SearchLimits(), kind: type[Search] = Search
 ) -> tuple[Branch, float]:
     """All plans of a random program, bounded by prices, and the fastest one that fits."""
-    dual, low, best_s = dual_and_optimum(seed, limits, kind)
+    root, best_s = _root_and_optimum(seed, kind)
+    return with_own_search(root, limits), best_s
+
+
+@cache
+def _root_and_optimum(seed: int, kind: type[Search]) -> tuple[Branch, float]:
+    dual, low, best_s = dual_and_optimum(seed, kind=kind)
     return bound_root(dual, low, best_s), best_s
+
+
+def with_own_search(root: Branch, limits: SearchLimits) -> Branch:
+    """The same plans and bounds in a search that nobody else changes."""
+    search = copy(root.dual.search)
+    assert isinstance(search, Search)
+    search.limits = limits
+    return replace(root, dual=replace(root.dual, search=search))
 
 
 def bound_root(dual: LagrangianDual, low: DualCut, likely_s: float) -> Branch:
@@ -65,8 +81,13 @@ def bound_root(dual: LagrangianDual, low: DualCut, likely_s: float) -> Branch:
 def root_of_perceptron(limits: SearchLimits = SearchLimits(), kind: type[Search] = Search) -> Branch:
     """All plans of a perceptron's step that need at most half of what the fastest one does at its peak: branches of it
     can be divided again and again."""
+    return with_own_search(_root_of_perceptron(kind), limits)
+
+
+@cache
+def _root_of_perceptron(kind: type[Search]) -> Branch:
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
-    search = kind(lower((step, arguments, ())), EIGHT, PlanOptions(), limits=limits)
+    search = kind(lower((step, arguments, ())), EIGHT, PlanOptions())
     chain = search.build_bounding_chain(FINE).untie()
     fastest = solve_tied(chain)
     model, decisions = search.memory_model(chain.graph.variables.shared_layouts), decide(chain.graph, fastest.states)
@@ -100,7 +121,7 @@ class _RecordsSearches(Search):
     def fit_over_all_strategies(
         self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
     ) -> CandidatePlan:
-        self.branches.append(within)
+        self.branches = [*self.branches, within]
         return replace(found) if len(self.branches) in self.gains else found
 
 
@@ -158,6 +179,7 @@ def test_what_differs_in_no_value_is_not_divided() -> None:
     assert branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
+@pytest.mark.slow
 def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes() -> None:
     """Two plans that are alike in all values: the second one gives way to that of twice its price."""
     root, best_s = root_and_optimum(16, SearchLimits(max_branched=1), _OnlyBounds)

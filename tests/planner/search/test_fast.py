@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -24,9 +25,14 @@ CLUSTERS = {
     "2 nodes of 8 A100": Cluster.from_json(cluster_json(16, "a100")),
 }
 PROGRAMS = {
-    "transformer": lower(gpt2(layers=2, batch=16, length=16)),
-    "perceptron": lower(mlp(batch=64, width=64, hidden=256)),
+    "transformer": partial(gpt2, layers=1, batch=16, length=16),
+    "perceptron": partial(mlp, batch=64, width=64, hidden=256),
 }
+
+
+@cache
+def text_of(name: str) -> str:
+    return lower(PROGRAMS[name]())
 
 
 def make_plan(text: str, cluster: Cluster, clock: Clock | None = None, **asked: Any) -> tuple[Plan, list[PlanProgress]]:
@@ -44,7 +50,7 @@ def meshes(reports: list[PlanProgress]) -> set[str]:
     ("program", "devices"), [("transformer", "8 CPUs"), *(("perceptron", devices) for devices in CLUSTERS)]
 )
 def test_it_searches_one_mesh_and_is_nearly_as_good(program: str, devices: str) -> None:
-    text, cluster = PROGRAMS[program], CLUSTERS[devices]
+    text, cluster = text_of(program), CLUSTERS[devices]
     fast, told = make_plan(text, cluster, effort="fast")
     usual, all_told = make_plan(text, cluster)
     assert meshes(told) == {str(fast.mesh)} or "replicated" in fast.cost.bound_scope
@@ -55,7 +61,7 @@ def test_it_searches_one_mesh_and_is_nearly_as_good(program: str, devices: str) 
 
 @pytest.mark.slow
 def test_its_bound_holds_on_its_mesh_and_says_that_it_is_weak() -> None:
-    text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
+    text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     fast, _ = make_plan(text, cluster, effort="fast")
     usual, _ = make_plan(text, cluster, mesh=fast.mesh.sizes)
     assert 0 < fast.cost.lower_bound_s <= usual.cost.step_s * (1 + 1e-3)
@@ -63,14 +69,14 @@ def test_its_bound_holds_on_its_mesh_and_says_that_it_is_weak() -> None:
 
 
 def test_a_mesh_of_several_nodes_lies_along_them() -> None:
-    fast, _ = make_plan(PROGRAMS["perceptron"], CLUSTERS["2 nodes of 8 A100"], effort="fast", memory_fraction=1.0)
+    fast, _ = make_plan(text_of("perceptron"), CLUSTERS["2 nodes of 8 A100"], effort="fast", memory_fraction=1.0)
     assert list(fast.mesh.sizes.values()) in ([2, 8], [16])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0.9, 0.6])
 def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
-    text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
+    text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     profile = hardware_profile(cluster.hardware)
     free, _ = make_plan(text, cluster, effort="fast")
     limit = round(part * bytes_with_margin(free.memory, profile))
@@ -83,7 +89,7 @@ def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
 @pytest.mark.slow
 def test_where_nothing_fits_it_says_so_too() -> None:
     with pytest.raises(MemoryBudgetError, match="the least that was found needs"):
-        make_plan(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", memory_budget=60_000)
+        make_plan(text_of("transformer"), CLUSTERS["8 CPUs"], effort="fast", memory_budget=60_000)
 
 
 @pytest.mark.slow
@@ -91,7 +97,7 @@ def test_where_nothing_fits_it_says_so_too() -> None:
     "asked", [{"mesh": {"data": 8}}, {"mesh": {"a": 2, "b": 2, "c": 2}}, {"force": "mixed"}, {"mode": "propagate"}]
 )
 def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
-    result, _ = make_plan(PROGRAMS["transformer"], CLUSTERS["8 CPUs"], effort="fast", **asked)
+    result, _ = make_plan(text_of("transformer"), CLUSTERS["8 CPUs"], effort="fast", **asked)
     if "mesh" in asked:
         assert result.mesh.sizes == asked["mesh"]
     if "force" in asked:
@@ -100,7 +106,7 @@ def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
 
 
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
-    text, cluster = PROGRAMS["transformer"], CLUSTERS["8 CPUs"]
+    text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     outcome, _ = make_plan(text, cluster, just_late(), effort="fast", deadline_s=1e-9)
     result, _ = make_plan(text, cluster, FrozenClock(60.0), effort="fast", deadline_s=60.0)
     assert result.cost.step_s <= outcome.cost.step_s * (1 + 1e-3)

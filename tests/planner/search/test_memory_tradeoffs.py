@@ -122,14 +122,26 @@ class _RecordingSearch(Search):
         return [parts for what, parts in self.done if what == "searched"]
 
 
+class _WholeBatchOnly(_RecordingSearch):
+    """No variant of more parts is planned."""
+
+    def search_variant(
+        self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
+    ) -> SearchResult:
+        if micro_batches > 1:
+            self.done.append(("searched", micro_batches))
+            raise PlanError("as far as this test goes")
+        return super().search_variant(again, micro_batches, without)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("excess", [(NEAR_FIT_RATIO + HOPELESS_RATIO) / 2, 2 * HOPELESS_RATIO])
 def test_memory_has_a_price_before_more_parts_are_searched(excess: float) -> None:
     """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
     fits."""
-    outcome = _outcome()
+    outcome = _outcome(_WholeBatchOnly)
     search = outcome.search
-    assert isinstance(search, _RecordingSearch)
+    assert isinstance(search, _WholeBatchOnly)
     top = memory_tradeoffs._remat_levels(outcome)[-1]
     least = search.search_variant(top, 1)
     search.limit_bytes = round(least.search.bytes_needed(least.evaluate(least.fastest)) / excess)
@@ -140,6 +152,7 @@ def test_memory_has_a_price_before_more_parts_are_searched(excess: float) -> Non
     assert ("searched", 2) not in search.done[: search.done.index(("fitted", 1))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slower", "count"), [(0.05, 0), (0.5, 1)])
 def test_parts_that_promise_much_have_a_price_though_something_fits(slower: float, count: int) -> None:
     """What fits is of the whole batch; no fastest plan of two parts fits, but one takes far less."""
@@ -238,18 +251,7 @@ def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_
     assert len(search.asked) < len(plans)
 
 
-class _WholeBatchOnly(_RecordingSearch):
-    """No variant of more parts is planned."""
-
-    def search_variant(
-        self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()
-    ) -> SearchResult:
-        if micro_batches > 1:
-            self.done.append(("searched", micro_batches))
-            raise PlanError("as far as this test goes")
-        return super().search_variant(again, micro_batches, without)
-
-
+@pytest.mark.slow
 def test_parts_that_cannot_be_enough_are_not_searched() -> None:
     """Two parts need half of what one does, or more."""
     outcome = _outcome(_WholeBatchOnly)

@@ -83,7 +83,7 @@ def test_where_plans_are_descended_to_they_find_faster_ones() -> None:
 
 @pytest.mark.slow
 def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
-    search, result, best_s = at_one_price(11)
+    search, result, best_s = at_one_price(20)
     chain = all_strategies(search)
     outcome, start = to_bounding_chain(search, chain, result), search.evaluate(chain, solve_tied(chain), ())
     assert outcome is not None

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,11 +55,12 @@ def large_program(seed: int, eight: int = 2048, four: int = 4096, sixteen: int =
     return re.sub(r"\[(\d+),(\d+)\]", lambda shape: f"[{size[shape[1]]},{size[shape[2]]}]", random_program(seed))
 
 
-def chains(seed: int) -> tuple[Chain, Chain]:
-    """The same program on both meshes."""
-    search = Search(large_program(seed), EIGHT, PlanOptions())
-    coarse, fine = (search.build_chain(mesh, ForcedStrategy(), frozenset()) for mesh in (COARSE, FINE))
-    return coarse, fine
+@cache
+def best_on_fine(seed: int, eight: int = 2048) -> tuple[Search, Chain, ChainSolution]:
+    """The search for a random program, all strategies on three axes, and the best plan there."""
+    search = Search(large_program(seed, eight), EIGHT, PlanOptions())
+    fine = search.build_chain(FINE, ForcedStrategy(), frozenset())
+    return search, fine, fine.solve(20.0)
 
 
 def lift_from(
@@ -76,8 +78,9 @@ def test_axes_are_split_into_neighbours() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> None:
     """The same plan costs as much on the finer mesh; the best one there is found by searching it outright."""
-    coarse, fine = chains(seed)
-    start, best = coarse.solve(20.0), fine.solve(20.0)
+    search, fine, best = best_on_fine(seed)
+    coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    start = coarse.solve(20.0)
     near, result = descend(coarse, *lift_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value <= result.value * (1 + SLACK)
     assert result.value <= start.value * (1 + SLACK)
@@ -91,8 +94,9 @@ def test_between_the_plan_that_it_starts_from_and_the_best_one(seed: int) -> Non
 @pytest.mark.parametrize("seed", [14, 39, 72, 73, 97, 98, 100, 103, 115])
 def test_it_finds_what_two_axes_cannot(seed: int) -> None:
     """Programs whose best plan on three axes beats every one on two: the descent ends there."""
-    coarse, fine = chains(seed)
-    start, best = coarse.solve(20.0), fine.solve(20.0)
+    search, fine, best = best_on_fine(seed)
+    coarse = search.build_chain(COARSE, ForcedStrategy(), frozenset())
+    start = coarse.solve(20.0)
     _, result = descend(coarse, *lift_from(coarse, start, fine), time_limit_s=20.0)
     assert best.value < start.value * (1 - SLACK)
     assert result.value <= best.value * (1 + SLACK)
@@ -134,16 +138,14 @@ def test_what_is_left_again_is_made_once() -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_the_bound_on_three_axes_is_under_the_best_plan_there(seed: int) -> None:
     """The best one is found by searching three axes outright; the bound is not far from it."""
-    search = Search(large_program(seed), EIGHT, PlanOptions())
-    best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
+    search, _, best = best_on_fine(seed)
     bound_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
     assert best.value * 0.9 <= bound_s <= best.value
 
 
 @pytest.mark.parametrize("seed", range(24))
 def test_with_uneven_moves_followed_it_is_closer_and_still_under(seed: int) -> None:
-    search = Search(large_program(seed, eight=2047), EIGHT, PlanOptions())
-    best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
+    search, _, best = best_on_fine(seed, eight=2047)
     rough_s = lower_bound(search.build_bounding_chain(FINE), 20.0)
     fine_s = lower_bound(search.build_bounding_chain(FINE, even_rank=9, uneven_rank=EXACT_RANK), 20.0)
     assert rough_s * (1 - SLACK) <= fine_s <= best.value
@@ -229,10 +231,9 @@ def test_where_it_is_quick_a_plan_is_read_off_for_less(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -> None:
-    search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
-    memory = search.memory_model(fine.graph.variables.shared_layouts)
-    candidate = search.evaluate(fine, fine.solve(20.0), ())
+    search, fine, fastest = best_on_fine(seed)
+    bounding, memory = search.build_bounding_chain(FINE), search.memory_model(fine.graph.variables.shared_layouts)
+    candidate = search.evaluate(fine, fastest, ())
     price = Multipliers(
         constraints=(
             (memory.constraint_at_peak(candidate.decisions), candidate.cost.step_s / candidate.memory.peak_bytes),
@@ -246,10 +247,9 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
 @pytest.mark.parametrize("seed", [0, 11])
 def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
-    search = Search(large_program(seed), EIGHT, PlanOptions())
-    fine, bounding = search.build_chain(FINE, ForcedStrategy(), frozenset()), search.build_bounding_chain(FINE)
-    memory = search.memory_model(fine.graph.variables.shared_layouts)
-    candidate = search.evaluate(fine, fine.solve(20.0), ())
+    search, fine, fastest = best_on_fine(seed)
+    bounding, memory = search.build_bounding_chain(FINE), search.memory_model(fine.graph.variables.shared_layouts)
+    candidate = search.evaluate(fine, fastest, ())
     peak = memory.constraint_at_peak(candidate.decisions)
     limit = int(0.9 * memory.bytes_at(peak, candidate.decisions))
     best = solve_with_memory_rows(fine, limit, [peak], lambda states: (0, peak), 20.0)
@@ -342,6 +342,7 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
     assert bound_plan(search, result, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
     """That is found by integer programs over all strategies on three axes; nothing near the fastest plan fits."""
     options = PlanOptions(remat="none", micro_batches=1)

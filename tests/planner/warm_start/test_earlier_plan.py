@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from shardwright.planner.strategies.expansion import AxisChoice, Strategy
 from shardwright.planner.warm_start.earlier_plan import EarlierPlan
 from shardwright.planner.warm_start.replanning import COST_TOLERANCE, most_similar_mesh
 from shardwright.planner.warm_start.search_records import SearchHistory, SearchQuery, SearchRecord
+from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
@@ -39,6 +42,7 @@ FINE = Mesh.of({"data": 2, "model": 2, "sequence": 2})
 SIXTEEN = replace(Cluster.local(16), hardware=PLAIN_A100)
 
 
+@cache
 def step_of(batch: int = 16) -> str:
     """A step whose fastest plan has three axes."""
     return lower(gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=batch))
@@ -138,12 +142,17 @@ def test_what_is_no_plan_is_not_read(kept: tuple[EarlierPlan, Chain, dict[Variab
 
 
 @pytest.fixture(scope="module")
-def left() -> MemoryStore:
-    """What the search for a step left behind."""
+def searched() -> tuple[Plan, MemoryStore]:
+    """The plan of a step, and what the search for it left behind."""
     store = MemoryStore()
     step_plan = plan(step_of(), EIGHT, history=SearchHistory(store))
     assert len(step_plan.mesh.axes) == 3
-    return store
+    return step_plan, store
+
+
+@pytest.fixture
+def left(searched: tuple[Plan, MemoryStore]) -> MemoryStore:
+    return copy.deepcopy(searched[1])
 
 
 class _SearchesNoMesh(Search):
@@ -244,7 +253,7 @@ def of_sixteen() -> EarlierPlan:
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_after_a_lost_node_the_search_begins_at_the_plan(
-    of_sixteen: EarlierPlan, left: MemoryStore, is_large: bool
+    of_sixteen: EarlierPlan, searched: tuple[Plan, MemoryStore], is_large: bool
 ) -> None:
     """Of a large program only the axes that are as long as before are set free, once each."""
 
@@ -252,7 +261,7 @@ def test_after_a_lost_node_the_search_begins_at_the_plan(
         query, cost = replace(record.query, cluster="another"), replace(record.cost, work_s=record.cost.work_s / 2)
         return replace(record, query=query, cost=cost, missed_target_gap=True)
 
-    nothing = plan(step_of(), EIGHT)
+    nothing, left = searched[0], copy.deepcopy(searched[1])
     limits = SearchLimits(large_program_nodes=0) if is_large else SearchLimits()
     history = _ChangedHistory(left, of_another_cluster, of_sixteen)
     search = _SearchesNoMesh(step_of(), EIGHT, PlanOptions(), history=history, limits=limits)

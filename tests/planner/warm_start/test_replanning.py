@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from shardwright.options.plan_options import Pin, PlanOptions
 from shardwright.planner import plan
 from shardwright.planner.cache.keys import build_outline
 from shardwright.planner.cache.store import MemoryStore
+from shardwright.planner.limits import SearchLimits
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.search.search import Search
 from shardwright.planner.search.solutions import MeshSolution, SearchResult
@@ -25,7 +28,7 @@ from shardwright.planner.warm_start.replanning import COST_TOLERANCE, replan
 from shardwright.planner.warm_start.search_records import MAX_RECORDS, SearchHistory, SearchQuery
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh
-from tests.planner.programs import gpt2, lower
+from tests.planner.programs import LOOSE, gpt2, lower
 
 CLUSTER = Cluster.local(8)
 FEWER = Cluster.local(4)
@@ -49,6 +52,23 @@ def text_of(pins: dict[int, Pin] | None = None, *, at: int = 0, batch: int = 64,
     params = [{"up": jnp.ones((width, 4 * width)), "down": jnp.ones((4 * width, width))} for _ in range(LAYERS)]
     with keep_annotations():
         return str(jax.jit(step, donate_argnums=0).lower(params, jnp.ones((batch, width))).as_text("hlo"))
+
+
+@cache
+def plan_from_nothing(text: str, cluster: Cluster) -> Plan:
+    return plan(text, cluster)
+
+
+@cache
+def _left_by(text: str) -> MemoryStore:
+    store = MemoryStore()
+    plan(text, CLUSTER, history=SearchHistory(store))
+    return store
+
+
+def store_after(text: str) -> MemoryStore:
+    """What the search for the plan of a text left behind."""
+    return copy.deepcopy(_left_by(text))
 
 
 class _RecordingSearch(Search):
@@ -75,10 +95,14 @@ class _RecordingSearch(Search):
 
 
 def run_recorded(
-    text: str, cluster: Cluster, options: PlanOptions | None = None, history: SearchHistory | None = None
+    text: str,
+    cluster: Cluster,
+    options: PlanOptions | None = None,
+    history: SearchHistory | None = None,
+    limits: SearchLimits = SearchLimits(),
 ) -> tuple[Plan, _RecordingSearch]:
     """The plan of a text, and the search for it."""
-    search = _RecordingSearch(text, cluster, options or PlanOptions(), history=history)
+    search = _RecordingSearch(text, cluster, options or PlanOptions(), history=history, limits=limits)
     return search.run(), search
 
 
@@ -91,21 +115,22 @@ def decided(made: Plan) -> tuple[Any, ...]:
     return made.mesh, made.instructions, made.parameters, made.outputs, made.collectives, made.micro_batches
 
 
-SITUATIONS = {
-    "an annotation": (text_of({1: None}), CLUSTER),
-    "another annotation": (text_of({0: None}, at=1), CLUSTER),
-    "twice the batch": (text_of(batch=128), CLUSTER),
-    "half the batch": (text_of(batch=32), CLUSTER),
-    "fewer devices": (text_of(), FEWER),
+#: What `text_of` is asked for, and the devices.
+SITUATIONS: dict[str, tuple[dict[str, Any], Cluster]] = {
+    "an annotation": ({"pins": {1: None}}, CLUSTER),
+    "another annotation": ({"pins": {0: None}, "at": 1}, CLUSTER),
+    "twice the batch": ({"batch": 128}, CLUSTER),
+    "half the batch": ({"batch": 32}, CLUSTER),
+    "fewer devices": ({}, FEWER),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -> None:
-    text, cluster = SITUATIONS[situation]
-    history = SearchHistory(MemoryStore())
-    plan(text_of(), CLUSTER, history=history)
+    asked, cluster = SITUATIONS[situation]
+    text = text_of(**asked)
+    history = SearchHistory(store_after(text_of()))
     nothing, whole = run_recorded(text, cluster)
     again, restricted = run_recorded(text, cluster, history=history)
     assert follows(again)
@@ -120,20 +145,20 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -
 
 @pytest.mark.slow
 def test_what_is_computed_again_is_followed_where_only_more_is_asked() -> None:
-    first, other = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (32, 28))
+    first, other = step_of(32, layers=1), step_of(28, layers=1)
     unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
     budget = 3 * unlimited.memory.peak_bytes // 4
     options = PlanOptions(mesh={"data": 4}, memory_budget=budget, micro_batches=1)
     history = SearchHistory(MemoryStore())
-    before = plan(first, FEWER, options, history=history)
+    before = plan(first, FEWER, options, history=history, limits=LOOSE)
     assert before.recomputed
     whole = next(each for each in before.parameters if len(each.sharding.dims) == 1 and not each.sharding.axes)
-    again, search = run_recorded(first, FEWER, replace(options, force={whole.name: {0: None}}), history)
+    again, search = run_recorded(first, FEWER, replace(options, force={whole.name: {0: None}}), history, LOOSE)
     assert follows(again)
     assert len(search.variants) == 1
     assert again.recomputed == before.recomputed
     assert again.cost.step_s <= before.cost.step_s * (1 + COST_TOLERANCE)
-    smaller = Search(other, FEWER, options, None, history)
+    smaller = Search(other, FEWER, options, None, history, limits=LOOSE)
     assert smaller.query is not None
     record = history.find_best(smaller.query)
     assert record is not None
@@ -148,31 +173,34 @@ def test_what_is_computed_again_is_followed_where_only_more_is_asked() -> None:
 def bound() -> tuple[PlanOptions, MemoryStore]:
     """What the search for a step left behind that keeps as little as it must; and what it had."""
     options = PlanOptions(mesh={"data": 4})
-    unlimited = plan(STEP_OF_28, FEWER, options)
+    unlimited = plan(step_of(28), FEWER, options)
     options = replace(options, memory_budget=3 * unlimited.memory.peak_bytes // 5)
     store = MemoryStore()
-    before = plan(STEP_OF_28, FEWER, options, history=SearchHistory(store))
+    before = plan(step_of(28), FEWER, options, history=SearchHistory(store))
     assert before.recomputed
     return options, store
 
 
-STEP_OF_28, STEP_OF_56, STEP_OF_12 = (lower(gpt2(layers=2, batch=batch, length=32)) for batch in (28, 56, 12))
+@cache
+def step_of(batch: int, layers: int = 2) -> str:
+    return lower(gpt2(layers=layers, batch=batch, length=32))
 
 
 @pytest.mark.slow
 def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again, restricted = run_recorded(STEP_OF_56, FEWER, options, SearchHistory(store))
+    again, restricted = run_recorded(step_of(56), FEWER, options, SearchHistory(store))
     assert follows(again)
-    nothing, whole = run_recorded(STEP_OF_56, FEWER, options)
+    nothing, whole = run_recorded(step_of(56), FEWER, options)
     assert 0 < len(restricted.variants) <= len(whole.variants) // 3
     assert again.memory.peak_bytes <= (options.memory_budget or 0)
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
-    again, search = run_recorded(STEP_OF_12, FEWER, options, SearchHistory(store))
+    again, search = run_recorded(step_of(12), FEWER, options, SearchHistory(store))
     assert follows(again)
     assert not search.variants
     assert not again.recomputed
@@ -180,29 +208,26 @@ def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[Pla
 
 def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> None:
     """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
-    history = SearchHistory(MemoryStore())
-    before = plan(text_of(), CLUSTER, history=history)
-    text = text_of({1: None})
-    again, search = run_recorded(text, CLUSTER, history=history)
+    before, text = plan_from_nothing(text_of(), CLUSTER), text_of({1: None})
+    again, search = run_recorded(text, CLUSTER, history=SearchHistory(store_after(text_of())))
     assert follows(again)
     assert again.cost.step_s > before.cost.step_s * 1.1
     assert set(search.meshes) == {Mesh.of({"data": 4, "model": 2})}
-    assert decided(again) == decided(plan(text, CLUSTER))
+    assert decided(again) == decided(plan_from_nothing(text, CLUSTER))
 
 
 def test_no_plan_depends_on_which_was_asked_for_first() -> None:
     one, other = text_of(), text_of(batch=128)
     orders = []
-    for texts in ((one, other), (other, one)):
-        history = SearchHistory(MemoryStore())
-        orders.append({text: decided(plan(text, CLUSTER, history=history)) for text in texts})
+    for first, second in ((one, other), (other, one)):
+        again = plan(second, CLUSTER, history=SearchHistory(store_after(first)))
+        orders.append({first: decided(plan_from_nothing(first, CLUSTER)), second: decided(again)})
     assert orders[0] == orders[1]
 
 
 def test_a_damaged_trail_is_none() -> None:
     question = SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
-    store = MemoryStore()
-    plan(text_of(), CLUSTER, history=SearchHistory(store))
+    store = store_after(text_of())
     key = b"history" + question.kind
     whole = store.get(key)
     assert whole is not None
@@ -223,8 +248,8 @@ def test_a_damaged_trail_is_none() -> None:
 
 def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
     """A record that claims an implausibly fast plan of other sizes explains no real one."""
-    history, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
-    plan(text_of(), CLUSTER, history=history)
+    history = SearchHistory(store_after(text_of()))
+    question = SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
     record = history.find_best(question)
     assert record is not None
     cheap = replace(record.cost, compute_s=record.cost.compute_s / 2, communication_s=0.0)
@@ -232,12 +257,11 @@ def test_a_trail_that_leads_to_a_slower_plan_is_left() -> None:
     other = text_of(batch=128)
     step_plan = plan(other, CLUSTER, history=history)
     assert not follows(step_plan)
-    assert decided(step_plan) == decided(plan(other, CLUSTER))
+    assert decided(step_plan) == decided(plan_from_nothing(other, CLUSTER))
 
 
 def test_trails_with_other_pins_are_not_followed() -> None:
-    history = SearchHistory(MemoryStore())
-    plan(text_of({1: None}), CLUSTER, history=history)
+    history = SearchHistory(store_after(text_of({1: None})))
     assert not follows(plan(text_of({0: None}), CLUSTER, history=history))
 
 
@@ -270,8 +294,8 @@ def test_pins_in_the_options_are_part_of_the_question() -> None:
 
 
 def test_the_last_trails_are_kept_one_for_each_question() -> None:
-    history, question = SearchHistory(MemoryStore()), SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
-    plan(text_of(), CLUSTER, history=history)
+    history = SearchHistory(store_after(text_of()))
+    question = SearchQuery.of(parse(text_of()), CLUSTER, PlanOptions())
     record = history.find_best(question)
     assert record is not None
     assert record.query == question

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,8 +29,11 @@ from tests.planner.programs import gpt2, lower
 CLUSTER = Cluster.local(4)
 MESH = Mesh.of({"data": 2, "model": 2})
 OPTIONS = PlanOptions(mesh={"data": 2, "model": 2})
-TEXT = lower(gpt2(layers=4, batch=48, length=32))
-LARGER = lower(gpt2(layers=4, batch=96, length=32))
+
+
+@cache
+def text_of(batch: int = 48) -> str:
+    return lower(gpt2(layers=2, batch=batch, length=32))
 
 
 def chain_of(text: str) -> Chain:
@@ -38,8 +42,9 @@ def chain_of(text: str) -> Chain:
     return chain
 
 
+@cache
 def solved() -> tuple[Chain, SavedMessages]:
-    chain = chain_of(TEXT)
+    chain = chain_of(text_of())
     solution = chain.solve(20.0)
     assert chain.warm_start is not None
     return chain, SavedMessages.of(chain, chain.warm_start, solution.tied_bound)
@@ -69,7 +74,7 @@ def test_what_is_no_message_is_refused() -> None:
 
 def test_the_same_program_is_told_all_that_was_known() -> None:
     chain, messages = solved()
-    told = messages.to_warm_start(chain_of(TEXT))
+    told = messages.to_warm_start(chain_of(text_of()))
     assert chain.warm_start is not None
     assert told.states == chain.warm_start.states
     assert set(told.moved) == set(chain.warm_start.moved)
@@ -80,9 +85,9 @@ def test_the_same_program_is_told_all_that_was_known() -> None:
 
 def test_another_batch_begins_nearly_where_it_will_end() -> None:
     _, messages = solved()
-    cold, warm = chain_of(LARGER), chain_of(LARGER)
+    cold, warm = chain_of(text_of(96)), chain_of(text_of(96))
     warm.warm_start = messages.to_warm_start(warm)
-    assert opcode_digest(warm.graph.flow) == opcode_digest(chain_of(TEXT).graph.flow)
+    assert opcode_digest(warm.graph.flow) == opcode_digest(chain_of(text_of()).graph.flow)
     assert len(warm.warm_start.states) > 0.9 * len(warm.states())
     assert warm.solve(20.0).value == pytest.approx(cold.solve(20.0).value, rel=1e-4)
 
@@ -106,10 +111,10 @@ class _DamagingStore(MemoryStore):
 @pytest.mark.slow
 def test_damaged_messages_cost_time_and_no_plan() -> None:
     store = _DamagingStore()
-    plan(TEXT, CLUSTER, OPTIONS, history=SearchHistory(store))
-    again = plan(LARGER, CLUSTER, OPTIONS, history=SearchHistory(store))
+    plan(text_of(), CLUSTER, OPTIONS, history=SearchHistory(store))
+    again = plan(text_of(96), CLUSTER, OPTIONS, history=SearchHistory(store))
     assert store.damaged
-    assert again.instructions == plan(LARGER, CLUSTER, OPTIONS).instructions
+    assert again.instructions == plan(text_of(96), CLUSTER, OPTIONS).instructions
 
 
 class _SourceReadOnce(Source):
@@ -122,11 +127,12 @@ class _SourceReadOnce(Source):
         return module
 
 
+@pytest.mark.slow
 def test_a_text_is_read_once_a_call() -> None:
-    source, options = _SourceReadOnce(TEXT), PlanOptions(mesh=OPTIONS.mesh, stages=1)
+    source, options = _SourceReadOnce(text_of()), PlanOptions(mesh=OPTIONS.mesh, stages=1)
     step_plan = plan_with_cache(source, CLUSTER, options, store=MemoryStore())
     assert isinstance(step_plan, Plan)
-    assert step_plan.instructions == plan(TEXT, CLUSTER, options).instructions
+    assert step_plan.instructions == plan(text_of(), CLUSTER, options).instructions
 
 
 class _ContradictedMessages(SavedMessages):
@@ -145,6 +151,6 @@ class _ContradictedHistory(SearchHistory):
 
 def test_pins_that_contradict_each_other_are_said_as_from_nothing() -> None:
     history = _ContradictedHistory(MemoryStore())
-    plan(TEXT, CLUSTER, OPTIONS, history=history)
+    plan(text_of(), CLUSTER, OPTIONS, history=history)
     with pytest.raises(PlanError, match="contradict"):
-        plan(LARGER, CLUSTER, OPTIONS, history=history)
+        plan(text_of(96), CLUSTER, OPTIONS, history=history)
