@@ -3,9 +3,9 @@
 Reading order: job (this process's rank) → process_sets (subsets of ranks) → operations (reductions and their types) →
 tensors (numpy, JAX, PyTorch) → programs (XLA's) → agreement (the beginning of every collective) → fusion and messages
 (many arrays in few messages) → collectives (the public functions) → in_jit (the same inside jitted functions) →
-objects, uneven, compression, sparse, optimizer, torch_optimizer, batch_norm (built on them) → watch, stall, timeline
-(each rank's current collective, and its wait) → lifeline, programs_cache, host_copies, sampler, elastic (ranks come
-and go).
+objects, uneven, compression, sparse, optimizer, batch_norm (built on them) → gradient_options, torch_optimizer,
+torch_batch_norm, keras_optimizer, keras_callbacks (for frameworks) → watch, stall, timeline (each rank's current
+collective, and its wait) → lifeline, programs_cache, host_copies, sampler, elastic (ranks come and go).
 """
 
 from shardwright.launch import run

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
@@ -46,9 +46,16 @@ class State:
     """What training goes on from: values by name, read and set as attributes.
 
     Values are trees of JAX's, numpy's or PyTorch's arrays, numbers, text; lists, tuples and dicts of them; objects with
-    `state_dict` and `load_state_dict`. `commit` copies them to host memory: what came after the last one is lost
-    with a rank. Make it after `sw.ranks.init()`, with the same names at every rank.
+    `state_dict` and `load_state_dict`; models and optimizers of Keras that are built. `commit` copies them to host
+    memory: what came after the last one is lost with a rank. Make it after `sw.ranks.init()`, with the same names at
+    every rank.
     """
+
+    if TYPE_CHECKING:  # the values
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **values: Any) -> None:
         reserved = [name for name in values if name.startswith("_") or hasattr(type(self), name)]

@@ -2,7 +2,8 @@
 
 Leaves of trees are copied by kind. Arrays of JAX and PyTorch become numpy's and come back on the default device of
 their kind. Random keys keep their implementation. An object with `state_dict` and `load_state_dict` (modules,
-optimizers, samplers) is copied by the one and loaded in place by the other. Anything else is deep-copied.
+optimizers, samplers) is copied by the one and loaded in place by the other, a model or optimizer of Keras by its
+variables. Anything else is deep-copied.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from shardwright import object_codec
 from shardwright.errors import CollectiveError, ObjectTypeError
+from shardwright.ranks import keras_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A value's copy. in_place: `load_state_dict` loads it into the existing object."""
+    """A value's copy. in_place: it is loaded into the existing object."""
 
     leaves: tuple[_Leaf, ...]
     tree: Any
@@ -45,9 +47,12 @@ def has_state_dict(value: Any) -> bool:
 
 def copy_to_host(value: Any) -> HostCopy:
     """Copy a value leaf by leaf; nothing is shared. Raises ObjectTypeError where it is no tree of JAX."""
-    in_place = has_state_dict(value)
+    is_keras = keras_state.is_keras(value)
+    in_place = is_keras or has_state_dict(value)
     try:
-        leaves, tree = jax.tree.flatten(value.state_dict() if in_place else value)
+        leaves, tree = jax.tree.flatten(
+            keras_state.read(value) if is_keras else value.state_dict() if in_place else value
+        )
     except ValueError:
         raise ObjectTypeError(
             "a dict whose keys cannot be sorted", where="State", remedy="give all its keys one type"
@@ -60,7 +65,10 @@ def restore(saved: HostCopy, current: Any) -> Any:
     value = jax.tree.unflatten(saved.tree, [_restore(leaf) for leaf in saved.leaves])
     if not saved.in_place:
         return value
-    current.load_state_dict(value)
+    if keras_state.is_keras(current):
+        keras_state.write(current, value)
+    else:
+        current.load_state_dict(value)
     return current
 
 

@@ -17,6 +17,7 @@ from shardwright.errors import OptionError
 from shardwright.ranks import host_copies, objects, operations
 from shardwright.ranks.collectives import allgather, allreduce, broadcast
 from shardwright.ranks.compression import Cast
+from shardwright.ranks.gradient_options import check_gradient_options
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import ProcessSet
 
@@ -73,18 +74,7 @@ def _check_options(
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise OptionError(f"{twice[0]!r} is named twice", where="named_parameters", remedy="give each its own name")
-    if not isinstance(compression, Cast | None):
-        raise OptionError(f"{compression!r} for PyTorch", where="compression", remedy="Compression.fp16 or bf16")
-    if type(passes) is not int or passes < 1:
-        raise OptionError(f"{passes!r}", where="backward_passes_per_step", remedy="a whole number from 1")
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM):
-        raise OptionError(f"{op.value!r} of gradients", where="op", remedy="'average', 'sum' or 'adasum'")
-    if not predivide > 0 or (predivide != 1.0 and op is not ReduceOp.AVERAGE):
-        raise OptionError(
-            f"{predivide!r} with op={op.value!r}",
-            where="gradient_predivide_factor",
-            remedy="a number above 0, of averages",
-        )
+    check_gradient_options("PyTorch", compression, passes, op, predivide)
 
 
 class _Distributed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright import horovod
+from shardwright.ranks.torch_batch_norm import SyncBatchNorm
 from shardwright.ranks.torch_optimizer import (
     DistributedOptimizer,
     allreduce_,
@@ -13,7 +14,10 @@ from shardwright.ranks.torch_optimizer import (
     broadcast_parameters,
 )
 
-__all__ = ["DistributedOptimizer", "allreduce_", "broadcast_", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = [
+    "DistributedOptimizer", "SyncBatchNorm", "allreduce_", "broadcast_", "broadcast_optimizer_state",
+    "broadcast_parameters",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ranks.processes import ROOT
+from tests.ranks.processes import LIGHT_COMPILATION, ROOT
 
 KINDS = ("begin", "up", "reset", "step", "done")
 
@@ -29,15 +29,20 @@ class Line:
 
 
 class ElasticJob:
-    """`shardwright run` with `tests.ranks.elastic_training`; `log` is everything that was printed."""
+    """`shardwright run` with a module; `log` is everything that was printed. variables: of the environment."""
 
-    def __init__(self, *options: str, program: tuple[str, ...]) -> None:
-        module = "tests.ranks.elastic_training"
-        environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    def __init__(
+        self, *options: str, program: tuple[str, ...] = (), module: str = "tests.ranks.elastic_training",
+        **variables: str,
+    ) -> None:  # fmt: skip
+        environment = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"} | variables
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shardwright", "run", *options, "python", "-m", module, *program],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, errors="replace",
-            env={**environment, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "PYTHONPATH": str(ROOT)},
+            env={
+                **environment, "PYTHONPATH": str(ROOT),
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {LIGHT_COMPILATION}",
+            },
         )  # fmt: skip
         self.log: list[str] = []
         self.lines: list[Line] = []

@@ -1,8 +1,10 @@
 """A training program of elastic ranks, as a user writes it: a fixed global batch, a state, and a line a step.
 
-    python -m tests.ranks.elastic_training STEPS SECONDS_A_STEP [--jit] [--sleep RANK STEP SECONDS]… [--die RANK STEP]
+    python -m tests.ranks.elastic_training STEPS SECONDS_A_STEP [--jit] [--sleep RANK STEP SECONDS]…
+        [--wait RANK STEP FILE]… [--die RANK STEP] [--hurry FILE]
 
-`--sleep` and `--die` are of the first generation, ahead of a step's collective. Prints `begin` at first,
+`--sleep`, `--wait` (until the file is there) and `--die` are of the first generation, ahead of a step's collective.
+With `--hurry`, steps have no pauses once the file is there. Prints `begin` at first,
 `up GENERATION RANK SIZE STEP` when it trains, `step …` after each, and at the end the losses as JSON.
 """
 
@@ -76,15 +78,19 @@ def say(*words: object) -> None:
 def misbehave(rank: int, step: int) -> None:
     words = sys.argv
     for at, word in enumerate(words):
-        if word in ("--sleep", "--die") and words[at + 1 : at + 3] == [str(rank), str(step)]:
+        if word in ("--sleep", "--wait", "--die") and words[at + 1 : at + 3] == [str(rank), str(step)]:
             if word == "--die":
                 os.kill(os.getpid(), 9)
-            time.sleep(float(words[at + 3]))
+            elif word == "--sleep":
+                time.sleep(float(words[at + 3]))
+            while word == "--wait" and not os.path.exists(words[at + 3]):
+                time.sleep(0.05)
 
 
 def main() -> None:
     steps, pause_s = int(sys.argv[1]), float(sys.argv[2])
     step_of = jitted_step if "--jit" in sys.argv else eager_step
+    hurry = sys.argv[sys.argv.index("--hurry") + 1] if "--hurry" in sys.argv else ""
     say("begin")
     ranks.init()
     params = init_params(ranks.rank())  # sync makes them rank 0's
@@ -104,7 +110,7 @@ def main() -> None:
             state.losses.append(float(loss))
             state.step += 1
             say("step", ranks.generation(), ranks.rank(), ranks.size(), state.step)
-            time.sleep(pause_s)
+            time.sleep(0 if os.path.exists(hurry) else pause_s)
             state.commit()
         return state.losses
 

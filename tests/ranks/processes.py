@@ -14,6 +14,8 @@ from shardwright.launch.job import rank_variables
 from shardwright.launch.service import LOOPBACK, CoordinationService
 
 ROOT = Path(__file__).parents[2]
+#: XLA's own passes stay the same, LLVM's are left out: these ranks compile much and compute little.
+LIGHT_COMPILATION = "--xla_backend_optimization_level=0"
 
 
 def run_ranks(
@@ -24,7 +26,7 @@ def run_ranks(
     grace_s: once a rank has failed, the others get this long before they are killed. variables: of the environment.
     """
     placements = place_ranks((Host(name="localhost", slots=size),), size)
-    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "XLA_FLAGS": LIGHT_COMPILATION, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", module, *arguments]
     with CoordinationService(LOOPBACK, size) as service, tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, f"rank.{rank}") for rank in range(size)]
@@ -45,6 +47,12 @@ def run_ranks(
             subprocess.CompletedProcess(command, child.returncode, output.read_text(errors="replace"))
             for child, output in zip(children, outputs, strict=True)
         ]
+
+
+def assert_passed(done: list[subprocess.CompletedProcess[str]]) -> None:
+    """Every rank ended with 0; else with what each printed."""
+    report = "\n".join(f"rank {rank}: {child.returncode}\n{child.stdout}" for rank, child in enumerate(done))
+    assert [child.returncode for child in done] == [0] * len(done), report
 
 
 def _wait(children: list[subprocess.Popen[bytes]], timeout_s: float, grace_s: float) -> None:

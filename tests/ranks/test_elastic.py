@@ -237,10 +237,10 @@ def test_a_killed_rank_costs_no_more_than_seconds(victim: int, program: tuple[st
 
 @pytest.mark.slow
 def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Path) -> None:
-    hosts, steps = hosts_file(tmp_path, 2), 80  # a new rank may take long to start
+    hosts, steps, hurry = hosts_file(tmp_path, 2), 80, tmp_path / "hurry"  # a new rank may take long to start
     with ElasticJob(
         "--min-np", "2", "--max-np", "3", "--hosts-file", str(hosts), "--hang-timeout", "4", "--host-failures", "9",
-        program=(str(steps), "0.3"),
+        program=(str(steps), "0.3", "--hurry", str(hurry)),
     ) as job:  # fmt: skip
         job.wait_for("step", "0", "0", "2", "2")
         hosts_file(tmp_path, 3)
@@ -250,6 +250,7 @@ def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Pa
         hung_s = time.time()
         os.kill(doomed.pid, signal.SIGSTOP)
         assert job.wait_for("up", "2").at_s - hung_s < 15
+        hurry.touch()
         check(job, steps)
 
 
@@ -267,14 +268,18 @@ def test_a_rank_that_never_calls_is_ended_as_stalled() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_no_error_reaches_starts_anew_with_its_state() -> None:
+def test_a_rank_that_no_error_reaches_starts_anew_with_its_state(tmp_path: Path) -> None:
     """Rank 0 waits for its neighbours, who live but do not call: nothing in XLA tells it that rank 2 is gone."""
-    busy = ("--sleep", "1", "3", "12", "--sleep", "3", "3", "12")
+    begun = tmp_path / "begun"
+    busy = ("--wait", "1", "3", str(begun), "--wait", "3", "3", str(begun))
     with ElasticJob(
         "--min-np", "3", "--max-np", "4", "--host-failures", "1",
         program=(str(STEPS), "0.05", *busy, "--die", "2", "3"),
     ) as job:  # fmt: skip
         first = job.wait_for("up", "0", "0")
+        while job.wait_for("begin").pid != first.pid:
+            pass
+        begun.touch()
         check(job)
         assert [line.kind for line in job.lines if line.pid == first.pid and line.kind in ("begin", "up")] == [
             "begin", "up", "begin", "up",

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import numpy as np
 import pytest
 
 import shardwright as sw
 from shardwright import ranks
 from shardwright.ranks.job import read_place
-from tests.ranks.processes import run_ranks
-
-
-def passed(done: list[subprocess.CompletedProcess[str]]) -> None:
-    report = "\n".join(f"rank {rank}: {child.returncode}\n{child.stdout}" for rank, child in enumerate(done))
-    assert [child.returncode for child in done] == [0] * len(done), report
+from tests.ranks.processes import assert_passed, run_ranks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_collectives_equal_numpy(size: int) -> None:
-    passed(run_ranks("tests.ranks.check_collectives", size, timeout_s=400))
+    assert_passed(run_ranks("tests.ranks.check_collectives", size, timeout_s=400))
 
 
 @pytest.mark.slow
 def test_training_on_two_ranks_equals_one_process_on_the_whole_batch() -> None:
-    passed(run_ranks("tests.ranks.check_training", 2, timeout_s=240))
+    assert_passed(run_ranks("tests.ranks.check_training", 2, timeout_s=240))
 
 
 @pytest.mark.slow
@@ -130,15 +123,3 @@ def test_horovods_names_are_the_same_functions() -> None:
     assert hvd.Average is ranks.ReduceOp.AVERAGE
     assert all(hasattr(hvd, name) for name in hvd.__all__)
     assert all(hasattr(ranks, name) for name in ranks.__all__)
-
-
-@pytest.mark.slow
-def test_tensors_of_pytorch_stay_such() -> None:
-    pytest.importorskip("torch")
-    passed(run_ranks("tests.ranks.check_torch", 2))
-
-
-@pytest.mark.slow
-def test_optimizers_of_pytorch_equal_one_process_on_the_whole_batch() -> None:
-    pytest.importorskip("torch")
-    passed(run_ranks("tests.ranks.check_torch_training", 2))

@@ -1,0 +1,65 @@
+"""Keras between ranks, in real processes: optimizers and callbacks against one process on the whole batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+
+from tests.ranks.elastic_jobs import ElasticJob
+from tests.ranks.elastic_keras import train_alone
+from tests.ranks.processes import assert_passed, run_ranks
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_process_on_the_whole_batch() -> None:
+    assert_passed(run_ranks("tests.ranks.check_keras_training", 2, timeout_s=900, KERAS_BACKEND="jax"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_elastic_fit_goes_on_where_it_was(victim: int) -> None:
+    """Within an epoch: a rank is killed, the others go back to their last commit, and another one joins them."""
+    expected = train_alone()
+    options = ("--min-np", "2", "--max-np", "3", "--host-failures", "9")
+    with ElasticJob(*options, module="tests.ranks.elastic_keras", KERAS_BACKEND=keras.backend.backend()) as job:
+        doomed = job.wait_for("step", "0", str(victim), "3", "8", timeout_s=120)
+        os.kill(doomed.pid, signal.SIGKILL)
+        up = job.wait_for("up", "1")
+        assert int(up.words[3]) >= 7, "nothing but the last batch was lost"
+        code, weights = job.finish(180)
+        assert code == 0, "\n".join(job.log[-40:])
+        assert len(weights) >= 2
+        for each in weights:
+            np.testing.assert_allclose(each, expected, atol=1e-5)
+
+
+def test_a_model_s_state_is_copied_and_put_back() -> None:
+    from shardwright.ranks import host_copies
+    from tests.ranks.elastic_keras import GLOBAL_BATCH, data_of, final_weights, model_of
+
+    model, other = model_of(0), model_of(1)
+    for each in (model, other):
+        each.compile(keras.optimizers.Adam(0.02), "mse")
+    x, y = (array.reshape(-1, array.shape[-1]) for array in data_of(0))
+    model.fit(x, y, batch_size=GLOBAL_BATCH, verbose=0)
+    saved = host_copies.copy_to_host(model)
+    again = host_copies.unpack(host_copies.pack(saved, "model"), host_copies.copy_to_host(other), "model")
+    assert host_copies.restore(again, other) is other
+    for each in (model, other):
+        each.fit(x, y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(final_weights(model), final_weights(other))
+
+
+def test_a_model_that_is_not_built_says_so() -> None:
+    from shardwright.errors import OptionError
+    from shardwright.ranks import host_copies
+    from tests.ranks.elastic_keras import model_of
+
+    model, saved = keras.Sequential([keras.layers.Dense(1)]), host_copies.copy_to_host(model_of(0))
+    with pytest.raises(OptionError, match="variables of model") as caught:
+        host_copies.restore(saved, model)
+    assert "build the model" in caught.value.remedy
