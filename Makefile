@@ -11,9 +11,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-# Tests run in two processes; more cores: make WORKERS=8 test. Those marked `slow` are left to `make test-all`.
+# Tests run in two processes; more cores: make WORKERS=8 test. Those marked `slow` are left to `make test-all`, which has
+# one process more for them: many of them wait for servers, limits and clocks.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SLOW_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
+PYTEST := $(BIN)/python -m pytest --dist worksteal
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
@@ -50,11 +52,11 @@ quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print
 
 .PHONY: test
 test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on two cores).
-	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@$(PYTEST) -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
 test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
-	@$(PYTEST) -m slow $(PYTEST_ARGS)
+	@$(PYTEST) -n $(SLOW_WORKERS) -m slow $(PYTEST_ARGS)
 
 # Front ends whose tests have an environment of their own, in build/frontends.
 FRONTENDS ?= keras torch tensorflow

@@ -4,7 +4,7 @@
 # SIGTERM, and a --preemption-notice, let what runs end and clients save (--drain-timeout); a second SIGTERM ends at once.
 # Exit codes: 0 ended as asked, 1 an error that a person has to mend (one line says which), 2 wrong arguments,
 # 75 it gave up on others and may be started again, 130 Ctrl-C. Kubernetes: give terminationGracePeriodSeconds more than
-# --drain-timeout; systemd: TimeoutStopSec, with Restart=on-failure and RestartPreventExitStatus=1 2.
+# --drain-timeout; systemd: TimeoutStopSec, with Restart=always and RestartPreventExitStatus=1 2 (deploy/).
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"

@@ -70,6 +70,7 @@ class RemoteArray(ArrayOperators):
         "__weakref__",
         "_deleted",
         "_ids",
+        "_is_batch",
         "_is_owned",
         "_pending",
         "_place",
@@ -101,6 +102,7 @@ class RemoteArray(ArrayOperators):
         self._pending = pending  # what has yet to make it
         self._deleted = ""  # why it is gone
         self._read_ahead: np.ndarray | None = None  # read with those of others, until they are asked for
+        self._is_batch = False  # workers read it themselves, wherever a step wants it
         self._is_owned = False  # its place is that of a step which updates it in place
         self._set_result()
 
@@ -235,9 +237,13 @@ class RemoteArray(ArrayOperators):
                 remedy="use the result that the step returned in its place, or leave it out of donate_argnums",
             )
         if self._pending is not None:
-            self._pending.materialize(self._state.group_with_announced(self))
+            self._state.steadily(self._materialize)
         if self._result is not None:
             self._result.wait()
+
+    def _materialize(self) -> None:
+        if self._pending is not None:
+            self._pending.materialize(self._state.group_with_announced(self))
 
     def _adopt(self, other: RemoteArray) -> None:
         """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
@@ -247,10 +253,18 @@ class RemoteArray(ArrayOperators):
         other._ids = ()
         self._set_result()
 
+    def relocate(self, ids: tuple[int, ...], place: Placement | None, *, is_settled: bool) -> None:
+        """Lies elsewhere, after a recovery on other nodes. is_settled: as the step wants it that updates it."""
+        self._ids, self._place = ids, place
+        self._is_owned = self._is_owned and is_settled
+        self._state.note_handle(self)
+
     def _set_result(self) -> None:
         """Links the handle to the step that computes it."""
         if self._result is not None and self._ids:
             self._result.handles[self._ids[0]] = weakref.ref(self)
+        if self._ids:
+            self._state.note_handle(self)
         if self._deleted:  # while it waited
             self._state.release_later(*self._ids)
 

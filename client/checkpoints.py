@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from shardwright.client.array_specs import (
     spec_of_stored,
 )
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.pending_arrays import PendingArrays
 from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
 from shardwright.client.resharding import materialize
@@ -35,7 +35,7 @@ from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shard_pieces import chunk_shape
-from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.plans.shardings import Mesh
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
 
@@ -120,10 +120,28 @@ def save(
     session: SessionState, state: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
 ) -> Save:
     """See `Session.save`."""
-    folder = _directory(session, directory)
-    _check_number("step", step, 0, MAX_STEP)
-    _check_number("max_to_keep", max_to_keep, 1, MAX_KEPT)
+    check_step(step)
+    check_number("max_to_keep", max_to_keep, 1, MAX_KEPT)
     tree, leaves = structure_of(state, _spec)
+    return save_leaves(session, tree, leaves, directory, step=step, max_to_keep=max_to_keep)
+
+
+def check_step(step: int | None) -> None:
+    """Raises OptionError unless it can be the number of a checkpoint; None: it is not given."""
+    check_number("step", step, 0, MAX_STEP)
+
+
+def save_leaves(
+    session: SessionState,
+    tree: trees.Tree,
+    leaves: Sequence[Any],
+    directory: str | os.PathLike[str],
+    *,
+    step: int | None,
+    max_to_keep: int | None,
+) -> Save:
+    """Saves the leaves of a state, a pytree of that structure."""
+    folder = _directory(session, directory)
     names = [leaf.name for leaf in trees.leaves_of(tree)]
     _check_leaves(names, leaves)
     if step is None:
@@ -155,7 +173,7 @@ def checkpoints(session: SessionState, directory: str | os.PathLike[str]) -> tup
 def restore(session: SessionState, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
     """See `Session.restore`."""
     folder = _directory(session, directory)
-    _check_number("step", step, 0, MAX_STEP)
+    check_step(step)
     if step is None:
         step = max(checkpoints(session, folder), default=None)
         if step is None:
@@ -176,73 +194,22 @@ def restore(session: SessionState, directory: str | os.PathLike[str], *, step: i
     return jax.tree.unflatten(jax.tree.structure(like), handles)
 
 
-class PendingRestore:
-    """A checkpoint with arrays still to read: their layouts become final when a step is called with them."""
+class PendingRestore(PendingArrays[str]):
+    """A checkpoint with arrays still to read."""
 
     def __init__(self, session: SessionState, directory: str, step: int) -> None:
-        self._state = session
+        super().__init__(session)
         self._directory = directory
         self._step = step
-        self._lock = threading.RLock()
-        self._waiting: dict[int, tuple[str, weakref.ref[RemoteArray]]] = {}  # by id of the handle
-
-    def handle(self, name: str, spec: ArraySpec) -> RemoteArray:
-        array = RemoteArray(self._state, spec)
-        array._pending = PendingArray(self, id(array))
-        self._waiting[id(array)] = (name, weakref.ref(array))
-        return array
-
-    def is_waiting(self, key: int) -> bool:
-        return key in self._waiting
-
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Reads the waiting ones of `wanted` (`id()` of a handle → placement).
-
-        Handles without a placement are split over all devices when the split is even.
-        """
-        with self._lock:
-            chosen = []
-            for key in wanted.keys() & self._waiting.keys():
-                name, reference = self._waiting[key]
-                handle = reference()
-                if handle is not None:
-                    place = wanted[key] or _check_rows(handle.spec, self._state.info.device_count)
-                    chosen.append((name, handle, place))
-            if chosen:
-                self._read(sorted(chosen, key=lambda each: each[0]))
-            for key in wanted:  # not before they were asked for: the session may raise an earlier step's error
-                self._waiting.pop(key, None)
 
     def _read(self, chosen: Sequence[tuple[str, RemoteArray, Placement]]) -> None:
         order = master_pb2.RestoreArrays(directory=self._directory, step=self._step)
         request = master_pb2.RunStepsRequest(restore=order)
-        new_ids: list[tuple[int, ...]] = []
-        arrays: list[tuple[int, Layout]] = []
-        for name, _, place in chosen:
-            parts = parts_of(place)
-            new_ids.append(tuple(self._state.new_id() for _ in parts))
-            request.outputs.extend(new_ids[-1])
-            arrays += zip(new_ids[-1], (layout for layout, _ in parts), strict=True)
-            request.restore.parts.extend(
-                master_pb2.RestoredPart(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
-                for layout, first_row in parts
-            )
-        result = self._state.submit(request, f"restore of {self._directory}/{self._step}", made=arrays)
-        for ids, (_, handle, place) in zip(new_ids, chosen, strict=True):
-            handle._adopt(RemoteArray(self._state, handle.spec, ids=ids, place=place, result=result))
 
+        def add_part(to: master_pb2.RunStepsRequest, name: str, layout: Layout, first_row: int) -> None:
+            to.restore.parts.add(name=name, layout=wire.layout_to_proto(layout), first_row=first_row)
 
-class PendingArray:
-    """One handle's part of a PendingRestore."""
-
-    def __init__(self, restore: PendingRestore, key: int) -> None:
-        self._restore = restore
-        self._key = key
-
-    def materialize(self, wanted: Mapping[int, Placement | None]) -> None:
-        """Reads it, with the other wanted arrays of its checkpoint."""
-        if self._restore.is_waiting(self._key):
-            self._restore.materialize({self._key: None, **wanted})
+        self._submit(chosen, request, f"restore of {self._directory}/{self._step}", add_part)
 
 
 def _directory(session: SessionState, directory: str | os.PathLike[str]) -> str:
@@ -250,7 +217,8 @@ def _directory(session: SessionState, directory: str | os.PathLike[str]) -> str:
     return resolve_directory(directory, is_local=session.server is not None)
 
 
-def _check_number(name: str, number: int | None, least: int, most: int) -> None:
+def check_number(name: str, number: int | None, least: int, most: int) -> None:
+    """Raises OptionError unless it is None, or a number in these bounds."""
     if number is None:
         return
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
@@ -293,6 +261,19 @@ def _upload_leaves(
     values = [(_value_to_save(leaves[number], kinds[number].name), place) for number, place in places.items()]
     uploaded = session.upload(values)
     return {number: (ids, place) for (number, place), ids in zip(places.items(), uploaded, strict=True)}
+
+
+def as_handles(session: SessionState, leaves: Sequence[Any]) -> list[RemoteArray]:
+    """Handles of the leaves of a state; arrays and numbers among them are sent to the servers."""
+    specs = [_spec(leaf) for leaf in leaves]
+    kinds = [array_type(f"leaf {number}", spec) for number, spec in enumerate(specs)]
+    uploaded = _upload_leaves(session, leaves, kinds)
+    return [
+        leaf
+        if isinstance(leaf, RemoteArray)
+        else RemoteArray(session, spec, ids=uploaded[number][0], place=uploaded[number][1])
+        for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True))
+    ]
 
 
 def _locate_handle(session: SessionState, handle: RemoteArray) -> tuple[tuple[int, ...], Placement]:
@@ -343,17 +324,3 @@ def _spec_in(stored: Mapping[str, common_pb2.ArrayType], leaf: trees.Leaf) -> Ar
         )
     kind = stored[leaf.name]
     return spec_of_stored(kind.element_type, tuple(kind.dimensions), key_impl=leaf.key_impl, is_weak=leaf.is_weak)
-
-
-def _check_rows(spec: ArraySpec, device_count: int) -> Layout:
-    kind = array_type("", spec)
-    mesh = Mesh.of({"x": device_count})
-    split = next((dim for dim, size in enumerate(kind.shape) if size and size % device_count == 0), None)
-    dims = tuple(("x",) if dim == split else () for dim in range(len(kind.shape)))
-    return Layout(
-        element_type=kind.element_type,
-        shape=kind.shape,
-        mesh=mesh,
-        sharding=TensorSharding(dims),
-        stored_shape=kind.shape,
-    )

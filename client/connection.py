@@ -6,9 +6,9 @@ import itertools
 import logging
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.protocol.session_secrets import session_metadata
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 _log = logging.getLogger("shardwright")
@@ -56,6 +57,8 @@ class SessionInfo:
     chunk_bytes: int
     jax_version: str
     grace_s: float  # how long the server keeps the session without a connection
+    session_secret: str = field(default="", repr=False)  # whoever has it has the session
+    is_elastic: bool = False  # whether nodes may come and go
 
     @property
     def device_count(self) -> int:
@@ -70,6 +73,26 @@ class SessionInfo:
             for node, at in zip(self.nodes, addresses, strict=True)
         ]
         return Cluster(name=self.cluster_name, nodes=tuple(nodes), platform=self.platform)
+
+
+#: States of nodes that take no part in the cluster as it runs.
+_OUTSIDE = ("joining", "away", "left out")
+
+
+def nodes_of(nodes: Iterable[master_pb2.Node]) -> tuple[NodeInfo, ...]:
+    return tuple(
+        NodeInfo(
+            index=node.index,
+            data_address=node.data_address,
+            devices=range(node.first_device, node.first_device + node.device_count),
+        )
+        for node in nodes
+    )
+
+
+def team_of(status: master_pb2.StatusReply) -> list[master_pb2.NodeStatus]:
+    """The nodes that take part; of an elastic cluster there may be others."""
+    return [node for node in status.nodes if node.state not in _OUTSIDE]
 
 
 class Dialer:
@@ -123,6 +146,7 @@ class MasterConnection:
         self._client_version = self._server_version = ""
         self._preparing = threading.local()
         self.is_closed = False
+        self.taken_up: master_pb2.OpenSessionReply | None = None  # where the session was another client's before
         self.info: SessionInfo
 
     @contextmanager
@@ -135,8 +159,11 @@ class MasterConnection:
         finally:
             self._preparing.now = outer
 
-    def open(self, client_version: str) -> SessionInfo:
-        """Raises ServerUnavailableError, at once when nothing listens."""
+    def open(self, client_version: str, name: str = "") -> SessionInfo:
+        """name: of a session to take up, or to open under it.
+
+        Raises ServerUnavailableError, at once when nothing listens.
+        """
         _require_listener(self.address)
         self._client_version = client_version
         try:
@@ -148,35 +175,34 @@ class MasterConnection:
                 where=self.address,
                 remedy="check the port; where the server uses TLS, set SHARDWRIGHT_CA to its certificate's file",
             ) from None
+        request = master_pb2.OpenSessionRequest(client_version=client_version, name=name)
         try:
-            reply = self._call(self._stub.OpenSession, master_pb2.OpenSessionRequest(client_version=client_version))
+            reply = self._call(self._stub.OpenSession, request)
         except DeadlineError as error:
             raise self._missing_nodes() or error from None
         self._server_version = reply.server_version
+        if reply.is_taken_up:
+            self.taken_up = reply
         _compare_versions(client_version, reply.server_version, self.address)
         self.info = SessionInfo(
             session_id=reply.session_id,
             server_version=reply.server_version,
             cluster_name=reply.cluster_name,
             platform=reply.platform,
-            nodes=tuple(
-                NodeInfo(
-                    index=node.index,
-                    data_address=node.data_address,
-                    devices=range(node.first_device, node.first_device + node.device_count),
-                )
-                for node in reply.nodes
-            ),
+            nodes=nodes_of(reply.nodes),
             chunk_bytes=reply.chunk_bytes or wire.CHUNK_BYTES,
             jax_version=reply.jax_version,
             grace_s=reply.grace_s,
+            session_secret=reply.session_secret,
+            is_elastic=reply.is_elastic,
         )
+        self._metadata += session_metadata(reply.session_secret)
         self.retries.grace_s = reply.grace_s
         return self.info
 
     def _missing_nodes(self) -> ServerUnavailableError | None:
         """Why the cluster is not complete; None when it is."""
-        nodes = self.status().nodes
+        nodes = team_of(self.status())
         absent = [node for node in nodes if node.state in ("waiting", "lost")]
         starting = [node for node in nodes if node.state == "starting"]
         if absent:
@@ -193,10 +219,13 @@ class MasterConnection:
             )
         return None
 
-    def close(self) -> None:
-        """Closes the session (where the server still answers) and the channel."""
+    def close(self, *, leaves: bool = False) -> None:
+        """Closes the session (where the server still answers, and unless it `leaves` it) and the channel."""
         self.is_closed = True
         self.retries.close()
+        if leaves:
+            self._channel.close()
+            return
         try:
             request = master_pb2.CloseSessionRequest(session_id=self.info.session_id)
             self._stub.CloseSession(request, timeout=5.0, metadata=self._metadata)

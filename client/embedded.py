@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from typing import IO
 
 from shardwright.errors import OptionError, ServerUnavailableError
@@ -23,15 +25,21 @@ class EmbeddedServer:
 
     The child prints one JSON line, `{"address": "127.0.0.1:port", "token": "…"}`,
     when it is ready. It ends when its standard input closes: it never outlives this process.
+    dataset_modules: names of modules whose functions sessions may read batches from.
     """
 
-    def __init__(self, devices: int) -> None:
+    def __init__(self, devices: int, dataset_modules: Sequence[str] = ()) -> None:
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise OptionError(f"devices={devices!r}", where="devices", remedy="a number from 1")
         self._log: IO[bytes] = tempfile.TemporaryFile(prefix="shardwright-server-")  # noqa: SIM115 - closed in close()
+        command = [sys.executable, "-m", "shardwright.server", "--embedded", str(devices)]
+        environment = {name: value for name, value in os.environ.items() if name != "SHARDWRIGHT_TOKEN"}
+        if dataset_modules:  # which the child finds where this program does
+            command += ["--dataset-modules", ",".join(dataset_modules)]
+            environment |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright.server", "--embedded", str(devices)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True,
+            env=environment,
         )  # fmt: skip
         try:
             self.address, self.token = self._wait_until_ready()

@@ -15,6 +15,7 @@ from shardwright.plans.layouts import Layout
 from shardwright.proto.v1 import master_pb2
 
 if TYPE_CHECKING:
+    from shardwright.client.relocation import Call
     from shardwright.client.stream import StepResult
     from shardwright.client.transfer import Upload
 
@@ -24,11 +25,17 @@ Layouts = dict[int, Layout]
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """A request, its outcome, and the arrays that it takes over."""
+    """A request, its outcome, and the arrays that it takes over.
+
+    call: what made it; None: it has no part of its own in a replay on another cluster. released: names of arrays that
+    it released, by their first ids.
+    """
 
     request: master_pb2.RunStepsRequest
     result: StepResult
     consumed: tuple[int, ...]
+    call: Call | None = None
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +47,10 @@ class SentArrays:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedArrays:
-    """Arrays released without a step."""
+    """Arrays released without a step. names: the first ids of their names."""
 
     ids: tuple[int, ...]
+    names: tuple[int, ...] = ()
 
 
 Entry = SentStep | SentArrays | ReleasedArrays
@@ -51,12 +59,17 @@ Entry = SentStep | SentArrays | ReleasedArrays
 class Journal:
     """Entries in order of sending, while `is_on`; and at any time the existing arrays.
 
-    position: number of entries so far, dropped ones included.
+    position: number of entries so far, dropped ones included. names: of arrays that lie elsewhere by now, by the first
+    id that they have there; see `relocation.py`. epoch: number of clusters that the session has had before. oldest:
+    that of the first entry.
     """
 
     def __init__(self) -> None:
         self.live: Layouts = {}
+        self.names: dict[int, tuple[int, ...]] = {}
+        self.epoch = 0
         self.is_on = False
+        self._epochs: deque[int] = deque()
         self._entries: deque[Entry] = deque()
         self._first = 0
 
@@ -69,6 +82,10 @@ class Journal:
         return tuple(self._entries)
 
     @property
+    def oldest(self) -> int:
+        return self._epochs[0] if self._epochs else self.epoch
+
+    @property
     def size_bytes(self) -> int:
         """Host memory of the contents in it."""
         return sum(_size_bytes(entry) for entry in self._entries)
@@ -79,12 +96,13 @@ class Journal:
         result: StepResult,
         made: Iterable[tuple[int, Layout]],
         consumed: Sequence[int],
+        call: Call | None = None,
     ) -> None:
         """A step that was sent. made: arrays that ride along, and its outputs."""
         self._forget(request.released)
         self.live.update(made)
         self._forget(consumed)
-        self._add(SentStep(request, result, tuple(consumed)))
+        self._add(SentStep(request, result, tuple(consumed), call, self._first_ids(request.released)))
 
     def add_arrays(self, uploads: Sequence[Upload]) -> None:
         self.live.update((upload.array_id, upload.layout) for upload in uploads)
@@ -92,12 +110,22 @@ class Journal:
 
     def add_release(self, ids: Sequence[int]) -> None:
         self._forget(ids)
-        self._add(ReleasedArrays(tuple(ids)))
+        self._add(ReleasedArrays(tuple(ids), self._first_ids(ids)))
+
+    def note(self, made: Iterable[tuple[int, Layout]], consumed: Iterable[int] = ()) -> None:
+        """Arrays that are made and taken over by what is no entry: a replay."""
+        self.live.update(made)
+        self._forget(consumed)
+
+    def _first_ids(self, ids: Iterable[int]) -> tuple[int, ...]:
+        """Of the names of arrays."""
+        return tuple(self.names[i][0] if i in self.names else i for i in ids)
 
     def drop_before(self, position: int) -> None:
         """Forget entries that a complete snapshot makes needless."""
         while self._entries and self._first < position:
             self._entries.popleft()
+            self._epochs.popleft()
             self._first += 1
 
     def clear(self) -> None:
@@ -109,6 +137,7 @@ class Journal:
     def _add(self, entry: Entry) -> None:
         if self.is_on:
             self._entries.append(entry)
+            self._epochs.append(self.epoch)
 
     def _forget(self, ids: Iterable[int]) -> None:
         for array_id in ids:

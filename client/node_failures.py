@@ -22,13 +22,13 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
     until_s = time.monotonic() + _NOTICE_S
     while time.monotonic() < until_s:
         try:
-            status = next(candidate for candidate in master.status().nodes if candidate.node.index == node.index)
+            status = next((each for each in master.status().nodes if each.node.index == node.index), None)
         except ShardwrightError as unreachable:
             return unreachable
-        if status.state != "ready":
+        if status is None or status.state != "ready":
             return WorkerLostError(
                 f"node {node.index} was lost while arrays went to it or came from it"
-                + (f": {status.detail}" if status.detail else ""),
+                + (f": {status.detail}" if status is not None and status.detail else ""),
                 where=node.data_address,
                 remedy="run init again, or restore a checkpoint, once the cluster is ready: arrays of before are gone",
             )

@@ -18,7 +18,9 @@ class PlanChange:
     """One event.
 
     kind: "first plan" that runs while the search goes on; "better plan", compiled beside the run; "no better plan";
-    "search ended", without a plan, for the reason in `detail`; "switched"; "kept" or "went back", by measurement;
+    "search ended", without a plan, for the reason in `detail`; "runner-up", compiled to be measured; "left out", a
+    runner-up that cannot be; "no runner-up", where there is none; "switched"; "measured", after the trial of a
+    runner-up; "kept" or "went back", by measurement; "remembered", the fastest plan of an earlier measurement;
     "replanned", by `Step.replan`.
     elapsed_s: since planning began, of the step or of its last `replan`.
     calls: of the step, before it.
@@ -57,6 +59,11 @@ class PlanChange:
                 return f"kept {at}: {measured}"
             case "went back":
                 return f"went back {at}, before call {self.calls + 1}: {measured}"
+            case "runner-up":
+                return f"runner-up {at}: {predicted}"
+            case "measured" | "remembered":
+                ratio = self.predicted_s / self.after_s if self.after_s else 0.0
+                return f"{self.kind} {at}: {predicted}, {self.after_s * 1e3:.3f} ms measured (× {ratio:.2f})"
             case "replanned":
                 return f"replanned in {self.elapsed_s:.1f} s, before call {self.calls + 1}: {predicted}"
             case _:

@@ -66,25 +66,31 @@ class ProgramCache:
         """
         self._state.require_open()
         with self._state.lock:
-            key = _key(lowered, choices, devices)
+            epoch = self._state.epoch
+            key = (*_key(lowered, choices, devices), str(epoch))
             if takes_first and key not in self._loaded:
                 key = (*key, "first")
             if key not in self._loaded:
                 self._loaded[key] = self._load_program(lowered, choices, progress, devices, takes_first=takes_first)
             loaded = self._loaded[key]
-            return self._to_program(lowered, loaded, 0 if devices is None else devices.start)
+            return self._to_program(lowered, loaded, 0 if devices is None else devices.start, epoch)
 
     def adopt(self, lowered: Program, choices: Sequence[PlanChoice], loaded: LoadedPlan) -> StepProgram:
         """A program ready to run, of a plan that was made and loaded in the background."""
         with self._state.lock:
-            loaded = self._loaded.setdefault(_key(lowered, choices, None), loaded)
-            return self._to_program(lowered, loaded, 0)
+            epoch = self._state.epoch
+            loaded = self._loaded.setdefault((*_key(lowered, choices, None), str(epoch)), loaded)
+            return self._to_program(lowered, loaded, 0, epoch)
 
     def intern(self, layout: Layout) -> Layout:
         """The layout of this session that equals it."""
         return self._layouts.setdefault(layout, layout)
 
-    def _to_program(self, lowered: Program, loaded: LoadedPlan, first_device: int) -> StepProgram:
+    def intern_rows(self, place: RowParts) -> RowParts:
+        """The same of an array that is kept in parts; their layouts are interned."""
+        return self._rows.setdefault(place, place)
+
+    def _to_program(self, lowered: Program, loaded: LoadedPlan, first_device: int, epoch: int) -> StepProgram:
         with self._state.lock:
             inputs = self._intern_layouts(argument_entries(loaded.plan, first_device))
             returns = self._intern_layouts(output_entries(loaded.plan, first_device))
@@ -109,6 +115,7 @@ class ProgramCache:
             read_back=outputs_to_read_back(lowered),
             is_repeatable=is_repeatable(lowered),
             is_first=loaded.is_first,
+            epoch=epoch,
         )
 
     @staticmethod

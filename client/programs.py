@@ -82,6 +82,7 @@ class StepProgram:
     read_back: small outputs, returned with the reply.
     is_repeatable: whether it gives the same results of the same arguments.
     load: the servers' reply to loading it.
+    epoch: of the session when it was planned; on another cluster it cannot run.
     """
 
     lowered: Program
@@ -100,6 +101,7 @@ class StepProgram:
     read_back: tuple[int, ...]
     is_repeatable: bool
     is_first: bool = False
+    epoch: int = 0
 
     @property
     def name(self) -> str:
@@ -162,6 +164,7 @@ def choice_key(choice: PlanChoice) -> str:
             pins,
             options.argument_names,
             options.output_names,
+            options.local_arguments,
             limits,
             ways,
             pipeline,

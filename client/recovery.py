@@ -8,6 +8,7 @@
 | the executors run again  | arrays of the newest complete snapshot come back under their old ids  |
 | then                     | what the journal holds is sent again, under new numbers               |
 | another loss meanwhile   | the same again, from the same snapshot                                |
+| other nodes run then     | calls are made again for those: `relocation.py`                       |
 
 A step names the generation of executors that it is for: what was sent before a loss can not run after it. Programs are
 pure functions of their arguments, so that a step that runs again gives the same bits.
@@ -19,16 +20,19 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardwright.client.journal import Layouts, ReleasedArrays, SentArrays, SentStep
-from shardwright.client.stream import StepResult, StepStream
+from shardwright.client.connection import NodeInfo, nodes_of, team_of
+from shardwright.client.journal import Entry, Layouts, ReleasedArrays, SentArrays, SentStep
+from shardwright.client.relocation import KnownArray, ProgramCall, Relocation
+from shardwright.client.stream import InterruptedByRecoveryError, StepResult, StepStream
 from shardwright.client.transfer import Upload
 from shardwright.errors import (
     ServerUnavailableError,
@@ -45,6 +49,8 @@ from shardwright.report.units import format_bytes
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
     from shardwright.client.programs import StepProgram
+    from shardwright.client.session_state import SessionState
+    from shardwright.plans.layouts import Layout
 
 T = TypeVar("T")
 
@@ -89,12 +95,17 @@ class Recovered:
 
 @dataclass(slots=True, kw_only=True)
 class _Snapshot:
-    """live: arrays in it. position: entries of the journal before it. step: steps that the session had sent."""
+    """live: arrays in it. position: entries of the journal before it. step: steps that the session had sent.
+
+    epoch: of the session. known: arrays with handles, by the first ids of their names.
+    """
 
     number: int
     live: Layouts
     position: int
     step: int
+    epoch: int
+    known: dict[int, KnownArray] = field(default_factory=dict)
     result: StepResult | None = None
 
     @property
@@ -123,9 +134,14 @@ class Recovery:
     """
 
     def __init__(
-        self, master: MasterConnection, stream: StepStream, put: Callable[[Sequence[Upload], Callable[[], bool]], None]
+        self,
+        master: MasterConnection,
+        stream: StepStream,
+        put: Callable[[Sequence[Upload], Callable[[], bool]], None],
+        session: weakref.ref[SessionState],
     ) -> None:
         self._master = master
+        self._session = session
         self._stream = stream
         self._put = put
         self._journal = stream.journal
@@ -161,15 +177,24 @@ class Recovery:
         if self.is_on:
             self._every = min(self._every, every)
             return False
-        generation = self._await_ready("")
+        generation, nodes = self.await_ready("")
+        self._require_state().take_nodes(nodes)
         with self._changed:
             self._stream.generation = generation
+            self._stream.steps_aside = self._master.info.is_elastic
             self._journal.is_on = True
             has_arrays = bool(self._journal.live)
             at, step = self._journal.position, self._stream.sent_steps
             self._every, self._considered_step = every, step
-            self._base = None if has_arrays else _Snapshot(number=0, live={}, position=at, step=step)
+            epoch = self._journal.epoch
+            self._base = None if has_arrays else _Snapshot(number=0, live={}, position=at, step=step, epoch=epoch)
             return has_arrays
+
+    def adopt(self, layouts: Mapping[int, Layout]) -> None:
+        """Arrays that a client before has made: no journal can make them again."""
+        with self._changed:
+            self._journal.live.update(layouts)
+            self._base = None
 
     # ---- snapshots -------------------------------------------------------------------------
 
@@ -193,8 +218,14 @@ class Recovery:
             request = master_pb2.RunStepsRequest(
                 snapshot=master_pb2.SnapshotArrays(), arguments=list(live), released=released
             )
-            result = self._stream.submit(request, "a snapshot", is_followed=True, is_repeated=False)
-            self._pending = _Snapshot(number=0, live=live, position=at, step=step, result=result)
+            epoch, known = self._journal.epoch, self._require_state().know_all()
+            try:
+                result = self._stream.submit(request, "a snapshot", is_followed=True, is_repeated=False)
+            except InterruptedByRecoveryError:
+                return  # there is one after the recovery
+            self._pending = _Snapshot(
+                number=0, live=live, position=at, step=step, epoch=epoch, known=known, result=result
+            )
 
     def _await_pending(self) -> None:
         """Where too many fell due, wait for the one under way."""
@@ -318,7 +349,7 @@ class Recovery:
             self._journal.clear()
             self._base = self._pending = None
             self._timed_out.clear()
-            self._stream.generation = 0
+            self._stream.generation, self._stream.recovery_error = 0, error
             self._stream.fail(unfinished, error)
             self._is_recovering = False
             self._stream.resume()
@@ -331,7 +362,9 @@ class Recovery:
         with self._changed:
             while self._uploading:
                 self._changed.wait()
-        generation = self._await_ready(loss)
+        generation, nodes = self.await_ready(loss)
+        state = self._require_state()
+        state.take_nodes(nodes)
         with self._changed:
             base, self._pending, self._skipped = self._base, None, SKIPPED_SNAPSHOTS  # none may be skipped again
             entries = self._journal.entries
@@ -342,6 +375,8 @@ class Recovery:
             raise WorkerLostError(
                 f"{loss}; there is no snapshot to restore", remedy="run init again, or restore a checkpoint"
             )
+        if min(base.epoch, self._journal.oldest) != state.epoch:
+            return self._relocate(state, base, entries)
         self._restore(base)
         replayed, released = 0, list[int]()
         for entry in entries:
@@ -364,6 +399,47 @@ class Recovery:
         if released:
             self._master.release(released)
         return replayed
+
+    def _relocate(self, state: SessionState, base: _Snapshot, entries: Sequence[Entry]) -> int:
+        """The same on other nodes than the snapshot is of, or a call since."""
+        relocation = Relocation(state, base.number, base.known, self._check_not_lost)
+        replayed = 0
+        self._stream.replayer = threading.get_ident()
+        try:
+            state.begin_relocation()
+            for entry in entries:
+                self._check_not_lost()
+                match entry:
+                    case SentArrays(uploads):
+                        relocation.note_uploads(uploads)
+                    case ReleasedArrays(names=names):
+                        relocation.release(names)
+                    case SentStep(result=result, call=call, released=names):
+                        relocation.release(names)
+                        if call is not None and result.error is None:
+                            call.repeat(relocation, result)
+                            replayed += isinstance(call, ProgramCall)
+                        elif call is None and not result.is_done:
+                            result.finish(None)
+            self._stream.wait_until_idle()
+            self._check_not_lost()
+            relocation.finish()
+        except BaseException:
+            relocation.abandon()
+            raise
+        finally:
+            self._stream.replayer = 0
+        return replayed
+
+    def _check_not_lost(self) -> None:
+        if self._is_lost_again:
+            raise _LostAgainError
+
+    def _require_state(self) -> SessionState:
+        state = self._session()
+        if state is None:
+            raise SessionError("the session is closed", remedy="open a new one with connect()")
+        return state
 
     def _restore(self, base: _Snapshot) -> None:
         order = master_pb2.RestoreSnapshot(
@@ -390,13 +466,24 @@ class Recovery:
 
     # ---- calls that go straight to nodes -------------------------------------------------------
 
-    def put(self, uploads: Sequence[Upload]) -> None:
-        """Write arrays to the nodes; again, where a loss took them away meanwhile."""
+    def put(self, uploads: Sequence[Upload], *, are_private: bool = False) -> None:
+        """Write arrays to the nodes; again, where a loss took them away meanwhile.
+
+        are_private: nobody will change their contents.
+        """
         if not uploads:
             return
-        copies = [replace(upload, value=np.array(upload.value)) for upload in uploads] if self.is_on else uploads
+        if self._stream.replayer == threading.get_ident():
+            self._upload(uploads, self._stream.generation)
+            with self._changed:
+                self._journal.note((upload.array_id, upload.layout) for upload in uploads)
+            return
+        copies = uploads
+        if self.is_on and not are_private:
+            copies = [replace(upload, value=np.array(upload.value)) for upload in uploads]
         for attempt in itertools.count():
             try:
+                self._step_aside()
                 with self._uploads() as generation:
                     self._put(uploads, partial(self._is_running, generation))
                     with self._changed:
@@ -408,16 +495,41 @@ class Recovery:
 
     def retry(self, call: Callable[[], T]) -> T:
         """The result of a call that reads arrays; again, where a loss took them away meanwhile."""
+        if self._stream.replayer == threading.get_ident():
+            return call()
         for attempt in itertools.count():
             with self._changed:
                 self._await_end()
                 generation = self._stream.generation
             try:
-                return call()
-            except _BROKEN as error:
-                if not self._was_lost(generation) and not self._may_come_back(error, attempt):
+                result = call()
+            except ShardwrightError as error:
+                is_broken = isinstance(error, _BROKEN)
+                if self._is_superseded(generation):
+                    continue  # it met arrays in other layouts
+                if not is_broken or not (self._was_lost(generation) or self._may_come_back(error, attempt)):
                     raise
+            else:
+                if not self._is_superseded(generation):
+                    return result
         raise AssertionError("never reached")
+
+    def _is_superseded(self, generation: int) -> bool:
+        """Whether arrays may lie elsewhere by now, on a cluster whose nodes come and go."""
+        with self._changed:
+            is_other = self._is_recovering or self._stream.generation != generation
+            return self.is_on and self._stream.steps_aside and is_other
+
+    def _step_aside(self) -> None:
+        """Raises InterruptedByRecoveryError rather than wait for a recovery that may plan anew."""
+        with self._changed:
+            if self._is_recovering and self._stream.steps_aside:
+                raise InterruptedByRecoveryError
+
+    def wait_until_over(self) -> None:
+        """Returns when no recovery is under way."""
+        with self._changed:
+            self._await_end()
 
     def _may_come_back(self, error: ShardwrightError, attempt: int) -> bool:
         """Whether it is a connection to a node that was started again, and gRPC has not dialled anew yet."""
@@ -461,13 +573,13 @@ class Recovery:
     def _read_generation(self) -> int:
         """Of the executors that run; 0: not all do, or the master does not answer."""
         try:
-            nodes = self._master.status().nodes
+            nodes = team_of(self._master.status())
         except ServerUnavailableError:
             return 0
         return nodes[0].generation if all(node.state == "ready" for node in nodes) else 0
 
-    def _await_ready(self, loss: str) -> int:
-        """The generation that runs, once all nodes are ready. Raises WorkerLostError after `PATIENCE_S`."""
+    def await_ready(self, loss: str) -> tuple[int, tuple[NodeInfo, ...]]:
+        """The generation that runs, and its nodes, once they are ready. Raises WorkerLostError after `PATIENCE_S`."""
         began_s = said_s = time.monotonic()
         while True:
             self._stream.check_open()
@@ -478,9 +590,10 @@ class Recovery:
                 pass  # it may come back as long as it keeps the session: then the stream gives up
             else:
                 self._require_session(status)
-                absent = [node for node in status.nodes if node.state != "ready"]
+                team = team_of(status)
+                absent = [node for node in team if node.state != "ready"]
                 if not absent:
-                    return int(status.nodes[0].generation)
+                    return int(team[0].generation), nodes_of(node.node for node in team)
                 waiting = "; ".join(
                     f"node {node.node.index}, {node.state}" + (f" ({node.detail})" if node.detail else "")
                     for node in absent

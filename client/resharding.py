@@ -33,11 +33,17 @@ MIN_PART_BYTES = 64 << 20
 
 
 def fits(leaves: Sequence[Any], places: Sequence[Placement | None]) -> bool:
-    """Whether every handle in `leaves` has its layout in `places`; None takes any."""
+    """Whether every handle in `leaves` has its layout in `places`, or can still be read there; None takes any."""
     for leaf, place in zip(leaves, places, strict=True):
-        if isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None:
+        is_elsewhere = isinstance(leaf, RemoteArray) and leaf._place is not place and place is not None
+        if is_elsewhere and not is_unread_batch(leaf):
             return False
     return True
+
+
+def is_unread_batch(leaf: Any) -> bool:
+    """Whether workers have yet to read it, in any layout."""
+    return isinstance(leaf, RemoteArray) and leaf._is_batch and leaf._pending is not None
 
 
 def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, donated: Sequence[int] = ()) -> list[Any]:
@@ -48,7 +54,8 @@ def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, dona
     places; a handle of another step that is not donated to this one.
     """
     places = program.leaf_places
-    materialize(leaves, places)
+    read = [(leaf, wanted) for leaf, wanted in zip(leaves, places, strict=True) if wanted or not is_unread_batch(leaf)]
+    materialize([leaf for leaf, _ in read], [wanted for _, wanted in read])
     placed = list(leaves)
     movers: dict[int, Placement] = {
         number: wanted

@@ -14,7 +14,7 @@ from shardwright.errors import ServerDrainingError, ServerUnavailableError, Sess
 T = TypeVar("T")
 
 #: Seconds between two attempts.
-RETRY_PAUSE_S = 0.5
+RETRY_PAUSE_S = 0.2
 
 
 class OutageError(ServerUnavailableError):

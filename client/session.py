@@ -11,23 +11,35 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardwright.builders.choices import read_options
 from shardwright.client.addresses import address_from_environment, read_address
 from shardwright.client.connection import Dialer, SessionInfo
+from shardwright.client.credentials import dialer_for
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.client.recovery import Recovered
 from shardwright.client.session_state import SessionState
+from shardwright.clusters.module_names import check_module_names
 from shardwright.errors import OptionError
 from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
+from shardwright.protocol.session_secrets import MAX_NAME, is_name
 
 if TYPE_CHECKING:
+    from shardwright.client.automatic_saves import CheckpointPolicy
     from shardwright.client.checkpoints import Save
+    from shardwright.client.datasets import Dataset
+    from shardwright.client.kept import Resumed
     from shardwright.client.step import Step
     from shardwright.hlo.entry import Names
     from shardwright.xla.formats import ProgramSource
 
 
 def connect(
-    address: str | int | None = None, *, devices: int = 8, token: str | None = None, snapshot_every: int | None = None
+    address: str | int | None = None,
+    *,
+    devices: int = 8,
+    token: str | None = None,
+    name: str | None = None,
+    snapshot_every: int | None = None,
+    dataset_modules: str | Sequence[str] | None = None,
 ) -> Session:
     """Opens a session.
 
@@ -35,24 +47,40 @@ def connect(
       address: "host:port" of a server ("[::1]:2222" in IPv6), or the port of one on this machine. Default: `$SERVER_IP`
         and `$SERVER_PORT`; without those a child process serves and ends with the session.
       devices: CPU devices of the child.
-      token: the server's access token; default `$SHARDWRIGHT_TOKEN`. With TLS, `$SHARDWRIGHT_CA` names the trusted
-        certificate file.
+      token: the server's access token; default `$SHARDWRIGHT_TOKEN`. Servers that this user started on this machine
+        need none. With TLS, `$SHARDWRIGHT_CA` names the trusted certificate file.
+      name: of the session. One of this name that another process has left, by a crash or by `leave`, is taken up: its
+        programs are loaded, and `Session.resume` finds what it kept. One process at a time has it: the last one. It
+        takes the token that the session was opened with.
       snapshot_every: survive losses of workers, whatever runs in the session: see `Session.parallelize`.
+      dataset_modules: names of modules and packages whose functions `Session.dataset` may read batches from, with the
+        child as server. The operator of other servers says so when they start.
 
     Raises ServerUnavailableError: nothing answers. AuthenticationError: wrong token. OptionError: a wrong option.
     """
     server = None
-    every = read_snapshot_every(snapshot_every)
+    every, name = read_snapshot_every(snapshot_every), read_name(name)
+    modules = _read_dataset_modules(dataset_modules)
     address = address_from_environment() if address is None else read_address(address)
+    if address is None and name:
+        raise OptionError(
+            f"name={name!r}",
+            where="name",
+            remedy="give the address of a server: an embedded one, and its sessions, end with this program",
+        )
+    if address is not None and modules:
+        raise OptionError(
+            f"the servers at {address} are another program's: what they read is said when they start",
+            where="dataset_modules",
+            remedy=f"start them with --dataset-modules {','.join(modules)}, or name the modules in the cluster file",
+        )
     if address is None:
-        server = EmbeddedServer(devices)
-        address, token = server.address, server.token
-        ca_file = None
+        server = EmbeddedServer(devices, modules)
+        address, dialer = server.address, Dialer(server.token, None)
     else:
-        token = token or os.environ.get("SHARDWRIGHT_TOKEN")
-        ca_file = os.environ.get("SHARDWRIGHT_CA")
+        dialer = dialer_for(address, token)
     try:
-        state = SessionState(address, Dialer(token, ca_file), server)
+        state = SessionState(address, dialer, server, name)
         if every:
             state.protect(every)
         return Session(state)
@@ -60,6 +88,17 @@ def connect(
         if server is not None:
             server.close()
         raise
+
+
+def read_name(name: str | None) -> str:
+    """ "": no name. Raises OptionError on anything but a short text."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not is_name(name):
+        raise OptionError(
+            f"name={name!r}", where="name", remedy=f"a text of 1 to {MAX_NAME} printable characters, e.g. 'run-7'"
+        )
+    return name
 
 
 def read_snapshot_every(snapshot_every: int | None) -> int:
@@ -73,6 +112,18 @@ def read_snapshot_every(snapshot_every: int | None) -> int:
             remedy="a number of steps, from 1 on, or None for no snapshots",
         )
     return snapshot_every
+
+
+def _read_dataset_modules(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Raises OptionError on what names no modules."""
+    try:
+        return check_module_names([names] if isinstance(names, str) else names or ())
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"dataset_modules={names!r}: {error}",
+            where="dataset_modules",
+            remedy='e.g. "my_data", or ["my_data", "b.c"]',
+        ) from None
 
 
 def _timeout_s(step_timeout: float | None) -> float:
@@ -186,6 +237,30 @@ class Session:
         function = HloFunction(read_program(hlo), names=names, donated=donated, results=results, name=name)
         return Step(self._state, function, checked, progress, builder)
 
+    def dataset(self, function: str, *, batch: int, prefetch: int = 2, **options: Any) -> Dataset:
+        """Batches that the workers read themselves: an iterator of pytrees of handles, which steps take as arguments.
+
+        A worker reads the rows that its devices hold, under whatever plan the step has, some batches ahead; nothing
+        passes this program. The data are read from where `seek` says, else from batch 0 on.
+
+        Args:
+          function: "module:function", importable by the servers, of a module that their operator allows
+            (`--dataset-modules`, `dataset_modules` in the cluster file or in `connect`). It is called on the workers
+            as `function(start, batch=batch, rows=rows, **options)` and yields the batches `start`, `start + 1`, …, each
+            a pytree of arrays with one entry along the first dimension for each of `rows`, an int64 array of row
+            numbers of the whole batch, ascending. A leaf may be a function without arguments, called where it is
+            needed. Equal arguments have to give equal batches.
+          batch: rows of a batch, over all workers.
+          prefetch: batches that are read ahead.
+          options: further arguments of the function: JSON values.
+
+        Raises DatasetError: the module is not allowed, there is no such function, it raises, or what it yields is no
+        batch. OptionError: a wrong option.
+        """
+        from shardwright.client.datasets import Dataset
+
+        return Dataset(self._state, function, batch=batch, prefetch=prefetch, options=options)
+
     def save(
         self, state: Any, directory: str | os.PathLike[str], *, step: int | None = None, max_to_keep: int | None = None
     ) -> Save:
@@ -233,6 +308,51 @@ class Session:
         directory: see `save`. Raises CheckpointError when it is none, or cannot be listed.
         """
         return self._state.list_checkpoints(directory)
+
+    def keep(self, state: Any, *, checkpoints: CheckpointPolicy | None = None, step: int | None = None) -> None:
+        """Keeps a state for the next program: of a session with a name, in checkpoints, or both.
+
+        From now on the state is followed: where a step takes some of it over, its results are kept in its place. In a
+        session with a name the servers know it, in one with the step, and `resume` of the program that takes the
+        session up next finds it, whenever this one ends. The state kept before is kept no longer.
+
+        state: a pytree of handles; arrays and numbers in it are sent to the servers.
+        checkpoints: when it is written to checkpoints as well, beside the steps. One that fails is logged; training
+          goes on.
+        step: number of the state, from which those of the checkpoints count on, one for each step that replaces some of
+          it. Default: the latest checkpoint's; of a state that was resumed, the steps of the programs before, if more.
+
+        Raises OptionError: the session has no name, and no checkpoints are asked for; a wrong number. CheckpointError:
+        the state cannot be written down, or the directory is none.
+        """
+        from shardwright.client import kept
+
+        self._state.require_open()
+        kept.keep(self._state, state, checkpoints, step)
+
+    def resume(self, *, like: Any = None) -> Resumed | None:
+        """What the program before has kept in the session that this one took up; None where there is nothing.
+
+        Where the executors are the same, it is the state after the last step that began; else that of the newest
+        snapshot. Other arrays of the program before are gone. Call `keep` again, for this one's successor.
+
+        like: a pytree of the structure that was kept. Needed when it has nodes other than dicts, lists, tuples and
+        named tuples.
+
+        Raises SnapshotLostError: the state is lost. CheckpointError: the structure cannot be made without `like`.
+        """
+        from shardwright.client import kept
+
+        self._state.require_open()
+        return kept.resume(self._state, like)
+
+    def leave(self) -> None:
+        """Ends this program's use of a session with a name, which waits for the next program; see `close`.
+
+        The end of the program without `close`, by an exception or by a kill, does the same. The servers keep it for an
+        hour, unless told otherwise (`--named-grace`).
+        """
+        self._state.leave()
 
     @property
     def draining(self) -> str:

@@ -9,10 +9,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +22,20 @@ from shardwright.builders.choices import PlanChoice
 from shardwright.client.array_reader import ArrayReader
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
-from shardwright.client.connection import Dialer, MasterConnection, SessionInfo
+from shardwright.client.connection import Dialer, MasterConnection, NodeInfo, SessionInfo, team_of
 from shardwright.client.node_failures import explain_node_failure
 from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
 from shardwright.client.recovery import Recovery, require_repeatable
-from shardwright.client.stream import StepResult, StepStream
+from shardwright.client.relocation import Call, CopyCall, KnownArray, Name, ProgramCall
+from shardwright.client.stream import InterruptedByRecoveryError, StepResult, StepStream
 from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
-from shardwright.errors import ServerUnavailableError, SessionError, ShardwrightError, WorkerLostError
+from shardwright.errors import (
+    ClusterChangedError,
+    ServerUnavailableError,
+    SessionError,
+    ShardwrightError,
+    WorkerLostError,
+)
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
@@ -35,14 +43,22 @@ from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
 
 if TYPE_CHECKING:
+    from shardwright.client.automatic_saves import AutomaticSaves, CheckpointPolicy
     from shardwright.client.checkpoints import Save
     from shardwright.client.embedded import EmbeddedServer
     from shardwright.client.frontends.program import Program
+    from shardwright.client.kept import KeptState
     from shardwright.client.placement import ExecutableEntry
     from shardwright.client.program_cache import ProgramCache
     from shardwright.client.programs import ArgumentSource, StepProgram
+    from shardwright.client.step import Step
+
+T = TypeVar("T")
 
 _log = logging.getLogger("shardwright")
+
+#: Seconds until a call that met other nodes begins again.
+CHANGE_PAUSE_S = 0.2
 
 #: An argument of at most so many bytes rides along with its step, …
 INLINE_BYTES = 64 << 10
@@ -54,6 +70,19 @@ RELEASE_DELAY_S = 0.1
 WORKER_RESTART_TIMEOUT_S = 120.0
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltRequest:
+    """A step that is ready to be sent. outputs: ids by output number. temporary: ids of its own copies."""
+
+    request: master_pb2.RunStepsRequest
+    outputs: list[tuple[int, ...]]
+    temporary: list[int]
+
+    def consumed(self, program: StepProgram) -> list[int]:
+        """Ids of the arrays that it takes over."""
+        return [self.request.arguments[number] for number in program.consumed]
+
+
 class SessionState:
     """Arrays, steps and saves of one session; `Session`, its steps and its handles hold it.
 
@@ -61,14 +90,19 @@ class SessionState:
     and sent. server: the embedded server that ends with it, if any.
     """
 
-    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None) -> None:
+    def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None, name: str = "") -> None:
         self.server = server
         self._pid = os.getpid()
         self._save: Save | None = None
         self._saving = threading.Lock()
         is_gone: Callable[[], bool] = (lambda: False) if server is None else server.has_ended
         self.master = MasterConnection(address, dialer, is_gone)
-        self.info: SessionInfo = self.master.open(__version__)
+        self.info: SessionInfo = self.master.open(__version__, name)
+        self.name = name
+        self.kept: KeptState | None = None
+        self.kept_updates = 0  # of what was resumed
+        self.automatic_saves: AutomaticSaves | None = None
+        taken_up = self.master.taken_up
         self.lock = threading.RLock()
         self._transfer = ArrayTransfer(
             self.info, dialer, partial(explain_node_failure, self.master), self.master.retries
@@ -79,10 +113,16 @@ class SessionState:
             self.info.session_id,
             self.master.cancel_steps,
             reconnect_s=self.info.grace_s,
+            first_number=taken_up.last_step + 1 if taken_up is not None else 1,
             is_gone=is_gone,
         )
-        self.recovery = Recovery(self.master, self._stream, self._transfer.put)
-        self._array_ids = itertools.count(1)
+        self._stream.drain_heard = partial(_meet_drain, weakref.ref(self))
+        self.recovery = Recovery(self.master, self._stream, self._transfer.put, weakref.ref(self))
+        self.epoch = 0  # number of clusters, of other nodes, that the session has had before
+        self._followed_losses, self._is_outdated = 0, False
+        self._handles: weakref.WeakValueDictionary[int, RemoteArray] = weakref.WeakValueDictionary()
+        self._steps: weakref.WeakSet[Step] = weakref.WeakSet()
+        self._array_ids = itertools.count(taken_up.next_array_id if taken_up is not None else 1)
         self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
         self._loader: ProgramCache | None = None
@@ -99,22 +139,31 @@ class SessionState:
         if error is not None:
             raise error
 
+    def leave(self) -> None:
+        """See `Session.leave`."""
+        error = self._close(leaves=True)
+        if error is not None:
+            raise error
+
     def close_quietly(self) -> None:
-        """Closes without raising, when no caller is left."""
-        error = self._close()
+        """Closes without raising, when no caller is left; a session with a name waits for the next program."""
+        error = self._close(leaves=bool(self.name))
         if error is not None:
             _log.error("the last save failed: %s", error)
 
-    def _close(self) -> ShardwrightError | None:
-        """The error of a save, not raised before."""
+    def _close(self, *, leaves: bool = False) -> ShardwrightError | None:
+        """The error of a save, not raised before. leaves: the session stays on the servers."""
         if self.is_closed or os.getpid() != self._pid:  # a forked child leaves its parent's session alone
             return None
+        if self.automatic_saves is not None:
+            self.automatic_saves.settle()
         error = self._take_save_error()
+        leaves = leaves or (bool(self.name) and self._stream.has_lost_session)  # a successor's is not ours to close
         self.is_closed = True
         self._dropped.put(None)
         self._stream.close()
         self._transfer.close()
-        self.master.close()
+        self.master.close(leaves=leaves)
         if self.server is not None:
             self.server.close()
         return error
@@ -172,55 +221,100 @@ class SessionState:
         is_traced: bool = False,
         checks: Checks = NO_CHECKS,
         timeout_s: float = 0.0,
+        plan_again: Callable[[Sequence[Any]], StepProgram] | None = None,
     ) -> list[RemoteArray | None]:
         """Runs one step; returns handles at once, None at unwanted outputs.
 
         Handles in `leaves` must have the layouts of `program.leaf_places`. timeout_s: the step's time limit, 0: the
-        server's. Raises an earlier step's error not raised before. Raises ArrayError on a deleted handle.
+        server's. plan_again: makes a program for such leaves on other nodes; default: one that is planned freely.
+        Raises an earlier step's error not raised before. Raises ArrayError on a deleted handle, and
+        InterruptedByRecoveryError where the program is for nodes that are gone.
         """
         with self.lock:
             self._raise_unreported()
             self._stream.check_draining()
             if self.recovery.is_on:
                 require_repeatable(program)
-            request = master_pb2.RunStepsRequest(
-                executable_id=program.executable_id,
-                trace=is_traced,
-                check_nans=checks.nans,
-                check_infs=checks.infs,
-                timeout_s=timeout_s,
-            )
-            next_id = self._array_ids.__next__
-            result_ids = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
-            outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
-            for array_id, entry in zip(result_ids, program.results, strict=True):
-                if array_id:
-                    outputs[entry.number] += (array_id,)
-            temporary: list[int] = []
+            if program.epoch != self.epoch:
+                raise InterruptedByRecoveryError
+            is_recorded = self.info.is_elastic and self.recovery.is_on
+            if is_recorded:
+                leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+            built = self.build_request(program, leaves, wanted, is_traced=is_traced, checks=checks)
+            request = built.request
+            request.timeout_s = timeout_s
+            call = None
+            if is_recorded:
+                call = ProgramCall(
+                    program=program,
+                    leaves=tuple(self.know(leaf) if isinstance(leaf, RemoteArray) else leaf for leaf in leaves),
+                    outputs=tuple(built.outputs),
+                    is_traced=is_traced,
+                    checks=checks,
+                    timeout_s=timeout_s,
+                    plan_again=plan_again or partial(self._plan_freely, program.lowered),
+                )
+            request.released.extend(self._take_dropped())
             try:
-                request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
-                request.outputs.extend(result_ids)
-                request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
-                request.released.extend(self._take_dropped())
+                if self.kept is not None and self.name:
+                    self.kept.put_into(request, program, leaves, built.outputs)
                 result = self._stream.submit(
                     request,
                     program.name,
-                    made=self._list_arrays(program, request),
-                    consumed=[request.arguments[number] for number in program.consumed],
+                    made=self.list_arrays(program, request),
+                    consumed=built.consumed(program),
+                    call=call,
                 )
+            except InterruptedByRecoveryError:
+                self.release_later(*request.released)
+                if self.kept is not None:
+                    self.kept.forget_sent()
+                raise
             finally:
-                for array_id in temporary:
-                    self._dropped.put(array_id)
+                self.release_later(*built.temporary)
+            results = [
+                RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
+                for spec, ids, place in zip(program.lowered.results, built.outputs, program.outputs, strict=True)
+            ]
+            if self.kept is not None:
+                self.kept.follow(program, leaves, results)
             if self.recovery.is_due:
                 self.recovery.take(self._take_dropped)
-        results = program.lowered.results
-        return [
-            RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
-            for spec, ids, place in zip(results, outputs, program.outputs, strict=True)
-        ]
+        if self.automatic_saves is not None:
+            self.automatic_saves.save_if_due()
+        return results
+
+    def build_request(
+        self,
+        program: StepProgram,
+        leaves: Sequence[Any],
+        wanted: Sequence[bool] | None,
+        *,
+        is_traced: bool,
+        checks: Checks,
+    ) -> BuiltRequest:
+        """The request of a step; its arguments are sent, or ride along."""
+        request = master_pb2.RunStepsRequest(
+            executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
+        )
+        next_id = self._array_ids.__next__
+        result_ids = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+        outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
+        for array_id, entry in zip(result_ids, program.results, strict=True):
+            if array_id:
+                outputs[entry.number] += (array_id,)
+        temporary: list[int] = []
+        try:
+            request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
+        except BaseException:
+            self.release_later(*temporary)
+            raise
+        request.outputs.extend(result_ids)
+        request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
+        return BuiltRequest(request, outputs, temporary)
 
     @staticmethod
-    def _list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
+    def list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
         """List the arrays uploaded with a step, and its outputs."""
         inline = {array.array_id for array in request.inline_arguments}
         arrays = [
@@ -270,7 +364,7 @@ class SessionState:
                 request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
             else:
                 uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
-        self.recovery.put(uploads)
+        self.recovery.put(uploads, are_private=self.info.is_elastic and self.recovery.is_on)
         return ids
 
     def _constants(self, program: StepProgram) -> dict[ArgumentSource, int]:
@@ -298,7 +392,7 @@ class SessionState:
                 if can_be_moved(leaf._place, wanted):
                     handles.append(leaf)
                     places[number] = wanted
-        copy_ids, _ = self._submit_move(handles, list(places.values()))
+        copy_ids, _ = self._submit_move(handles, list(places.values()), is_kept=False)
         return {number: ids[0] for number, ids in zip(places, copy_ids, strict=True)}
 
     def _id_for(self, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
@@ -315,20 +409,36 @@ class SessionState:
         *,
         is_followed: bool = False,
         made: Sequence[tuple[int, Layout]] = (),
+        call: Call | None = None,
     ) -> StepResult:
         """Sends a step without a program: a save, followed by the caller, or one that makes arrays. Raises like `run`.
 
-        made: those arrays.
+        made: those arrays. call: how they are made on other nodes.
         """
         with self.lock:
+            if self._stream.replayer == threading.get_ident():
+                return self._stream.submit(request, name, made=made)
             self._raise_unreported()
             request.released.extend(self._take_dropped())
-            return self._stream.submit(request, name, is_followed=is_followed, is_repeated=not is_followed, made=made)
+            try:
+                return self._stream.submit(
+                    request, name, is_followed=is_followed, is_repeated=not is_followed, made=made, call=call
+                )
+            except InterruptedByRecoveryError:
+                self.release_later(*request.released)
+                raise
 
     def protect(self, snapshot_every: int) -> None:
         """From now on the session survives losses of workers; a snapshot each so many steps."""
         with self.lock:
             if self.recovery.begin(snapshot_every):
+                self.recovery.take(self._take_dropped)
+
+    def adopt_arrays(self, layouts: Mapping[int, Layout]) -> None:
+        """Arrays that another client of the session made are this one's; a snapshot has them from the next one on."""
+        with self.lock:
+            self.recovery.adopt(layouts)
+            if self.recovery.is_on:
                 self.recovery.take(self._take_dropped)
 
     def move(self, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
@@ -340,11 +450,24 @@ class SessionState:
         ]
 
     def _submit_move(
-        self, handles: Sequence[RemoteArray], places: Sequence[Placement]
+        self, handles: Sequence[RemoteArray], places: Sequence[Placement], *, is_kept: bool = True
     ) -> tuple[list[tuple[int, ...]], StepResult | None]:
-        """Ids of the copies' parts, and the step making them; none without a handle."""
+        """Ids of the copies' parts, and the step making them; none without a handle.
+
+        is_kept: for longer than a step.
+        """
         if not handles:
             return [], None
+        request, new_ids = self.build_move(handles, places)
+        layouts = [layout for place in places for layout, _ in parts_of(place)]
+        arrays = list(zip(request.outputs, layouts, strict=True))
+        call = CopyCall(arrays=tuple(map(self.know, handles)), copies=tuple(new_ids)) if is_kept else None
+        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=arrays, call=call)
+
+    def build_move(
+        self, handles: Sequence[RemoteArray], places: Sequence[Placement]
+    ) -> tuple[master_pb2.RunStepsRequest, list[tuple[int, ...]]]:
+        """The request of a move, and the ids of the copies' parts."""
         request = master_pb2.RunStepsRequest()
         new_ids = [tuple(self.new_id() for _ in parts_of(place)) for place in places]
         for handle, place, ids in zip(handles, places, new_ids, strict=True):
@@ -352,9 +475,7 @@ class SessionState:
             request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
             request.arguments.extend(self.usable_ids(handle))
             request.outputs.extend(ids)
-        layouts = [layout for place in places for layout, _ in parts_of(place)]
-        arrays = list(zip(request.outputs, layouts, strict=True))
-        return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=arrays)
+        return request, new_ids
 
     def new_id(self) -> int:
         """A new array id, for a step's result."""
@@ -378,6 +499,112 @@ class SessionState:
         error = self._stream.take_error()
         if error is not None:
             raise error
+
+    # ---- other nodes ------------------------------------------------------------------
+
+    def steadily(self, act: Callable[[], T]) -> T:
+        """The result of `act`, which begins again where the nodes change meanwhile; then it must have sent nothing."""
+        if not self.info.is_elastic or self._stream.replayer == threading.get_ident():
+            return act()
+        while True:
+            self.recovery.wait_until_over()
+            self._follow_nodes()
+            try:
+                return act()
+            except InterruptedByRecoveryError:
+                continue
+            except ClusterChangedError:
+                self._is_outdated = True
+                time.sleep(CHANGE_PAUSE_S)
+
+    def _follow_nodes(self) -> None:
+        """After a loss that the session does not survive: find out which nodes there are now."""
+        lost = self._stream.lost_generations
+        if self.recovery.is_on or (lost == self._followed_losses and not self._is_outdated):
+            return
+        self.raise_earlier_error()
+        self.take_nodes(self.recovery.await_ready("")[1])
+        self._followed_losses, self._is_outdated = lost, False
+
+    def take_nodes(self, nodes: tuple[NodeInfo, ...]) -> None:
+        """The nodes of the cluster as it runs now; where they are others, what was planned for those before is void."""
+        if nodes == self.info.nodes:
+            return
+        with self._stream.changed:
+            is_other = [(n.index, n.devices) for n in nodes] != [(n.index, n.devices) for n in self.info.nodes]
+            self.info = self.master.info = replace(self.info, nodes=nodes)
+            self._transfer.change_nodes(self.info)
+            if is_other:
+                self.epoch += 1
+                self._stream.journal.epoch = self.epoch
+                self._constant_ids.clear()
+                _log.warning(
+                    "the cluster has %d devices now, of node %s",
+                    self.info.device_count, ", ".join(str(node.index) for node in nodes),
+                )  # fmt: skip
+
+    def _plan_freely(self, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
+        del leaves
+        names = PlanOptions(argument_names=lowered.argument_names, output_names=lowered.output_names)
+        return self.prepare(lowered, names)
+
+    def know(self, handle: RemoteArray) -> KnownArray:
+        """A handle's array, for a recovery on other nodes."""
+        assert handle._place is not None
+        return KnownArray(name=self.name_of(handle._ids), spec=handle.spec, ids=handle._ids, place=handle._place)
+
+    def know_all(self) -> dict[int, KnownArray]:
+        """All arrays that have handles, by the first ids of their names."""
+        if not self.info.is_elastic:
+            return {}
+        known = [self.know(handle) for handle in self.list_handles()]
+        return {array.name[0]: array for array in known}
+
+    def name_of(self, ids: tuple[int, ...]) -> Name:
+        return self._stream.journal.names.get(ids[0], ids) if ids else ()
+
+    def note_handle(self, handle: RemoteArray) -> None:
+        """A handle has got these ids."""
+        if self.info.is_elastic:
+            self._handles[handle._ids[0]] = handle
+
+    def list_handles(self) -> list[RemoteArray]:
+        """The user's handles of arrays on the servers."""
+        handles = [reference() for reference in self._handles.valuerefs()]
+        return [
+            handle
+            for handle in handles
+            if handle is not None and handle._ids and not handle._deleted and handle._place is not None
+        ]
+
+    def note_step(self, step: Step) -> None:
+        self._steps.add(step)
+
+    def list_steps(self) -> list[Step]:
+        return list(self._steps)
+
+    def begin_relocation(self) -> None:
+        """All arrays are gone, and will be made again under other ids."""
+        with self._stream.changed:
+            self._stream.journal.live.clear()
+        self._constant_ids.clear()
+
+    def rename(self, names: dict[int, Name]) -> None:
+        """The names of all arrays that are known by another one than their ids."""
+        with self._stream.changed:
+            self._stream.journal.names = names
+
+    def resend(
+        self,
+        request: master_pb2.RunStepsRequest,
+        result: StepResult,
+        made: Sequence[tuple[int, Layout]],
+        consumed: Sequence[int],
+    ) -> None:
+        """Sends a step again, on other nodes."""
+        self._stream.resend(request, result)
+        with self._stream.changed:
+            self._stream.journal.note(made, consumed)
 
     # ---- arrays -----------------------------------------------------------------------
 
@@ -419,11 +646,16 @@ class SessionState:
 
     def ask_first_node(self, method: str, request: Any) -> Any:
         """The reply to a call of the Checkpoints service; waits for workers that are restarting."""
+        first = self.info.nodes[0].index
+        return self.ask_nodes("Checkpoints", method, {first: request})[first]
+
+    def ask_nodes(self, service: str, method: str, requests: Mapping[int, Any]) -> dict[int, Any]:
+        """The replies to calls of a service at data ports, by node; waits for workers that are restarting."""
         self.require_open()
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
         while True:
             try:
-                return self._transfer.ask_first_node(method, request)
+                return self._transfer.ask_nodes(service, method, requests)
             except (ServerUnavailableError, SessionError):
                 status = self.master.status()  # raises where the master is gone as well
                 is_mine = any(self.info.session_id.startswith(other.session_id) for other in status.sessions)
@@ -435,7 +667,7 @@ class SessionState:
         """Waits for restarting workers."""
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
         while time.monotonic() < deadline_s:
-            if all(node.state == "ready" for node in self.master.status().nodes):
+            if all(node.state == "ready" for node in team_of(self.master.status())):
                 return
             time.sleep(0.2)
 
@@ -468,6 +700,10 @@ class SessionState:
                 self._stream.journal.add_release(ids)
             try:
                 self.master.release(ids)
+            except ServerUnavailableError:
+                self._dropped.put(first)  # with the next step, once the server is back
+                for array_id in ids[1:]:
+                    self._dropped.put(array_id)
             except ShardwrightError:
                 if not self.is_closed:  # else they go with the session
                     _log.warning("could not release %d arrays", len(ids))
@@ -476,14 +712,46 @@ class SessionState:
 
     def save(self, tree: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None) -> Save:
         """See `Session.save`."""
+        self.require_open()
+        return self.steadily(lambda: self._save_once(tree, directory, step=step, max_to_keep=max_to_keep))
+
+    def _save_once(
+        self, tree: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
+    ) -> Save:
         from shardwright.client import checkpoints
 
-        self.require_open()
         with self._saving:
             if (error := self._take_save_error()) is not None:
                 raise error
             self._save = checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
             return self._save
+
+    def save_kept(self, kept: KeptState, policy: CheckpointPolicy, before: int, *, waits: bool) -> Save | None:
+        """Saves the state that is kept, under the number of its updates and `before`.
+
+        waits: for a save under way; else None is returned where there is one.
+        """
+        self.require_open()
+        return self.steadily(lambda: self._save_kept_once(kept, policy, before, waits=waits))
+
+    def _save_kept_once(self, kept: KeptState, policy: CheckpointPolicy, before: int, *, waits: bool) -> Save | None:
+        from shardwright.client import checkpoints
+
+        if not self._saving.acquire(blocking=waits):
+            return None
+        try:
+            if not waits and self._save is not None and not self._save.is_done:
+                return None
+            if (error := self._take_save_error()) is not None:
+                raise error
+            with self.lock:
+                self._save = checkpoints.save_leaves(
+                    self, kept.tree, kept.leaves, policy.directory,
+                    step=kept.updates + before, max_to_keep=policy.max_to_keep,
+                )  # fmt: skip
+            return self._save
+        finally:
+            self._saving.release()
 
     def _take_save_error(self) -> ShardwrightError | None:
         """Of the last save, unless it was raised before, or was lost with workers whose loss the session survives."""
@@ -524,6 +792,17 @@ def _parts_at(value: np.ndarray, place: Placement) -> list[np.ndarray]:
 
 def _to_moved_parts(place: Placement) -> list[master_pb2.MovedPart]:
     return [master_pb2.MovedPart(layout=wire.layout_to_proto(layout), first_row=row) for layout, row in parts_of(place)]
+
+
+def _meet_drain(state_ref: weakref.ref[SessionState], is_over: bool) -> None:
+    """The servers, or a node of them, are about to end, or not any more."""
+    state = state_ref()
+    if state is None or state.automatic_saves is None:
+        return
+    if is_over:
+        state.automatic_saves.forget_last_save()
+    else:
+        state.automatic_saves.begin_last_save()
 
 
 def _release_when_idle(state_ref: weakref.ref[SessionState], dropped: SimpleQueue[int | None]) -> None:

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
 
@@ -16,18 +17,29 @@ import jax
 
 from shardwright.builders.base import Builder
 from shardwright.builders.choices import PlanChoice, change_options, list_choices, predicted_step_s
+from shardwright.builders.runner_ups import change_choice
+from shardwright.client.alternatives import Alternative, PlanSearch, describe_plan
 from shardwright.client.arrays import RemoteArray
-from shardwright.client.background import BackgroundSearch, describe_plan
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
-from shardwright.client.frontends.program import FrontEnd, Program
+from shardwright.client.frontends.program import ExportingFrontEnd, FrontEnd, Program
 from shardwright.client.placement import Placement
 from shardwright.client.plan_changes import PlanChange, PlanHistory
-from shardwright.client.programs import LoadedPlan, StepProgram, describe_difference, list_donated_leaves
-from shardwright.client.resharding import fits, move_state, pin_layouts, place
+from shardwright.client.plan_trials import PlanTrials, Trial, start_trial
+from shardwright.client.programs import StepProgram, describe_difference, list_donated_leaves
+from shardwright.client.resharding import fits, is_unread_batch, move_state, pin_layouts, place
+from shardwright.client.step_times import StepTimes
 from shardwright.client.stream import STEPS_AHEAD, StepResult
-from shardwright.errors import AnnotationError, ArrayError, OptionError, PlanError, ShardwrightError
+from shardwright.client.tuning_record import read_record, record_path, write_record
+from shardwright.errors import (
+    AnnotationError,
+    ArrayError,
+    OptionError,
+    PlanError,
+    ShardwrightError,
+    UnsupportedProgramError,
+)
 from shardwright.hlo import parse
-from shardwright.options.plan_options import PlanOptions
+from shardwright.options.plan_options import MEASURED, PlanOptions
 from shardwright.options.user_options import UserOptions, name_matches, show_options
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
@@ -73,9 +85,10 @@ class Step:
         self._builder = builder
         self._timeout_s = timeout_s
         self._is_in_background = options.background
-        self._first: tuple[StepProgram, Sequence[PlanChoice]] | None = None  # to be searched on
-        self._search: BackgroundSearch | None = None
-        self._plans_before: _Plans | None = None  # of the last switch
+        self._is_measured = options.effort == MEASURED
+        self._is_remembered = False  # whether its plan is that of an earlier measurement
+        self._first: tuple[StepProgram, Sequence[PlanChoice]] | None = None  # to look for others beside it
+        self._trials: PlanTrials[_Plans] | None = None
         self._history = PlanHistory(function.name, progress)
         self._under_way: deque[StepResult] = deque(maxlen=STEPS_AHEAD)  # so many, at most, are unfinished
         self._preparing: set[Preparation] = set()
@@ -86,10 +99,12 @@ class Step:
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
         self._main_signature: Hashable = None
+        self._batch_leaves: dict[Hashable, tuple[int, ...]] = {}  # leaves that workers read themselves, by signature
         self._read_handles: dict[Hashable, tuple[int, ...]] = {}  # leaves that are other steps' state, by signature
         self._updated: dict[int, weakref.ref[RemoteArray]] = {}  # state after the last call, by flat argument number
         self._left_places: set[Placement] = set()  # where plans that were replaced have left arrays
         self._layout_changes = 0  # of the session, when the programs were made
+        state.note_step(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on the servers; returns its result with a RemoteArray in place of each array.
@@ -140,28 +155,41 @@ class Step:
         warn_of_settings(self._state)
         if self._snapshot_every:
             self._state.protect(self._snapshot_every)
+        return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
+
+    def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
+        self._leave_other_nodes()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)
-        if self._search is not None:
-            self._follow_search(self._search, signature, leaves)
+        if self._trials is not None:
+            self._follow_trials(self._trials, signature, leaves)
         program = self._find_program(signature, leaves)
         if program is None:
             program = self._prepare_program(signature, leaves, dynamic)
             leaves = place(self._state, leaves, program, program.donated)
-            self._search_on()
+            self._start_trials()
+        elif any(map(is_unread_batch, leaves)):
+            leaves = place(self._state, leaves, program, program.donated)
         if program.lowered.changed:
             self._function.check_arguments(dynamic)
         self._check_donated(program, leaves)
         checks = checks_from_settings()
         sent_s = time.monotonic()
-        results = self._state.run(program, leaves, is_traced=is_traced, checks=checks, timeout_s=self._timeout_s)
+        results = self._state.run(
+            program,
+            leaves,
+            is_traced=is_traced,
+            checks=checks,
+            timeout_s=self._timeout_s,
+            plan_again=partial(self._plan_again, signature),
+        )
         self._history.calls += 1
         self._history.tell()
         ran = [handle._result for handle in results[:1] if handle is not None and handle._result]
         self._under_way.extend(ran)
-        if self._search is not None and program is self._main and not (is_traced or checks):
+        if self._trials is not None and program is self._main and not (is_traced or checks):
             for result in ran:
-                self._search.record(result, sent_s)
+                self._trials.record(result, sent_s)
         self._transfer_donated(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
@@ -178,8 +206,8 @@ class Step:
         array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
         A search in the background ends, too.
         """
-        if self._search is not None:
-            self._search.cancel()
+        if self._trials is not None:
+            self._trials.cancel()
         preparing = list(self._preparing)
         for preparation in preparing:
             preparation.cancel()
@@ -215,12 +243,39 @@ class Step:
         signature, _, _ = self._function.describe(args, kwargs, takes_types=True)
         return self._lower(signature)
 
+    def export(self, path: str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> None:
+        """Writes the step of a call for programs without this package; `jax.export.deserialize` reads the file.
+
+        A function of one dict, argument name → array, that returns one dict, output name → array; the names are those
+        of `lower(…)`. Handles and arrays that the function closes over are a part of it. Arguments may be
+        `jax.ShapeDtypeStruct`s. It is compiled for the platform of the cluster.
+
+        Raises UnsupportedProgramError where the step is HLO already, PlatformError without flatbuffers, OptionError
+        where the file cannot be written.
+        """
+        signature, _, _ = self._function.describe(args, kwargs, takes_types=True)
+        if not isinstance(self._function, ExportingFrontEnd):
+            raise UnsupportedProgramError(
+                f"{self._function.name} is a program already", remedy="keep its text: step.lower(…).hlo_text"
+            )
+        names = self._lower(signature).output_names
+        exported = self._function.export(signature, names, platform=self._state.info.platform)
+        try:
+            Path(path).write_bytes(exported)
+        except OSError as error:
+            raise OptionError(f"{path} cannot be written: {error.strerror}", where="path") from None
+
     def compile(self, /, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it."""
         signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
         leaves = self._lower(signature).with_captured(leaves)
-        program = self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
-        self._search_on()
+
+        def prepare() -> StepProgram:
+            self._leave_other_nodes()
+            return self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
+
+        program = self._state.steadily(prepare)
+        self._start_trials()
         self._history.tell()
         return program.plan
 
@@ -235,6 +290,10 @@ class Step:
         Raises PlanError before the first call, OptionError on a wrong option, and the errors of planning, compiling and
         moving. After an error the plan before goes on.
         """
+        return self._state.steadily(lambda: self._replan(options))
+
+    def _replan(self, options: UserOptions) -> Plan | PipelinePlan:
+        self._leave_other_nodes()
         self._require_program()
         builder, changed = change_options(self._builder, self._options, options)
         successor = Step(self._state, self._function, changed, self._progress, builder, timeout_s=self._timeout_s)
@@ -246,17 +305,32 @@ class Step:
             for number in self._read_handles.get(signature, ()):
                 leaves[number] = RemoteArray(self._state, lowered.leaf_specs[number], place=newest.leaf_places[number])
                 leaves[number]._is_owned = True
+            for number in self._batch_leaves.get(signature, ()):
+                leaves[number] = RemoteArray(self._state, lowered.leaf_specs[number])
+                leaves[number]._is_batch = True
             successor._add_program(signature, lowered, leaves)
         main = successor._require_program()
-        state = {argument: handle for argument, ref in self._updated.items() if (handle := ref()) is not None}
+        state = self.current_state()
         self._move_state(main, [state.get(argument) for argument in main.leaf_numbers])
-        self._end_search()
+        self._end_trials()
         self._run_plans_of(successor._plans)
         self._history.add("replanned", describe_plan(main.plan), predicted_s=predicted_step_s(main.plan))
-        self._first = successor._first
-        self._search_on()
+        self._first, self._is_measured = successor._first, successor._is_measured
+        self._start_trials()
         self._history.tell()
         return main.plan
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no other plan is looked for or tried any more."""
+        return self._main is not None and self._first is None and (self._trials is None or self._trials.is_over)
+
+    def wait_for_plans(self, timeout_s: float | None = None) -> bool:
+        """Waits until no plan is searched for, compiled or loaded beside the step; returns whether that is so.
+
+        timeout_s: seconds; None: as long as it takes. The plans that came of it are tried in the next calls.
+        """
+        return self._trials is None or self._trials.wait(timeout_s)
 
     @property
     def plan_changes(self) -> tuple[PlanChange, ...]:
@@ -363,10 +437,12 @@ class Step:
             for number, leaf in enumerate(leaves)
             if isinstance(leaf, RemoteArray) and leaf._is_owned and number not in donated
         )
+        self._batch_leaves[signature] = _list_batch_leaves(leaves)
         self._programs.setdefault(signature, []).append(program)
         if is_main:
             self._main, self._main_signature = program, signature
-            self._first = (program, choices) if program.is_first else None
+            has_trials = program.is_first or (self._is_measured and not self._is_remembered)
+            self._first = (program, choices) if has_trials else None
         return program
 
     def _plan_program(self, lowered: Program, leaves: Sequence[Any]) -> tuple[StepProgram, Sequence[PlanChoice]]:
@@ -386,7 +462,12 @@ class Step:
             return self._load(lowered, free), free
 
     def _load(self, lowered: Program, choices: Sequence[PlanChoice]) -> StepProgram:
-        """The first program of a step with a search in the background takes the first plan that fits."""
+        """The first program of a step takes the plan that was measured the fastest earlier, if there is one.
+
+        With a search in the background it takes the first plan that fits.
+        """
+        if self._main is None and (remembered := self._load_remembered(lowered, choices)) is not None:
+            return remembered
         if not self._is_in_background or self._main is not None:
             return self._state.prepare_fastest(lowered, choices, self._progress)
         try:
@@ -396,6 +477,26 @@ class Step:
                 raise
             return self._state.prepare_fastest(lowered, choices, self._progress)
 
+    def _load_remembered(self, lowered: Program, choices: Sequence[PlanChoice]) -> StepProgram | None:
+        """The program of the plan that an earlier run measured the fastest; None where there was none."""
+        if not self._is_measured:
+            return None
+        rows = read_record(self._record_path(lowered, choices))
+        for row in rows:
+            if row.is_kept:
+                try:
+                    choice = change_choice(choices, row.changes)
+                    program = self._state.prepare_fastest(lowered, [choice], self._progress)
+                except (KeyError, TypeError, AnnotationError, PlanError):
+                    return None  # of another version: it is measured again
+                self._is_remembered = True
+                self._history.add("remembered", row.plan, predicted_s=row.predicted_s, after_s=row.measured_s)
+                return program
+        return None
+
+    def _record_path(self, lowered: Program, choices: Sequence[PlanChoice]) -> Path | None:
+        return record_path(self._function.name, lowered.identity, choices, self._state.info.cluster)
+
     def _choices(self, lowered: Program) -> list[PlanChoice]:
         """The ways to plan a program: the user's options, or what the builder makes of its variables.
 
@@ -403,7 +504,7 @@ class Step:
         """
         choices = list_choices(
             self._builder,
-            self._options,
+            self._options.without_trials(),
             self._state.info.cluster,
             lambda: (parse(lowered.hlo_text), lowered.argument_names, lowered.aliases),
         )
@@ -425,7 +526,12 @@ class Step:
 
     def _plan_options(self, options: PlanOptions, lowered: Program, leaves: Sequence[Any]) -> PlanOptions:
         """The options, plus pinned layouts of the arrays that stay in place."""
-        options = replace(options, argument_names=lowered.argument_names, output_names=lowered.output_names)
+        options = replace(
+            options,
+            argument_names=lowered.argument_names,
+            output_names=lowered.output_names,
+            local_arguments=tuple(lowered.leaf_numbers[number] for number in _list_batch_leaves(leaves)),
+        )
         pinned = self._layouts_to_pin(options, lowered, leaves)
         mesh = _common_mesh(options, list(pinned.values()))
         if mesh is None:
@@ -493,10 +599,56 @@ class Step:
             )
         return self._main
 
+    # ---- other nodes ---------------------------------------------------------------------
+
+    def _leave_other_nodes(self) -> None:
+        """Forget plans for nodes of before."""
+        main = self._main
+        if main is None or main.epoch == self._state.epoch:
+            return
+        self._end_trials()
+        self._first = self._main = None
+        self._programs.clear()
+        self._read_handles.clear()
+        self._left_places.clear()
+        self._history.begin()
+        self._history.add("other nodes", f"{self._state.info.device_count} devices; before: {describe_plan(main.plan)}")
+
+    def _plan_again(self, signature: Hashable, leaves: Sequence[Any]) -> StepProgram:
+        """A program for a call that is made again on other nodes. Raises the planner's error, with what to change."""
+        self._leave_other_nodes()
+        program = self._find_program(signature, list(leaves))
+        if program is not None:
+            return program
+        programs = self._programs.get(signature, ())
+        if programs and not any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves):
+            return programs[-1]
+        try:
+            return self._add_program(signature, self._lower(signature), leaves)
+        except (AnnotationError, OptionError, PlanError) as error:
+            count = self._state.info.device_count
+            raise type(error)(
+                f"{self._function.name} cannot be planned for the {count} devices that are left: {error.message}",
+                where=error.where,
+                remedy="leave mesh, devices and pins that need more devices out, or start the missing nodes; then run "
+                "init again, or restore a checkpoint",
+            ) from error
+
+    def plan_again_for_state(self) -> tuple[Placement | None, ...]:
+        """Plans the step for other nodes; where its arguments lie then, by flat number."""
+        signature = self._main_signature
+        return self._plan_again(signature, [None] * len(self._lower(signature).leaf_numbers)).arguments
+
+    def current_state(self) -> dict[int, RemoteArray]:
+        """The state after the last call, by flat argument number."""
+        if self._main_signature is None:
+            return {}
+        return {argument: handle for argument, ref in self._updated.items() if (handle := ref()) is not None}
+
     # ---- another plan while it runs ----------------------------------------------------
 
-    def _search_on(self) -> None:
-        """Looks for a better plan in the background, where the search ended with the first one."""
+    def _start_trials(self) -> None:
+        """Looks for other plans beside the first one: a better one where its search ended early, runners-up."""
         if self._first is None:
             return
         (first, choices), self._first = self._first, None
@@ -506,60 +658,90 @@ class Step:
             planning_s=first.plan.planning_s,
             predicted_s=predicted_step_s(first.plan),
         )
-        self._search = BackgroundSearch(
+        search = PlanSearch(
+            hlo_text=first.lowered.hlo_text,
+            choices=tuple(choices),
+            running=first.plan,
+            running_choice=first.choice,
+            is_first=first.is_first,
+            is_measured=self._is_measured,
+            cluster=self._state.info.cluster,
+        )
+        self._trials = PlanTrials(
             self,
             self._state.master,
-            first,
-            choices,
+            search,
+            Trial(
+                name=first.choice,
+                plan=describe_plan(first.plan),
+                predicted_s=predicted_step_s(first.plan),
+                plans=self._plans,
+                times=StepTimes(skipped=1),
+            ),
             self._history,
             signature=self._main_signature,
             layout_changes=self._state.layout_changes,
         )
 
-    def _end_search(self) -> None:
-        if self._search is not None:
-            self._search.cancel()
-            self._search = self._plans_before = None
+    def _end_trials(self) -> None:
+        if self._trials is not None:
+            self._trials.cancel()
+            self._trials = None
 
-    def _follow_search(self, search: BackgroundSearch, signature: Hashable, leaves: Sequence[Any]) -> None:
-        """Before a call: takes a better plan over, keeps it, or goes back, whatever is due."""
-        if search.is_over:
-            self._end_search()
-        elif search.loaded is None or signature != search.signature:
+    def _follow_trials(self, trials: PlanTrials[_Plans], signature: Hashable, leaves: Sequence[Any]) -> None:
+        """Before a call: tries the next plan, or stays with the fastest, whatever is due."""
+        if trials.is_over:
+            self._end_trials()
+        elif signature == trials.signature and trials.is_current_measured():
+            if (alternative := trials.take_next()) is not None:
+                self._try(trials, alternative, leaves)
+            elif (near := trials.take_near()) is not None:
+                if self._return_to(near.plans, leaves):
+                    trials.begin(near, self._state.layout_changes)
+            else:
+                self._settle(trials, leaves)
+
+    def _try(self, trials: PlanTrials[_Plans], alternative: Alternative, leaves: Sequence[Any]) -> None:
+        """The alternative runs from now on, and is measured."""
+        main = self._require_program()
+        if main.epoch != self._state.epoch:
+            self._end_trials()
             return
-        elif search.after is None:
-            before_s = search.before.median_s()
-            if before_s is not None:
-                self._switch(search, search.loaded, before_s, leaves)
-        else:
-            after_s = search.after.median_s()
-            if after_s is not None:
-                self._judge(search, after_s, leaves)
-
-    def _switch(self, search: BackgroundSearch, loaded: LoadedPlan, before_s: float, leaves: Sequence[Any]) -> None:
-        """The better plan runs from now on, and is measured."""
-        program = self._state.program_cache.adopt(search.first.lowered, search.choices, loaded)
-        if search.layout_changes != self._state.layout_changes:
+        program = self._state.program_cache.adopt(main.lowered, alternative.choices, alternative.loaded)
+        if trials.layout_changes != self._state.layout_changes:
             self._history.add("search ended", "the state lies otherwise by now, for another step")
-            self._end_search()
+            self._end_trials()
         elif self._move_or_stay(program, leaves):
-            search.before_s, self._plans_before = before_s, self._plans
-            plans = replace(self._plans, programs={search.signature: [program]}, main=program)
-            self._run_plans_of(plans)
-            search.start_measuring()
+            self._run_plans_of(replace(self._plans, programs={trials.signature: [program]}, main=program))
+            trials.begin(start_trial(alternative, self._plans), self._state.layout_changes)
             self._history.add("switched", describe_plan(program.plan), predicted_s=predicted_step_s(program.plan))
 
-    def _judge(self, search: BackgroundSearch, after_s: float, leaves: Sequence[Any]) -> None:
-        """The plan stays where it is faster by measurement; else the one before comes back."""
-        before, measured = self._plans_before, {"before_s": search.before_s, "after_s": after_s}
-        assert before is not None
-        assert before.main is not None
-        if after_s < search.before_s:
-            self._history.add("kept", describe_plan(self._require_program().plan), **measured)
-        elif self._move_or_stay(before.main, leaves):
-            self._run_plans_of(before)
-            self._history.add("went back", describe_plan(before.main.plan), **measured)
-        self._end_search()
+    def _return_to(self, plans: _Plans, leaves: Sequence[Any]) -> bool:
+        """Whether plans that have run before run from now on."""
+        assert plans.main is not None
+        if plans.main is not self._main:
+            if not self._move_or_stay(plans.main, leaves):
+                return False
+            self._run_plans_of(plans)
+        return True
+
+    def _settle(self, trials: PlanTrials[_Plans], leaves: Sequence[Any]) -> None:
+        """The fastest plan by measurement runs from now on; where it is the first one, that comes back."""
+        fastest, first = trials.fastest(), trials.first
+        if not self._return_to(fastest.plans, leaves):
+            return
+        others = [trial for trial in trials.trials if trial is not first]
+        if trials.is_measured:
+            for trial in others:
+                self._history.add("measured", trial.title, predicted_s=trial.predicted_s, after_s=trial.measured_s)
+            lowered = self._require_program().lowered
+            path = self._record_path(lowered, trials.choices)
+            if path is not None:
+                write_record(path, trials.rows())
+        is_first = fastest is first
+        after_s = min(trial.measured_s for trial in others) if is_first else fastest.measured_s
+        self._history.add("went back" if is_first else "kept", fastest.plan, before_s=first.measured_s, after_s=after_s)
+        self._end_trials()
 
     def _move_or_stay(self, program: StepProgram, leaves: Sequence[Any]) -> bool:
         """Whether the state of a call was moved to a program's layouts; else all stays as it is."""
@@ -573,7 +755,7 @@ class Step:
             self._move_state(program, mine)
         except ShardwrightError as error:
             self._history.add("search ended", f"the state cannot be moved to {describe_plan(program.plan)}: {error}")
-            self._end_search()
+            self._end_trials()
             return False
         return True
 
@@ -653,6 +835,11 @@ class _Plans:
     programs: dict[Hashable, list[StepProgram]]
     main: StepProgram | None
     main_signature: Hashable
+
+
+def _list_batch_leaves(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Numbers of the leaves that workers read themselves: no client sends them."""
+    return tuple(number for number, leaf in enumerate(leaves) if getattr(leaf, "_is_batch", False))
 
 
 def _is_pinned_twice(options: PlanOptions) -> bool:

@@ -35,6 +35,7 @@ from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
+    from shardwright.client.relocation import Call
     from shardwright.plans.layouts import Layout
 
 #: Errors of steps after which arrays on the servers may be gone.
@@ -42,11 +43,15 @@ _LOSSES = (WorkerLostError, StepTimeoutError, StepCancelledError)
 #: Steps that may be under way before `submit` waits for the oldest.
 STEPS_AHEAD = 4
 #: Seconds between two attempts.
-RETRY_PAUSE_S = 0.5
+RETRY_PAUSE_S = 0.2
 
 _log = logging.getLogger("shardwright")
 
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+
+
+class InterruptedByRecoveryError(Exception):
+    """Nothing was sent: the session is being restored, maybe on other nodes. The caller begins again afterwards."""
 
 
 class StepResult:
@@ -140,7 +145,8 @@ class StepStream:
 
     call: opens the stream, given the iterator of requests. cancel: asks the server to end steps, by their numbers.
     reconnect_s: how long a lost connection is tried again: as long as the server keeps the session. retry_pause_s:
-    seconds between two attempts. is_gone: whether the server is known to have ended for good.
+    seconds between two attempts. first_number: of the first step. is_gone: whether the server is known to have ended
+    for good.
     losses: number of steps that failed together with arrays of before. journal: what was sent, and the arrays that
     there are. generation: of the executors that steps are for, 0: any. sent_steps: programs run so far. guard: told of
     losses. changed: the lock of all this, notified of changes.
@@ -154,6 +160,7 @@ class StepStream:
         *,
         reconnect_s: float,
         retry_pause_s: float = RETRY_PAUSE_S,
+        first_number: int = 1,
         is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._call = call
@@ -162,13 +169,17 @@ class StepStream:
         self._session_id = session_id
         self._reconnect_s = reconnect_s
         self._retry_pause_s = retry_pause_s
-        self._next_number = 1
+        self._next_number = first_number
         self._unanswered: deque[tuple[master_pb2.RunStepsRequest, StepResult]] = deque()
         self.changed = self._changed = threading.Condition()
         self.journal = Journal()
         self.guard: Guard | None = None
         self.generation = 0
         self.sent_steps = 0
+        self.lost_generations = 0  # that the server has told of
+        self.recovery_error: ShardwrightError | None = None  # of the last recovery that gave up
+        self.steps_aside = False  # whether `submit` raises InterruptedByRecoveryError rather than wait for a recovery
+        self.replayer = 0  # the thread that sends while others are held
         self._is_held = False
         self._outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._failed: list[StepResult] = []
@@ -177,6 +188,7 @@ class StepStream:
         self.losses = 0
         self._is_closed = False
         self._drain: tuple[str, float] | None = None  # what ends, and when
+        self.drain_heard: Callable[[bool], None] = lambda is_over: None  # called when it is told, and when it is over
         self._broken_since: float | None = None  # since when the server has not been reached
         self._open()
         self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
@@ -200,25 +212,37 @@ class StepStream:
         is_repeated: bool = True,
         made: Sequence[tuple[int, Layout]] = (),
         consumed: Sequence[int] = (),
+        call: Call | None = None,
     ) -> StepResult:
         """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished, or steps are held.
 
         made: arrays that come with it, and its outputs. consumed: arguments that it takes over. is_repeated: whether it
-        is to run again after a loss. Raises the error of an ended stream, and ServerDrainingError: nothing was sent.
+        is to run again after a loss; call: how, on other nodes. Raises the error of an ended stream, and, where nothing
+        was sent, ServerDrainingError, InterruptedByRecoveryError, and the error of a recovery that gave up meanwhile.
         """
+        if threading.get_ident() == self.replayer:
+            result = self.resend(request, StepResult(0, name, is_followed=True))
+            with self._changed:
+                self.journal.note(made, consumed)
+            return result
         is_save = request.HasField("save")
         with self._changed:
+            before = self.recovery_error
             try:
                 while (
                     self.is_usable
                     and (self._is_held or len(self._unanswered) >= STEPS_AHEAD)
                     and (is_save or self._drain is None)
                 ):
+                    if self._is_held and self.steps_aside:
+                        raise InterruptedByRecoveryError
                     self._changed.wait()
             except KeyboardInterrupt:
                 self.cancel_all()
                 raise
             self.check_open()
+            if self.recovery_error is not None and self.recovery_error is not before:
+                raise self.recovery_error
             if not is_save:
                 self.check_draining()
             outputs = tuple(array_id for array_id in request.outputs if array_id)
@@ -228,7 +252,7 @@ class StepStream:
             self._send(request, result)
             self.sent_steps += bool(request.executable_id)
             if is_repeated:
-                self.journal.add_step(request, result, made, consumed)
+                self.journal.add_step(request, result, made, consumed, call)
             else:
                 self.journal.add_release(request.released)
         return result
@@ -323,6 +347,11 @@ class StepStream:
         self._met[str(first.error)] = self._next_number - 1
         return first.error
 
+    @property
+    def has_lost_session(self) -> bool:
+        """Whether the server has said that the session is over, or another client's."""
+        return isinstance(self._failure, SessionError)
+
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
@@ -341,12 +370,17 @@ class StepStream:
         outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._outbox.put(None)  # ends the request iterator of the stream before
         self._outbox = outbox
-        outbox.put(master_pb2.RunStepsRequest(session_id=self._session_id))
+        outbox.put(master_pb2.RunStepsRequest(session_id=self._session_id, live_arrays=self._list_computed()))
         for request, _ in self._unanswered:
             outbox.put(request)
         self._opened_at_s = time.monotonic()
         self._drain = None  # a server that drains says so again
         self._replies = self._call(iter(outbox.get, None))
+
+    def _list_computed(self) -> list[int]:
+        """Arrays that are on the servers; not those that unanswered steps make."""
+        unanswered = {array_id for _, result in self._unanswered for array_id in result.made}
+        return [array_id for array_id in self.journal.live if array_id not in unanswered]
 
     def _receive(self) -> None:
         while self._reopen(self._receive_until_broken()):
@@ -399,6 +433,7 @@ class StepStream:
             _log.warning("the node is gone; steps are taken again, and run once it is back")
         else:
             _log.warning("%s: save within %.0f s; no new step begins", notice.reason, notice.left_s)
+        self.drain_heard(notice.is_over)
 
     def _meet_failure(self, result: StepResult, error: ShardwrightError) -> bool:
         """Whether the step will be sent again; else its outputs will not exist."""
@@ -412,6 +447,7 @@ class StepStream:
         """What the server says besides the outcomes of steps."""
         if reply.waiting_for:
             _log.warning("%s", reply.waiting_for)
+        self.lost_generations += reply.HasField("lost")
         if self.guard is not None and reply.HasField("lost"):
             self.guard.note_loss(wire.error_from_proto(reply.lost))
         if self.guard is not None and reply.HasField("snapshot"):

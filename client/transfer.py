@@ -7,7 +7,7 @@ each part of an array from one holder. Many arrays go in one call to each node, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from shardwright.plans.layouts import Layout, Shard, distinct_shards, logical_pa
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.protocol.session_secrets import session_metadata
 
 #: Reading a directory and the description of a checkpoint may take long on a remote file system.
 LISTING_TIMEOUT_S = 300.0
@@ -58,9 +59,18 @@ class ArrayTransfer:
         self._reached: set[int] = set()  # nodes that have answered: a port that never has is no outage
         self._info = info
         self._dialer = dialer
+        self._metadata = dialer.metadata + session_metadata(info.session_secret)
         self._explain_silence = explain_silence
         self._channels: dict[int, grpc.Channel] = {}
         self._pool = ThreadPoolExecutor(max_workers=max(2, min(16, len(info.nodes))), thread_name_prefix="transfer")
+
+    def change_nodes(self, info: SessionInfo) -> None:
+        """The cluster has other nodes from now on; calls to those of before end as they do."""
+        self._info = info
+        self._channels, old = {}, self._channels
+        self._reached = set()
+        for channel in old.values():
+            channel.close()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -102,14 +112,21 @@ class ArrayTransfer:
             for number, (array, (_, layout)) in enumerate(zip(arrays, wanted, strict=True))
         ]
 
-    def ask_first_node(self, method: str, request: Any) -> Any:
-        """The reply to a call of the Checkpoints service."""
-        node = self._info.nodes[0]
-        stub = master_pb2_grpc.CheckpointsStub(self._channel(node))  # type: ignore[no-untyped-call]
-        try:
-            return getattr(stub, method)(request, timeout=LISTING_TIMEOUT_S, metadata=self._dialer.metadata)
-        except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=node.data_address)
+    def ask_nodes(self, service: str, method: str, requests: Mapping[int, Any]) -> dict[int, Any]:
+        """The replies to calls of a service at data ports, by node. requests: by node, all sent at the same time."""
+        replies: dict[int, Any] = {}
+
+        def ask(node: NodeInfo) -> None:
+            stub = getattr(master_pb2_grpc, f"{service}Stub")(self._channel(node))
+            try:
+                replies[node.index] = getattr(stub, method)(
+                    requests[node.index], timeout=LISTING_TIMEOUT_S, metadata=self._metadata
+                )
+            except grpc.RpcError as error:
+                wire.raise_from_rpc(error, where=node.data_address)
+
+        self._call_nodes([node for node in self._info.nodes if node.index in requests], ask)
+        return replies
 
     # ---- one node --------------------------------------------------------------
 
@@ -137,7 +154,7 @@ class ArrayTransfer:
 
         def attempt(number: int) -> None:
             try:
-                put(requests(number), timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata)
+                put(requests(number), timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata)
             except grpc.RpcError as error:
                 ours = self._error(node, error)
                 if isinstance(ours, OutageError) and not may_repeat():
@@ -174,7 +191,7 @@ class ArrayTransfer:
         def attempt(_: int) -> dict[int, ShardwrightError]:
             inflow = _ShardAssembler(wanted)
             try:
-                for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._dialer.metadata):
+                for reply in fetch(request, timeout=LONG_CALL_TIMEOUT_S, metadata=self._metadata):
                     for unread in reply.message.unread:
                         inflow.fail(wanted[unread.number].number, wire.error_from_proto(unread.error))
                     for piece in reply.pieces:

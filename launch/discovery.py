@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from shardwright.errors import OptionError
 from shardwright.launch.hosts import Host, parse_host_lines, read_hosts_file
+from shardwright.program_output import ProgramFailure, read_output
 
 #: Seconds from one look to the next.
 INTERVAL_S = 1.0
@@ -67,21 +67,13 @@ def script_source(command: Path) -> Callable[[], tuple[Host, ...]]:
     def look() -> tuple[Host, ...]:
         where = "--host-discovery-script"
         try:
-            done = subprocess.run(
-                [path], capture_output=True, text=True, timeout=_SCRIPT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-            )
-        except (OSError, UnicodeDecodeError, subprocess.TimeoutExpired) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            output = read_output(path, _SCRIPT_TIMEOUT_S)
+        except ProgramFailure as failure:
             remedy = "name a program that may be run (chmod +x)"
-            raise OptionError(f"{command} cannot be run: {reason}", where=where, remedy=remedy) from None
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:]
-            raise OptionError(
-                f"{command} ended with exit code {done.returncode}" + "".join(f": {line}" for line in last),
-                where=where,
-                remedy="it has to print `host:slots` lines and end with 0",
-            )
-        return parse_host_lines(done.stdout.splitlines(), str(command))
+            if failure.is_started:
+                remedy = "it has to print `host:slots` lines and end with 0"
+            raise OptionError(f"{command} {failure}", where=where, remedy=remedy) from None
+        return parse_host_lines(output.splitlines(), str(command))
 
     return look
 

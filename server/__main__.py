@@ -7,7 +7,7 @@ Exit codes: 0 ended as asked (SIGTERM, a notice, the master's end, or the client
 embedded server); 1 an error that a person has to mend, printed as one line; 2 wrong
 arguments; 75 it gave up (nodes that did not come, executors that did not start, a master
 that was not there or gave up): start it again; 130 Ctrl-C. In systemd:
-`Restart=on-failure` and `RestartPreventExitStatus=1 2`.
+`Restart=always` and `RestartPreventExitStatus=1 2`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.module_names import read_module_names
 from shardwright.errors import ClusterConfigError, ShardwrightError
 from shardwright.server.limits import Limits
-from shardwright.server.logs import log_to_standard_error
-from shardwright.server.options import add_server_options, limits_of
+from shardwright.server.logs import LogWriter, log_to_standard_error
+from shardwright.server.options import Ports, add_server_options, limits_of, ports_of
+
+if TYPE_CHECKING:
+    from shardwright.server.master.cluster_watch import ClusterSource
 
 _EPILOG = """examples:
   ./launch_worker.sh cluster_configs/two_workers_cpu.json 0    on the master's machine
@@ -45,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("cluster", nargs="?", metavar="CLUSTER_JSON", help="cluster file, the same on all nodes")
     parser.add_argument("task", nargs="?", type=int, metavar="TASK_INDEX", help="which node of the file this is")
     add_server_options(parser)
+    parser.add_argument("--own-node", action="store_true", help=argparse.SUPPRESS)  # a master's, started by it
     parser.add_argument(
         "--embedded", type=int, metavar="DEVICES", help="serve CPU devices to the process at stdin and stdout"
     )
@@ -60,14 +68,22 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--embedded takes no cluster file")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    log = log_to_standard_error(options.log_level)
+    os.environ.pop("SHARDWRIGHT_TOKEN", None)  # a client's: no child of this process shall have it
+    if options.embedded is not None and options.state_dir is not None:
+        parser.error("--embedded takes no --state-dir: it ends with its client")
+    node = options.task or 0
+    process = "daemon" if node or options.own_node else "master"
+    log = log_to_standard_error(options.log_level, options.log_format, process=process, node=node)
     limits = limits_of(options)
+    modules = read_module_names(options.dataset_modules)
     try:
         if options.embedded is not None:
-            return _start_embedded(options.embedded, limits)
-        return _start(Cluster.load(options.cluster), options.task, limits, options.wait, options.preemption_notice)
+            return _start_embedded(options.embedded, limits, log, ports_of(options), modules)
+        given = sys.argv[1:] if arguments is None else arguments
+        node_command = [sys.executable, "-m", "shardwright.server", *given, "--own-node"]
+        return _start(Path(options.cluster), options, limits, log, modules, node_command)
     except ShardwrightError as error:
-        from shardwright.server.run import one_line
+        from shardwright.server.run_node import one_line
 
         print(one_line(error), file=sys.stderr)
         return 1
@@ -77,22 +93,59 @@ def main(arguments: list[str] | None = None) -> int:
         log.wait_until_written(_LAST_WORDS_S)
 
 
-def _start_embedded(devices: int, limits: Limits) -> int:
+def _start_embedded(devices: int, limits: Limits, log: LogWriter, ports: Ports, modules: tuple[str, ...]) -> int:
     from shardwright.server import run
+    from shardwright.server.run_node import run_to_end
 
-    return run.run(run.run_embedded(devices, limits))
+    return run_to_end(run.run_embedded(devices, limits, modules, log=log, ports=ports))
 
 
-def _start(cluster: Cluster, task: int, limits: Limits, wait_s: float, notice: str | None) -> int:
+def _start(
+    path: Path,
+    options: argparse.Namespace,
+    limits: Limits,
+    log: LogWriter,
+    modules: tuple[str, ...],
+    node_command: list[str],
+) -> int:
+    """node_command: starts the daemon of the master's own node, where it is a process of its own."""
+    cluster = Cluster.load(path).with_local_token()
+    cluster = replace(cluster, dataset_modules=(*cluster.dataset_modules, *modules))
+    task, wait_s, notice = options.task, options.wait, options.preemption_notice
     if not 0 <= task < len(cluster.nodes):
         raise ClusterConfigError(
             f"there is no task {task}", where=cluster.name, remedy=f"the file has tasks 0 to {len(cluster.nodes) - 1}"
         )
+    from shardwright.server import run_node  # without the master's part, which the other nodes do not use
+
+    ports = ports_of(options)
+    if task:
+        worker = run_node.run_worker(cluster, task, limits, wait_s=wait_s, notice=notice, log=log, ports=ports)
+        return run_node.run_to_end(worker)
+    if options.own_node:
+        return run_node.run_to_end(run_node.run_own_node(cluster, limits, options.state_dir, log=log))
     from shardwright.server import run
 
-    if task == 0:
-        return run.run(run.run_master(cluster, limits, wait_s=wait_s, notice=notice))
-    return run.run(run.run_worker(cluster, task, limits, wait_s=wait_s, notice=notice))
+    kept = None if options.state_dir is None else run.KeptState(Path(options.state_dir), node_command)
+    source = _source(path, cluster, options.discover)
+    return run_node.run_to_end(
+        run.run_master(cluster, limits, wait_s=wait_s, notice=notice, log=log, ports=ports, source=source, kept=kept)
+    )
+
+
+def _source(path: Path, cluster: Cluster, program: str | None) -> ClusterSource | None:
+    """Where the nodes of an elastic cluster are read again: the cluster file, or what a program prints."""
+    from shardwright.server.master import cluster_watch
+
+    if program is None:
+        return cluster_watch.file_source(path) if cluster.is_elastic else None
+    if not cluster.is_elastic:
+        raise ClusterConfigError(
+            "the nodes of this cluster do not come and go",
+            where="--discover",
+            remedy='write "min_nodes" into the cluster file',
+        )
+    return cluster_watch.program_source(program, path)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ interceptors here answer with `ProtocolError`, and log nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
@@ -55,6 +55,14 @@ def end_with(context: grpc.ServicerContext, error: ShardwrightError) -> None:
     context.set_details(error.message)
 
 
+def refuse(context: grpc.ServicerContext, error: ShardwrightError, send: Sequence[Send]) -> None:
+    """End a call of a threaded server with our error. send: of a call that is `without_thread`, else nothing."""
+    if not send:
+        return abort(context, error)
+    end_with(context, error)
+    return send[0](None)
+
+
 def without_thread(behaviour: F) -> F:
     """A behaviour `(request, context, send)` with one request, that returns at once and sends its replies later."""
 
@@ -82,6 +90,16 @@ def with_behaviour(handler: Any, behaviour: Any, *, reads: Callable[[bytes], Any
     """The same kind of handler with another behaviour. reads: its requests; without, they are bytes."""
     make = _MAKERS[handler.request_streaming, handler.response_streaming]
     return make(behaviour, request_deserializer=reads, response_serializer=handler.response_serializer)
+
+
+async def answer_aio(behaviour: Any, request: Any, context: Any) -> Any:
+    """Run a behaviour of an asyncio server, whether it returns its reply, yields replies or writes them."""
+    replies = behaviour(request, context)
+    if not hasattr(replies, "__aiter__"):
+        return await replies
+    async for reply in replies:
+        await context.write(reply)
+    return None
 
 
 class _Malformed:
@@ -120,12 +138,9 @@ class ProtocolInterceptor(Interceptor):
 
         @functools.wraps(behaviour)  # keeps gRPC's marks
         def checked(request: Any, context: grpc.ServicerContext, *send: Send) -> Any:
-            if not isinstance(request, _Malformed):
-                return behaviour(_checked(request) if handler.request_streaming else request, context, *send)
-            if not send:
-                return abort(context, request.error)
-            end_with(context, request.error)
-            return send[0](None)
+            if isinstance(request, _Malformed):
+                return refuse(context, request.error, send)
+            return behaviour(_checked(request) if handler.request_streaming else request, context, *send)
 
         return with_behaviour(handler, checked, reads=_reader(handler.request_deserializer))
 
@@ -147,11 +162,9 @@ class AioProtocolInterceptor(AioInterceptor):
             try:
                 if isinstance(request, _Malformed):
                     raise request.error
-                replies = behaviour(_checked_aio(request) if handler.request_streaming else request, context)
-                if not hasattr(replies, "__aiter__"):
-                    return await replies
-                async for reply in replies:
-                    await context.write(reply)
+                return await answer_aio(
+                    behaviour, _checked_aio(request) if handler.request_streaming else request, context
+                )
             except ProtocolError as error:
                 await abort_aio(context, error)
 

@@ -17,6 +17,7 @@ class Limits:
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
     grace_s: lifetime of a session without an open RunSteps stream or a call.
+    named_grace_s: the same of a session with a name, which another process may take up.
     evict_idle_s: time without a call after which a session gives way to a new one, where there is no room, if its
         client is not connected or it holds neither arrays nor executables.
     session_idle_s: longest time of a session without a call of its client, connected or not.
@@ -31,12 +32,15 @@ class Limits:
         may wait in a collective for ever).
     transfer_wait_s: a pipeline stage's longest wait on another stage's transfer, its computing included.
     save_s: longest time of a save until its checkpoint is complete.
+    adopt_s: time that executors of a master before have to come back; then others are started.
     first_retry_s, last_retry_s: pause after a start that failed, doubled from the first to the last.
     drain_s: longest time from the wish to end (SIGTERM, a preemption notice) to the end.
     drain_notice_s: time, from then on, in which steps are still taken: of clients that have not heard of it yet.
     drain_idle_s: time without a word of the clients that have arrays after which they are taken to need nothing more.
     start_attempts: generations in a row that may fail to start before the server gives up, if none has ever started.
     restart_patience_s: the same in seconds, for a cluster that has been ready before.
+    rejoin_grace_s: of an elastic cluster: time that a node has to come back, before the others start without it.
+    node_failures, node_cooldown_s: so many failures in a row, until a node is left out; and for how long.
     """
 
     sessions: int = 64
@@ -50,6 +54,7 @@ class Limits:
     pending_steps: int = 64
     read_back_bytes: int = 64 << 10
     grace_s: float = 60.0
+    named_grace_s: float = 3600.0
     evict_idle_s: float = 10.0
     session_idle_s: float = math.inf
     argument_wait_s: float = 60.0
@@ -62,6 +67,7 @@ class Limits:
     transfer_wait_s: float = 300.0
     save_s: float = 3600.0
     start_timeout_s: float = 300.0
+    adopt_s: float = 10.0
     drain_s: float = 30.0
     drain_notice_s: float = 2.0
     drain_idle_s: float = 3.0
@@ -70,3 +76,6 @@ class Limits:
     start_attempts: int = 5
     restart_patience_s: float = 1800.0
     max_streams: int = 256
+    rejoin_grace_s: float = 30.0
+    node_failures: int = 3
+    node_cooldown_s: float = 600.0

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from shardwright.clusters.cluster import join_address
+from shardwright.clusters.module_names import read_module_names
 from shardwright.errors import OptionError
 from shardwright.options.user_options import parse_bytes
 from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+#: Environment variable with the default of `--log-format`.
+LOG_FORMAT_VARIABLE = "SHARDWRIGHT_LOG_FORMAT"
 
 
 def _seconds(text: str) -> float:
@@ -55,6 +61,29 @@ def _notice(text: str) -> str:
     return text
 
 
+def _log_format(text: str) -> str:
+    """Argparse's type of a log's format; `choices` would not look at a default."""
+    if text not in LOG_FORMATS:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither text nor json")
+    return text
+
+
+def _listening(text: str) -> str:
+    """Argparse's type of an address to listen at: a port, of loopback, or host:port."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no [HOST:]PORT")
+    return join_address(host.strip("[]") or "127.0.0.1", port)
+
+
+def _module_names(text: str) -> str:
+    """Argparse's type of names of modules with commas between them."""
+    try:
+        return ",".join(read_module_names(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: write my_data,other.pkg") from None
+
+
 @dataclass(frozen=True, slots=True)
 class _LimitOption:
     """An option that sets a limit. read: argparse's type. default_text: the default, where its value says little."""
@@ -80,6 +109,9 @@ class _LimitOption:
 
 _LIMIT_OPTIONS = (
     _LimitOption("--grace", "grace_s", _seconds, "how long a session outlives its client's connection"),
+    _LimitOption(
+        "--named-grace", "named_grace_s", _seconds, "the same of a session with a name, for a process to take it up"
+    ),
     _LimitOption(
         "--step-timeout", "step_s", _seconds, "how long a step may run, unless its plan or its client says longer"
     ),
@@ -111,6 +143,14 @@ _LIMIT_OPTIONS = (
         "host memory of this node for snapshots of all sessions",
         default_text="half of the machine's",
     ),
+    _LimitOption(
+        "--rejoin-grace",
+        "rejoin_grace_s",
+        _seconds,
+        "how long the others wait for a node, where the cluster file says min_nodes",
+    ),
+    _LimitOption("--node-failures", "node_failures", _count, "failures of a node in a row, until it is left out"),
+    _LimitOption("--node-cooldown", "node_cooldown_s", _seconds, "how long such a node is left out"),
     _LimitOption("--session-idle", "session_idle_s", _seconds, "how long a session may go without a call"),
 )
 
@@ -126,7 +166,49 @@ def add_server_options(parser: argparse._ActionsContainer) -> None:
         "--preemption-notice", type=_notice, metavar="PATH|URL",
         help='a file that appears, or a URL that answers 200 and not "false", before this machine goes away',
     )  # fmt: skip
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+    parser.add_argument(
+        "--state-dir", metavar="DIR",
+        help="the master keeps its sessions in this local directory, and is started again without their loss",
+    )  # fmt: skip
+    parser.add_argument(
+        "--discover", metavar="PROGRAM",
+        help="prints the cluster file as it is now; the master of an elastic cluster asks it every 5 seconds (it reads "
+        "the file itself)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dataset-modules", type=_module_names, default="", metavar="NAMES",
+        help="Python modules and packages, with commas between them, whose functions sessions may read batches from, "
+        "besides those of the cluster file (none)",
+    )  # fmt: skip
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="of the log (info)")
+    parser.add_argument(
+        "--log-format", type=_log_format, default=os.environ.get(LOG_FORMAT_VARIABLE, "text"), metavar="text|json",
+        help=f"lines for people, or an object each (${LOG_FORMAT_VARIABLE}, else text)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--health-port", type=_listening, metavar="[HOST:]PORT",
+        help="answer gRPC health here too, without TLS, on every node (off; HOST: 127.0.0.1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-port", type=_listening, metavar="[HOST:]PORT",
+        help="serve Prometheus' metrics of the whole cluster here, on the master alone (off; HOST: 127.0.0.1)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a server opens beside its own port, `host:port` each; None: not. metrics: of the master alone."""
+
+    metrics: str | None = None
+    health: str | None = None
+
+
+NO_PORTS = Ports()
+
+
+def ports_of(options: argparse.Namespace) -> Ports:
+    """The ports that parsed options ask for."""
+    return Ports(metrics=options.metrics_port, health=options.health_port)
 
 
 def limits_of(options: argparse.Namespace) -> Limits:

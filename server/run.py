@@ -1,49 +1,63 @@
-"""Runs one server process from start to end: a master with its node, or a worker."""
+"""Runs one server process from start to end: a master with its node."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as grpc_health
 from grpc_reflection.v1alpha import reflection
 
 from shardwright.clusters.cluster import Cluster, join_address
-from shardwright.errors import ShardwrightError
-from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.errors import ServerUnavailableError
+from shardwright.proto.v1 import (
+    master_pb2,
+    master_pb2_grpc,
+    operators_pb2,
+    operators_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from shardwright.protocol import wire
+from shardwright.server.access import Access, AioAccessInterceptor, AioSessionInterceptor
 from shardwright.server.handlers import AioProtocolInterceptor
+from shardwright.server.health import Health
 from shardwright.server.limits import Limits
+from shardwright.server.logs import LogWriter
 from shardwright.server.master.cluster_service import ClusterService
+from shardwright.server.master.cluster_watch import ClusterSource, watch_cluster
+from shardwright.server.master.ledger import Contents
+from shardwright.server.master.operator_service import OperatorService
 from shardwright.server.master.planning import core_count
 from shardwright.server.master.service import MasterService
 from shardwright.server.master.shell import Master
-from shardwright.server.security import AioTokenInterceptor, Protection
-from shardwright.server.signals import Stops, watch_notice
+from shardwright.server.master.store import StateStore
+from shardwright.server.metrics import MetricsEndpoint
+from shardwright.server.options import NO_PORTS, Ports
+from shardwright.server.own_node import OwnNode
+from shardwright.server.run_node import Ending, watching
+from shardwright.server.security import Protection
+from shardwright.server.signals import Stops
 from shardwright.server.worker import state as st
 from shardwright.server.worker.daemon import Daemon
 
-#: Health service of a process that answers at all, for liveness probes: a hang is the watchdog's to end, and a cluster
-#: that waits for nodes is no reason to start its master again. The others say whether a step would run now.
-LIVE_SERVICE = "live"
+#: Seconds that the daemon of the master's own node has to end.
+_NODE_END_S = 10.0
 
 #: Threads for short work: unpacking, writing plans down.
 _THREADS_BESIDE = 8
 
 _log = logging.getLogger("shardwright.server")
-
-#: How a server ends: exit code, and the error to print, if any.
-Ending = tuple[int, ShardwrightError | None]
 
 
 class _StopRequest:
@@ -58,30 +72,57 @@ class _StopRequest:
             self.exit_code.set_result(exit_code)
 
 
-async def run_worker(
-    cluster: Cluster, index: int, limits: Limits, *, wait_s: float, notice: str | None = None
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """Of a master that may be started again. directory: its state's; node_command: starts `run_own_node`."""
+
+    directory: Path
+    node_command: Sequence[str]
+
+
+async def run_master(
+    cluster: Cluster,
+    limits: Limits,
+    *,
+    wait_s: float,
+    notice: str | None = None,
+    log: LogWriter | None = None,
+    ports: Ports = NO_PORTS,
+    source: ClusterSource | None = None,
+    kept: KeptState | None = None,
 ) -> Ending:
-    """Serve one node until its master or a signal ends it. notice: see `watch_notice`."""
-    address = cluster.master.address
-    daemon = Daemon(cluster, index, address, Protection.of(cluster), limits, wait_s)
-    Stops(daemon.drain, daemon.ask_to_stop)
-    _log.info("node %d, %d devices; dialing the master at %s", index, cluster.nodes[index].device_count, address)
-    async with _watching(notice, daemon.drain):
-        ending = await daemon.run()
-    return ending.code, ending.error
+    """Serve task 0 until a signal or an error ends it. notice: see `watch_notice`. log: this process'.
+
+    source: where an elastic cluster's description is read again. kept: where its state outlives it.
+    """
+    if kept is None:
+        master = Master(cluster, limits, wait_s=wait_s, log=log)
+        return await _serve(master, wait_s, _StopRequest(), lambda address: None, notice, ports, source)
+    store = StateStore(kept.directory, cluster.content_hash)
+    try:
+        master = Master(cluster, limits, wait_s=wait_s, log=log, store=store)
+        state = master.state
+        contents = await asyncio.to_thread(Contents, store.loaded, state.team, state.formation.nodes_of)
+        master.take_over(store.loaded, contents)
+        own_node = OwnNode(kept.node_command, store.directory)
+        return await _serve(master, wait_s, _StopRequest(), lambda address: None, notice, ports, source, own_node)
+    finally:
+        store.close()
 
 
-async def run_master(cluster: Cluster, limits: Limits, *, wait_s: float, notice: str | None = None) -> Ending:
-    """Serve task 0 until a signal or an error ends it. notice: see `watch_notice`."""
-    return await _serve(cluster, limits, wait_s, _StopRequest(), lambda address: None, notice)
-
-
-async def run_embedded(devices: int, limits: Limits) -> Ending:
+async def run_embedded(
+    devices: int,
+    limits: Limits,
+    dataset_modules: tuple[str, ...] = (),
+    *,
+    log: LogWriter | None = None,
+    ports: Ports = NO_PORTS,
+) -> Ending:
     """Serve `devices` CPU devices to the process at the other end of stdin and stdout.
 
     Prints one line of JSON, `{"address", "token"}`, once it listens; ends with stdin.
     """
-    cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32))
+    cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32), dataset_modules=dataset_modules)
     stop = _StopRequest()
 
     def read_stdin() -> None:
@@ -93,59 +134,71 @@ async def run_embedded(devices: int, limits: Limits) -> Ending:
     def announce(address: str) -> None:
         print(json.dumps({"address": address, "token": cluster.token}), flush=True)
 
-    return await _serve(cluster, limits, 300.0, stop, announce)
-
-
-@contextlib.asynccontextmanager
-async def _watching(notice: str | None, drain: Callable[[str], object]) -> AsyncIterator[None]:
-    watcher = None if notice is None else asyncio.ensure_future(watch_notice(notice, drain))
-    try:
-        yield
-    finally:
-        if watcher is not None:
-            watcher.cancel()
+    master = Master(cluster, limits, wait_s=300.0, log=log)
+    return await _serve(master, 300.0, stop, announce, ports=ports)
 
 
 async def _serve(
-    cluster: Cluster,
-    limits: Limits,
+    master: Master,
     wait_s: float,
     stop: _StopRequest,
     announce: Callable[[str], None],
     notice: str | None = None,
+    ports: Ports = NO_PORTS,
+    source: ClusterSource | None = None,
+    own_node: OwnNode | None = None,
 ) -> Ending:
+    cluster, limits = master.cluster, master.limits
     protection = Protection.of(cluster)
     # Plans and compilations hold a thread each, one a core at most: uploads must not wait behind them.
     threads = ThreadPoolExecutor(2 * core_count() + _THREADS_BESIDE, thread_name_prefix="work")
     asyncio.get_running_loop().set_default_executor(threads)
-    master = Master(cluster, limits, wait_s=wait_s)
     Stops(master.drain, stop.ask)
-    server = _grpc_server(master, protection)
+    health = Health(master_pb2.DESCRIPTOR.services_by_name["Master"].full_name)
+    master.on_ready = health.publish_ready
+    server = _grpc_server(master, protection, health)
     node = cluster.master
     address = join_address(node.ip, protection.bind(server, node.ip, node.port))
+    endpoint = None if ports.metrics is None else MetricsEndpoint(master, ports.metrics)
+    await health.serve(ports.health)
     await server.start()
     others = [str(worker.index) for worker in cluster.workers if worker.index]
     _log.info("master listening on %s%s", address, f"; waiting for workers {', '.join(others)}" if others else "")
     announce(address)
-    master.planners.warm()
-    daemon = Daemon(cluster, 0, address, protection, limits, wait_s) if node.device_count else None
+    daemon = Daemon(cluster, 0, address, protection, limits, wait_s) if node.device_count and not own_node else None
     daemon_task = asyncio.ensure_future(daemon.run()) if daemon is not None else None
+    node_task = asyncio.ensure_future(own_node.run()) if own_node is not None and node.device_count else None
     clock = asyncio.ensure_future(master.run())
+    watch = None
+    if source is not None:
+        watch = asyncio.ensure_future(watch_cluster(source, cluster, master.change_cluster))
     waits: list[asyncio.Future[Any]] = [stop.exit_code, master.halted, master.drained, clock]
-    waits += [daemon_task] if daemon_task is not None else []
+    waits += [task for task in (daemon_task, node_task) if task is not None]
     try:
-        async with _watching(notice, master.drain):
+        async with watching(notice, master.drain):
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if own_node is not None and node_task is not None and node_task.done():
+            return node_task.result(), ServerUnavailableError(
+                "the daemon of this node does not run", where=str(own_node.log_path), remedy="its last lines say why"
+            )
         return _ending(stop, master, daemon_task, clock)
     finally:
         clock.cancel()
+        for task in (watch, node_task):
+            if task is not None:
+                task.cancel()
         await master.close(
             "the master has stopped, as it was asked to" if master.drained.done() else "the master is stopping"
         )
         if daemon is not None and daemon_task is not None:
             daemon.ask_to_stop(0)
             await daemon_task
+        if own_node is not None and node_task is not None:
+            await own_node.wait_for_end(_NODE_END_S)
         await server.stop(grace=2.0)
+        await health.close()
+        if endpoint is not None:
+            endpoint.close()
 
 
 def _ending(
@@ -165,51 +218,21 @@ def _ending(
     return 1, None
 
 
-def _grpc_server(master: Master, protection: Protection) -> grpc.aio.Server:
+def _grpc_server(master: Master, protection: Protection, health: Health) -> grpc.aio.Server:
+    access = Access(protection)
     server = grpc.aio.server(
-        interceptors=[AioTokenInterceptor(protection), AioProtocolInterceptor()],
+        interceptors=[AioAccessInterceptor(access), AioProtocolInterceptor(), AioSessionInterceptor()],
         options=wire.CHANNEL_OPTIONS,
         maximum_concurrent_rpcs=master.limits.max_streams,
     )
-    master_pb2_grpc.add_MasterServicer_to_server(MasterService(master), server)  # type: ignore[no-untyped-call]
+    master_pb2_grpc.add_MasterServicer_to_server(MasterService(master, access), server)  # type: ignore[no-untyped-call]
     worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(master), server)  # type: ignore[no-untyped-call]
-    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    statuses = health_pb2.HealthCheckResponse
-    background: set[asyncio.Future[None]] = set()
-
-    def publish(name: str, is_well: bool) -> None:
-        task = asyncio.ensure_future(servicer.set(name, statuses.SERVING if is_well else statuses.NOT_SERVING))
-        background.add(task)
-        task.add_done_callback(background.discard)
-
-    def publish_ready(is_ready: bool) -> None:
-        for name in ("", master_pb2.DESCRIPTOR.services_by_name["Master"].full_name):
-            publish(name, is_ready)
-
-    master.on_ready = publish_ready
-    publish_ready(False)
-    publish(LIVE_SERVICE, True)
+    operators_pb2_grpc.add_OperatorsServicer_to_server(OperatorService(master.logs), server)  # type: ignore[no-untyped-call]
+    health.add_to(server)
     names = [
-        service.full_name for pb2 in (master_pb2, worker_pb2) for service in pb2.DESCRIPTOR.services_by_name.values()
+        service.full_name
+        for pb2 in (master_pb2, worker_pb2, operators_pb2)
+        for service in pb2.DESCRIPTOR.services_by_name.values()
     ]
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    reflection.enable_server_reflection([*names, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server
-
-
-def run(main: Coroutine[None, None, Ending]) -> int:
-    """Run a server to its end and return the exit code; errors are printed as one line each."""
-    error: ShardwrightError | None
-    try:
-        code, error = asyncio.run(main)
-    except ShardwrightError as caught:
-        code, error = 1, caught
-    if error is not None:
-        print(one_line(error), file=sys.stderr)
-    return code
-
-
-def one_line(error: ShardwrightError) -> str:
-    where = f"{error.where}: " if error.where else ""
-    remedy = f" ({error.remedy})" if error.remedy else ""
-    return f"shardwright: {where}{error.message}{remedy}".replace("\n", " ")

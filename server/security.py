@@ -1,48 +1,62 @@
-"""Tokens, TLS and binding of every port a server opens or dials."""
+"""Credentials, TLS and binding of every port that a server opens or dials; `access.py` says who may call."""
 
 from __future__ import annotations
 
 import errno
-import hmac
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 
 from shardwright.clusters.cluster import Cluster, join_address
-from shardwright.errors import AuthenticationError, ClusterConfigError, ServerUnavailableError
+from shardwright.clusters.listeners import belongs_to_others
+from shardwright.clusters.secret_files import read_secret_file
+from shardwright.errors import ClusterConfigError, ServerUnavailableError
 from shardwright.protocol import wire
-from shardwright.server.handlers import AioInterceptor, Handler, Interceptor, abort, abort_aio, with_behaviour
-
-#: Health probes carry no token and learn nothing but "serving".
-_OPEN_METHODS = "/grpc.health.v1.Health/"
-
-_DENIAL = AuthenticationError(
-    "the call carries no valid token", remedy="pass the token that the server's cluster file names"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What one process needs to open and dial protected ports; all None: plain loopback."""
+    """What one process needs to open and dial protected ports; all None: ports for everybody.
 
-    token: str | None = None
-    certificate: bytes | None = None
-    key: bytes | None = None
-    ca: bytes | None = None
+    token: the nodes' own. tokens_file: path of the tokens that people have. local_token: path of the file that `token`
+    came from, if it is the local user's.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+    ca: bytes | None = field(default=None, repr=False)
+    tokens_file: str | None = None
+    local_token: str | None = None
 
     @classmethod
     def of(cls, cluster: Cluster) -> Protection:
-        """Reads the PEM files; ClusterConfigError names one that cannot be read."""
+        """Reads the PEM files; ClusterConfigError names one that cannot be read, or a key that others can read."""
         security = cluster.security
         if security is None:
             return cls(token=cluster.token)
-        certificate, key, ca = (_read_pem(path) for path in (security.certificate, security.key, security.ca))
-        return cls(token=cluster.token, certificate=certificate, key=key, ca=ca)
+        certificate, ca = (_read_pem(path) for path in (security.certificate, security.ca))
+        return cls(
+            token=cluster.token,
+            certificate=certificate,
+            key=_read_pem(security.key, "security.key"),
+            ca=ca,
+            tokens_file=str(security.tokens_file.resolve()) if security.tokens_file else None,
+            local_token=str(security.local_token) if security.local_token else None,
+        )
+
+    def to_json(self) -> dict[str, str | None]:
+        """For a child process, through a pipe."""
+        return {name: value.decode() if isinstance(value, bytes) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str | None]) -> Protection:
+        pem = {name: value.encode() for name in ("certificate", "key", "ca") if (value := data[name]) is not None}
+        return cls(**{**data, **pem})  # type: ignore[arg-type]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -64,6 +78,12 @@ class Protection:
         except RuntimeError as error:
             raise ServerUnavailableError(f"port {port} of {host} cannot be opened: {error}", where=address) from None
 
+    def check_listener(self, address: str) -> None:
+        """Raises ServerUnavailableError where another user listens at `host:port`, who may wait for the local token."""
+        host, _, port = address.rpartition(":")
+        if self.local_token and belongs_to_others(host.strip("[]"), int(port)):
+            raise ServerUnavailableError(f"another user of this machine listens at {address}")
+
     def channel(self, address: str) -> grpc.Channel:
         credentials = self._channel_credentials()
         options = wire.CHANNEL_OPTIONS
@@ -83,56 +103,6 @@ class Protection:
         if self.certificate is None:
             return None
         return grpc.ssl_channel_credentials(root_certificates=self.ca or self.certificate)
-
-    def accepts(self, metadata: Any) -> bool:
-        """Whether a call's metadata holds the token; the comparison takes constant time."""
-        if self.token is None:
-            return True
-        given = next((value for key, value in metadata or () if key == "authorization"), "")
-        return hmac.compare_digest(str(given).encode(), f"Bearer {self.token}".encode())
-
-
-class TokenInterceptor(Interceptor):
-    """Refuses calls without the token, for a threaded server."""
-
-    def __init__(self, protection: Protection) -> None:
-        self._protection = protection
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler = continuation(handler_call_details)
-        if handler is None or self._protection.accepts(handler_call_details.invocation_metadata):
-            return handler
-
-        def deny(request: Any, context: grpc.ServicerContext) -> None:
-            abort(context, _DENIAL)
-
-        return with_behaviour(handler, deny)
-
-
-class AioTokenInterceptor(AioInterceptor):
-    """Refuses calls without the token, for an asyncio server."""
-
-    def __init__(self, protection: Protection) -> None:
-        self._protection = protection
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler = await continuation(handler_call_details)
-        allowed = handler_call_details.method.startswith(_OPEN_METHODS)
-        if handler is None or allowed or self._protection.accepts(handler_call_details.invocation_metadata):
-            return handler
-
-        async def deny(request: Any, context: Any) -> None:
-            await abort_aio(context, _DENIAL)
-
-        return with_behaviour(handler, deny)
 
 
 def check_port(host: str, port: int) -> None:
@@ -172,11 +142,16 @@ def _bind_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _read_pem(path: Path | None) -> bytes | None:
+def _read_pem(path: Path | None, secret: str = "") -> bytes | None:
+    """secret: the field of a file that nobody else may read."""
     if path is None:
         return None
+
+    def refuse(problem: str, remedy: str) -> ClusterConfigError:
+        return ClusterConfigError(problem, where=secret, remedy=remedy)
+
     try:
-        return path.read_bytes()
+        return read_secret_file(path, refuse) if secret else path.read_bytes()
     except OSError as error:
         raise ClusterConfigError(
             f"{path} cannot be read ({error.strerror})", where="security", remedy="check path and permissions"

@@ -20,6 +20,7 @@ from shardwright.errors import (
     CollectiveError,
     CompilationAbortedError,
     CompilationError,
+    DatasetError,
     DeadlineError,
     ExecutionError,
     HloSyntaxError,
@@ -41,6 +42,7 @@ from shardwright.errors import (
     SessionError,
     ShardwrightError,
     SnapshotLostError,
+    StateStoreError,
     StepCancelledError,
     StepTimeoutError,
     UnpartitionableError,
@@ -53,6 +55,10 @@ if TYPE_CHECKING:
     from shardwright import hlo, horovod, ranks
     from shardwright.client.annotate import annotate
     from shardwright.client.arrays import RemoteArray
+    from shardwright.client.automatic_saves import CheckpointPolicy
+    from shardwright.client.datasets import Dataset
+    from shardwright.client.kept import Resumed
+    from shardwright.client.local_statistics import local_statistics
     from shardwright.client.lowering import lower
     from shardwright.client.recovery import Recovered
     from shardwright.client.session import Session, connect
@@ -65,13 +71,17 @@ __version__ = "0.2.0"
 
 #: Public name → the module that holds it ("" is the module itself).
 _LAZY = {
+    "CheckpointPolicy": "shardwright.client.automatic_saves",
     "Cluster": "shardwright.clusters.cluster",
+    "Dataset": "shardwright.client.datasets",
     "Plan": "shardwright.user_plans",
     "Recovered": "shardwright.client.recovery",
+    "Resumed": "shardwright.client.kept",
     "RemoteArray": "shardwright.client.arrays",
     "Session": "shardwright.client.session",
     "annotate": "shardwright.client.annotate",
     "connect": "shardwright.client.session",
+    "local_statistics": "shardwright.client.local_statistics",
     "lower": "shardwright.client.lowering",
     "plan": "shardwright.offline",
     "resource_spec": "shardwright.clusters.resource_spec",
@@ -105,11 +115,14 @@ __all__ = [
     "ArrayError",
     "AuthenticationError",
     "CheckpointError",
+    "CheckpointPolicy",
     "Cluster",
     "ClusterConfigError",
     "CollectiveError",
     "CompilationAbortedError",
     "CompilationError",
+    "Dataset",
+    "DatasetError",
     "DeadlineError",
     "ExecutionError",
     "HloSyntaxError",
@@ -129,12 +142,14 @@ __all__ = [
     "Recovered",
     "RemoteArray",
     "ResourceLimitError",
+    "Resumed",
     "ServerDrainingError",
     "ServerUnavailableError",
     "Session",
     "SessionError",
     "ShardwrightError",
     "SnapshotLostError",
+    "StateStoreError",
     "StepCancelledError",
     "StepTimeoutError",
     "UnpartitionableError",
@@ -146,6 +161,7 @@ __all__ = [
     "errors",
     "hlo",
     "horovod",
+    "local_statistics",
     "lower",
     "plan",
     "ranks",

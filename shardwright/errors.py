@@ -170,6 +170,12 @@ class WorkerLostError(ShardwrightError):
     code = "worker_lost"
 
 
+class ClusterChangedError(ShardwrightError):
+    """The cluster has other nodes than when a program was planned; clients plan it again by themselves."""
+
+    code = "cluster_changed"
+
+
 class ResourceLimitError(ShardwrightError):
     """A message, a program or a session exceeds a limit of the server."""
 
@@ -213,10 +219,22 @@ class CheckpointError(ShardwrightError):
     code = "checkpoint"
 
 
+class DatasetError(ShardwrightError):
+    """A dataset that workers read: its module is not allowed, its function raises, or what it yields is no batch."""
+
+    code = "dataset"
+
+
 class SnapshotLostError(ShardwrightError):
     """After a loss of workers, the state cannot be restored from a snapshot, or the steps since not be run again."""
 
     code = "snapshot_lost"
+
+
+class StateStoreError(ShardwrightError):
+    """The server's state directory cannot be read or written; names the file."""
+
+    code = "state_store"
 
 
 class LaunchError(ShardwrightError):

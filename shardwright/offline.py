@@ -11,6 +11,7 @@ from shardwright.builders.base import Builder
 from shardwright.builders.choices import add_candidates, list_choices, read_options, take_fastest
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
+from shardwright.options.plan_options import MEASURED
 from shardwright.options.user_options import UserOptions, show_options
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
@@ -56,6 +57,12 @@ def plan(
             "a plan that is made here is not improved while it runs",
             where="background",
             remedy="pass it to Session.parallelize, or give a deadline",
+        )
+    if checked.effort == MEASURED:
+        raise OptionError(
+            "a plan that is made here is not measured",
+            where="effort",
+            remedy='pass it to Session.parallelize, or run "shardwright tune"',
         )
     hlo_text = read_program(hlo)
     if names is not None:

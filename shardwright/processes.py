@@ -12,10 +12,6 @@ from typing import BinaryIO
 _PR_SET_PDEATHSIG = 1
 
 
-#: What a line of a child's standard error begins with that belongs into the server's log; others are XLA's.
-REPORT_MARK = "shardwright: "
-
-
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent's thread ends (Linux; elsewhere stdin's end does it).
 

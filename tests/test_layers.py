@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("jax", "jaxlib", "pulp", "highspy", "grpc", "numpy")
+HEAVY = ("jax", "jaxlib", "pulp", "highspy", "grpc", "numpy", "prometheus_client", "rich")
 
 
 def modules_after(statement: str) -> set[str]:

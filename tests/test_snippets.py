@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import shardwright as sw
 from tests.snippets.blocks import DOCUMENTS, ROOT, blocks_of, name_of
 
 _THAT_RUN = [document for document in DOCUMENTS if any(not block.reason for block in blocks_of(document))]
@@ -17,13 +19,20 @@ _THAT_RUN = [document for document in DOCUMENTS if any(not block.reason for bloc
 NOT_RUN = {
     "CONTRIBUTING.md": ["builds the environment and runs the whole suite"],
     "README.md": ["minutes long", "a minute of planning", "servers that run until they are stopped"],
+    "docs/benchmarks/scaling.md": ["minutes of planning"],
+    "docs/changing-plans.md": ["hundreds of steps", "takes minutes"],
+    "docs/datasets.md": ["a source of your own"],
     "docs/debugging-a-plan.md": ["refused on purpose"],
     "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
+    "docs/operating.md": ["needs root", "needs a cluster"],
     "docs/options.md": ["needs a server that ends"],
     "docs/run.md": ["needs other hosts", "needs other hosts"],
     "docs/tensorflow.md": ["downloads TensorFlow", *2 * ["needs TensorFlow"]],
+    "docs/recovery.md": ["servers of a cluster", "needs a server of a cluster"],
+    "docs/security.md": ["there is no such server"],
     "docs/torch.md": ["downloads PyTorch", *3 * ["needs PyTorch"]],
-    "docs/from-horovod.md": ["needs the launcher", "needs the launcher", "needs other hosts"],
+    "docs/benchmarks/ranks.md": ["needs an environment with Horovod", "minutes", "minutes"],
+    "docs/from-horovod.md": [*4 * ["needs the launcher"], "needs other hosts"],
     "examples/README.md": ["a minute of planning", "servers that run until they are stopped"],
     "examples/gpt2/README.md": ["minutes of training"],
     "examples/moe/README.md": ["minutes of training"],
@@ -36,14 +45,39 @@ def test_blocks_that_do_not_run_are_known() -> None:
     assert {name: found for name, found in reasons.items() if found} == NOT_RUN
 
 
+#: Pages whose programs find one running server. Those of the others start their own, as a new user's do: they save in
+#: relative folders, read their own batches, lose workers.
+_SERVED = {"docs/changing-plans.md", "docs/from-autodist.md", "docs/options.md", "examples/smoke/README.md"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Plans of all pages: several plan the same step."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("cache"))
+        patch.setenv("SHARDWRIGHT_CACHE", folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server(cache: str) -> Iterator[dict[str, str]]:
+    """The variables by which programs find a server of eight devices."""
+    with sw.connect(devices=8) as session:
+        host, _, port = session._state.master.address.rpartition(":")
+        assert session._state.server is not None
+        yield {"SERVER_IP": host, "SERVER_PORT": port, "SHARDWRIGHT_TOKEN": session._state.server.token}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("document", _THAT_RUN, ids=name_of)
-def test_blocks_run(document: Path, tmp_path: Path) -> None:
+def test_blocks_run(document: Path, tmp_path: Path, cache: str, server: dict[str, str]) -> None:
     for name in ("examples", "cluster_configs", "shardwright", "launch_worker.sh"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "tests.snippets.run", str(document)]
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "SHARDWRIGHT_CACHE": str(tmp_path / "cache")}
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "SHARDWRIGHT_CACHE": cache}
+    if name_of(document) in _SERVED:
+        environment |= server
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
     )

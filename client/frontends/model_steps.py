@@ -44,6 +44,7 @@ def evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOptions
 
     It is planned around the state of a trained model; before training, as `force` and `rest` say.
     """
+    options = options.without_trials()
     around_state = replace(options, force=None, rest="search") if is_trained else options
     return replace(
         around_state,
@@ -52,5 +53,4 @@ def evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOptions
         stages=None,
         schedule=None,
         imbalance=None,
-        background=False,
     )

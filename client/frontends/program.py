@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -134,3 +134,11 @@ class FrontEnd(Protocol):
 
     def write_back(self, arguments: Any, program: Program, results: Sequence[Any]) -> None:
         """Puts the new values of `program.changed` into `arguments`; results: handles of all outputs."""
+
+
+@runtime_checkable
+class ExportingFrontEnd(FrontEnd, Protocol):
+    """One whose functions can leave the service."""
+
+    def export(self, signature: Any, output_names: Sequence[str], *, platform: str) -> bytes:
+        """The function of a signature in `jax.export`'s container: arguments by name → results by name."""

@@ -11,8 +11,9 @@ import grpc
 
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
-from shardwright.protocol import wire
+from shardwright.protocol import log_messages, wire
 from shardwright.server.master import events as ev
+from shardwright.server.master import recovered
 from shardwright.server.master.shell import Master, OutgoingStream
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
@@ -41,10 +42,18 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         coordinator_address=hello.coordinator_address,
                         executor_generation=hello.executor_generation,
                         snapshot_address=hello.snapshot_address,
+                        snapshot_key=hello.snapshot_key,
                     )
                 )
             case "heartbeat":
                 self._master.handle_event(ev.DaemonHeard(connection=number))
+                if (node := self._node_of_daemon(number)) is not None and event.heartbeat.HasField("figures"):
+                    self._master.figures.of(node).host = event.heartbeat.figures
+            case "logs":
+                if (node := self._node_of_daemon(number)) is not None:
+                    logs = event.logs
+                    lines = log_messages.all_from_proto(logs.lines, node)
+                    self._master.logs.add(node, logs.origin, logs.first_number, lines)
             case "draining":
                 asked = event.draining
                 self._master.handle_event(
@@ -52,6 +61,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
             case "exited":
                 exited = event.exited
+                if (node := self._node_of_daemon(number)) is not None:
+                    self._master.state.statistics.executor_exits[node] += 1
                 self._master.handle_event(
                     ev.ExecutorExited(
                         connection=number,
@@ -61,6 +72,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         coordinator_address=exited.coordinator_address,
                     )
                 )
+
+    def _node_of_daemon(self, number: int) -> int | None:
+        """The node whose daemon has this connection."""
+        nodes = self._master.state.formation.nodes.items()
+        return next((node for node, record in nodes if record.daemon == number), None)
 
     async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
         await self._stream(requests, context, self._handle_executor_event, _to_shutdown, ev.ExecutorLeft)
@@ -86,16 +102,18 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                 )
             case "arrived":
                 arrived = event.arrived
-                arrays = tuple(
-                    ev.UploadedArray(
-                        array_id=array.array_id,
-                        size_bytes=array.logical_bytes,
-                        devices=range(array.first_device, array.first_device + array.device_count),
-                    )
-                    for array in arrived.arrays
-                )
+                arrays = tuple(map(_uploaded_array, arrived.arrays))
                 self._master.handle_event(
                     ev.ArraysUploaded(connection=number, session_id=arrived.session_id, arrays=arrays)
+                )
+            case "recent":
+                commands = tuple(map(_logged_command, event.recent.commands))
+                self._master.handle_event(ev.RecentReceived(connection=number, commands=commands))
+            case "report":
+                node = self._master.state.formation.connections.get(number, 0)
+                sessions = tuple(_session_report(session, node) for session in event.report.sessions)
+                self._master.handle_event(
+                    ev.ReportReceived(connection=number, sequence=event.report.sequence, sessions=sessions)
                 )
             case "hello":
                 hello = event.hello
@@ -108,10 +126,16 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         device_count=hello.device_count,
                         transfer_address=hello.transfer_address,
                         pid=hello.pid,
+                        received=hello.received,
                     )
                 )
+                if number in self._master.state.formation.connections:  # not refused
+                    self._master.figures.executor_is_new(hello.node_index)
             case "heartbeat":
                 heard = event.heartbeat
+                heard_of = self._master.state.formation.connections.get(number)
+                if heard_of is not None and heard.HasField("figures"):
+                    self._master.figures.of(heard_of).executor = heard.figures
                 self._master.handle_event(
                     ev.ExecutorHeard(
                         connection=number, sequence=heard.sequence, doing=heard.doing, transfers=heard.transfers
@@ -157,6 +181,46 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
             raise
         else:
             outlet.end()
+
+
+def _uploaded_array(array: worker_pb2.ArrayArrived) -> ev.UploadedArray:
+    return ev.UploadedArray(
+        array_id=array.array_id,
+        size_bytes=array.logical_bytes,
+        devices=range(array.first_device, array.first_device + array.device_count),
+    )
+
+
+def _logged_command(command: worker_pb2.ExecutorCommand) -> ev.LoggedCommand:
+    is_load = command.WhichOneof("kind") in ("load", "load_pipeline")
+    return ev.LoggedCommand(sequence=command.sequence, is_load=is_load, payload=command)
+
+
+def _session_report(report: worker_pb2.SessionReport, node: int) -> ev.SessionReport:
+    return ev.SessionReport(
+        session_id=report.session_id,
+        arrays=tuple(map(_uploaded_array, report.arrays)),
+        executables=tuple(report.executables),
+        steps=tuple(_step_record(record, node) for record in report.steps),
+        kept=recovered.from_message(report.kept) if report.HasField("kept") else None,
+    )
+
+
+def _step_record(record: worker_pb2.StepRecord, node: int) -> ev.StepRecord:
+    done = record.done
+    for trace in done.traces:
+        trace.node = node
+    return ev.StepRecord(
+        number=record.number,
+        error=wire.error_from_proto(done.error) if done.HasField("error") else None,
+        values=tuple(done.values),
+        run_s=done.run_s,
+        traces=tuple(done.traces),
+        not_finite=tuple(done.not_finite),
+        is_save=record.is_save,
+        is_snapshot=record.is_snapshot,
+        kept=recovered.from_message(record.kept) if record.HasField("kept") else None,
+    )
 
 
 def _to_refusal(error: ShardwrightError) -> worker_pb2.SupervisorCommand:

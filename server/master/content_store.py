@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -22,20 +23,23 @@ class PlanRecord:
     """A plan, its JSON gzip-compressed for clients, and the program it was made for.
 
     plan: without the text of that program, where that is what it runs. first_device: of a single-program plan.
+    team: the nodes that it is for.
     """
 
     plan: Plan | PipelinePlan
     json_gzip: bytes
     program: StoredProgram | None = None
     first_device: int = 0
+    team: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, plan_json: str, program: StoredProgram, first_device: int) -> PlanRecord:
+    def of(cls, plan_json: str, program: StoredProgram, first_device: int, team: tuple[int, ...] = ()) -> PlanRecord:
         """Blocking. Raises PlanError where the plan is none of the program."""
         plan = plan_from_json(plan_json, hlo_text=program.text())
         if isinstance(plan, PipelinePlan) or not plan.original_sha256:
             plan = replace(plan, hlo_text=None)
-        return cls(plan=plan, json_gzip=compress_text(plan_json), program=program, first_device=first_device)
+        json_gzip = compress_text(plan_json)
+        return cls(plan=plan, json_gzip=json_gzip, program=program, first_device=first_device, team=team)
 
     def plan_with_text(self) -> Plan | PipelinePlan:
         """The plan with the text that it runs; blocking."""
@@ -107,6 +111,13 @@ class ContentStore(Generic[T]):
 
     def is_held(self, item_id: str) -> bool:
         return item_id in self._items
+
+    def drop(self, is_unwanted: Callable[[T], bool]) -> list[str]:
+        """Drops items, whoever holds them; returns their ids."""
+        dropped = [item_id for item_id, item in self._items.items() if is_unwanted(item)]
+        for item_id in dropped:
+            del self._items[item_id], self._sizes[item_id], self._holders[item_id]
+        return dropped
 
     def drop_session(self, session_id: str) -> None:
         for item_id in [item_id for item_id, holders in self._holders.items() if session_id in holders]:

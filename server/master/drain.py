@@ -12,7 +12,8 @@ Who begins one: a signal to the master or to a worker's daemon, or a preemption 
 | a session, a plan or a load comes, or is waited for | it fails                                                 |
 
 It is complete when nothing runs and every client that has arrays here has been quiet for `drain_idle_s`, or at its
-limit. Then the whole server ends, or the daemons of its nodes. Functions on `MasterState`, as in `saves.py`.
+limit. Then the whole server ends, or the daemons of its nodes. An elastic cluster that can spare a node lets it leave
+without all this: see `elasticity.py`. Functions on `MasterState`, as in `saves.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ServerDrainingError
+from shardwright.server.master import elasticity, saves
 from shardwright.server.master import events as ev
-from shardwright.server.master import saves
 from shardwright.server.master.sessions import StepOutcome
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def requested(state: MasterState, event: ev.DrainRequested) -> Commands:
     nodes = _nodes_of(state, event.connection)
     if nodes is not None and not nodes:
         return []  # a daemon that has been replaced
+    if nodes is not None and elasticity.can_spare(state, nodes):
+        return elasticity.let_leave(state, nodes, event.reason)
     now_s, old = state._now_s, state.drain
     new = Drain(reason=event.reason, nodes=nodes, since_s=now_s, until_s=now_s + event.limit_s, active_s=now_s)
     if old is not None:
@@ -143,18 +146,18 @@ def _is_quiet(state: MasterState, drain: Drain) -> bool:
 
 def _work(state: MasterState) -> str:
     """What has to end first, in words."""
-    found = []
+    reasons = []
     for session in state.sessions.values():
         name = f"of session {session.session_id[:8]}"
         steps = [item.request.number for item in session.queue if isinstance(item.request, ev.StepRequested)]
         numbers = sorted([*session.running, *steps])
         save = saves.current_save(session)
         if numbers:
-            found.append(f"step {numbers[0]} {name}" if len(numbers) == 1 else f"{len(numbers)} steps {name}")
+            reasons.append(f"step {numbers[0]} {name}" if len(numbers) == 1 else f"{len(numbers)} steps {name}")
         elif save is not None:
-            found.append(f"the save of step {save.number} {name}")
+            reasons.append(f"the save of step {save.number} {name}")
     transfers = sum(record.transfers for record in state.formation.nodes.values() if record.executor_connection)
-    return ", ".join([*found, f"{transfers} transfers of arrays"] if transfers else found)
+    return ", ".join([*reasons, f"{transfers} transfers of arrays"] if transfers else reasons)
 
 
 def _fail_waiting_calls(state: MasterState, error: ServerDrainingError) -> Commands:

@@ -26,6 +26,7 @@ class DaemonJoined:
     coordinator_address: str
     executor_generation: int = 0  # of an executor that it kept over a broken connection; 0: none
     snapshot_address: str = ""
+    snapshot_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,13 @@ class DrainRequested:
     reason: str
     limit_s: float
     connection: int = 0  # 0: the whole server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersChanged:
+    """Other nodes belong to an elastic cluster from now on; members: all of them."""
+
+    members: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +72,10 @@ class ExecutorExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorJoined:
-    """An executor owns its devices and opened its Execute stream."""
+    """An executor owns its devices and opened its Execute stream.
+
+    received: sequence number of the last command that it got, of a master before; 0: none.
+    """
 
     connection: int
     node: int
@@ -73,6 +84,7 @@ class ExecutorJoined:
     device_count: int
     transfer_address: str = ""
     pid: int = 0
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +144,88 @@ class ArraysUploaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a client wants a successor to find; see the message `KeptState`."""
+
+    description: bytes = b""
+    array_ids: tuple[int, ...] = ()
+    updates: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCommand:
+    """A command that an executor got of a master before; `payload` is the message. is_load: its program came apart."""
+
+    sequence: int
+    is_load: bool = False
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentReceived:
+    """The answer to an AskForRecent."""
+
+    connection: int
+    commands: tuple[LoggedCommand, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What a step came to on one executor. kept: of a snapshot, as of its step."""
+
+    number: int
+    error: ShardwrightError | None = None
+    values: tuple[Any, ...] = ()
+    run_s: float = 0.0
+    traces: tuple[Any, ...] = ()
+    not_finite: tuple[Any, ...] = ()
+    is_save: bool = False
+    is_snapshot: bool = False
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReport:
+    """A session on one executor: its arrays, loaded executables, last steps, and what is kept as of the last one."""
+
+    session_id: str
+    arrays: tuple[UploadedArray, ...] = ()
+    executables: tuple[str, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportReceived:
+    """The answer to a ReportOnWorkers: all sessions on one executor."""
+
+    connection: int
+    sequence: int
+    sessions: tuple[SessionReport, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRequested:
+    """name: of one to take up, or to open; "": a new one without a name. salt: of that one.
+
+    owner: the name of the token that it comes with; empty where calls need none. A session is taken up by who knows its
+    id, which takes the token that it was opened with: see `session_secrets.py`.
+    """
+
     call: int
     session_id: str
+    owner: str = ""
+    name: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionClosed:
+    """By its client, or by an operator, in words."""
+
     call: int
     session_id: str
+    operator: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +288,11 @@ class UnloadRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsOpened:
-    """A client opened a RunSteps stream and named its session."""
+    """A client opened a RunSteps stream and named its session. live: arrays that it takes to be there."""
 
     stream: int
     session_id: str
+    live: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,12 +317,19 @@ class SnapshotStepInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStepInfo:
+    """Of a step that makes its outputs (of so many logical bytes) from a batch that the workers read."""
+
+    output_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequested:
     """A numbered step; `inline` are the (id, bytes) of arrays that ride along, `payload` is the message.
 
     files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either, nor
-    has a `snapshot`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors that it may run
-    on; 0: any.
+    has a `snapshot` or a `batch`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors
+    that it may run on; 0: any. kept: what a successor of the client finds from now on; None: as before.
     """
 
     stream: int
@@ -250,9 +343,20 @@ class StepRequested:
     files: FileStepInfo | None = None
     moved_bytes: tuple[int, ...] | None = None
     snapshot: SnapshotStepInfo | None = None
+    batch: BatchStepInfo | None = None
     timeout_s: float = 0.0
     generation: int = 0
+    kept: Kept | None = None
     payload: Any = None
+
+    @property
+    def kind(self) -> str:
+        """`step`, `save`, `restore`, `move` or `snapshot`."""
+        if self.files is not None:
+            return "save" if self.files.is_save else "restore"
+        if self.snapshot is not None:
+            return "restore" if self.snapshot.is_restore else "snapshot"
+        return "move" if self.moved_bytes is not None else "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +396,7 @@ Event = (
     DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
     | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
-    | ExecutorHeard | DrainRequested | LoadAbandoned | Tick
+    | ExecutorHeard | MembersChanged | DrainRequested | LoadAbandoned | RecentReceived | ReportReceived | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -331,6 +435,30 @@ class Disconnect:
     """Of a daemon that has been silent: its stream ends; when it lives, it dials again."""
 
     connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskForRecent:
+    """To an executor: which commands did it get after this one?"""
+
+    connection: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redeliver:
+    """To an executor: commands that a master before had not sent to it."""
+
+    connection: int
+    commands: tuple[LoggedCommand, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOnWorkers:
+    """What is there? Answered once everything before is carried out."""
+
+    sequence: int
+    session_id: str = ""  # of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -540,10 +668,12 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A line for people."""
+    """A line for people. session, step: what it is about, where that is one thing."""
 
     text: str
     is_warning: bool = False
+    session: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,9 +694,10 @@ ToWorkers = (
     | FinishOnWorkers
     | StoreOnWorkers
     | ReleaseOnWorkers
+    | ReportOnWorkers
 )
 Command = (
-    StartExecutor | StopExecutor | Refuse | Disconnect | RetainOnDaemons | ToWorkers | AbortOnWorkers | Compile
-    | CancelCompile | Progress | Answer | Fail | ReplyStep | Notice | DrainNotice | DrainBegan | Drained | EndStream
-    | SessionEnded | Log | Halt
+    StartExecutor | StopExecutor | Refuse | Disconnect | AskForRecent | Redeliver | RetainOnDaemons | ToWorkers
+    | AbortOnWorkers | Compile | CancelCompile | Progress | Answer | Fail | ReplyStep | Notice | DrainNotice
+    | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
 )  # fmt: skip

@@ -112,8 +112,8 @@ def _binaries_of(
         cancellation,
     )
     return {
-        program.name: Binary(compiled=made, nodes=owners)
-        for program, made, owners in zip(plan.programs, compiled, nodes, strict=True)
+        program.name: Binary(compiled=binary, nodes=owners)
+        for program, binary, owners in zip(plan.programs, compiled, nodes, strict=True)
     }
 
 
@@ -167,7 +167,7 @@ def _layouts(variables: tuple[VariablePlan, ...], mesh: Mesh, first_device: int)
 def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: Formation) -> worker_pb2.LoadPipeline:
     stages = plan.stages
     return worker_pb2.LoadPipeline(
-        programs=[_stage_program(each, stages[each.stage], binaries[each.name]) for each in plan.programs],
+        programs=[_stage_program(part, stages[part.stage], binaries[part.name]) for part in plan.programs],
         values=[
             worker_pb2.StageValue(
                 name=value.name,
@@ -192,16 +192,25 @@ def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: For
 
 def peers_of(formation: Formation) -> list[worker_pb2.Peer]:
     """Owner and transfer server of every device."""
-    return [
-        worker_pb2.Peer(
-            node=node,
-            first_device=devices.start,
-            device_count=len(devices),
-            transfer_address=formation.nodes[node].transfer_address,
-            snapshot_address=formation.nodes[node].snapshot_address,
-        )
-        for node, devices in formation.devices.items()
-    ]
+    return [_peer(formation, node, devices) for node, devices in formation.devices.items()]
+
+
+def holders_of_snapshots(formation: Formation) -> list[worker_pb2.Peer]:
+    """The same, and the nodes that take no part, whose daemons may hold parts of a snapshot."""
+    others = [node for node, record in formation.nodes.items() if node not in formation.team and record.daemon]
+    return [*peers_of(formation), *(_peer(formation, node, range(0)) for node in others)]
+
+
+def _peer(formation: Formation, node: int, devices: range) -> worker_pb2.Peer:
+    record = formation.nodes[node]
+    return worker_pb2.Peer(
+        node=node,
+        first_device=devices.start,
+        device_count=len(devices),
+        transfer_address=record.transfer_address,
+        snapshot_address=record.snapshot_address,
+        snapshot_key=record.snapshot_key,
+    )
 
 
 def _stage_entry(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStage, ...]) -> worker_pb2.StageEntry:

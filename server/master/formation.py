@@ -10,6 +10,8 @@ takes the others of its `jax.distributed` job with it:
 | starting | the last executor joins                  | ready    | Log                          |
 | starting | an executor exits, or too much time      | stopping | StopExecutor to the others   |
 | ready    | an executor exits or leaves              | stopping | StopExecutor to the others   |
+| adopting | the last daemon and executor of before   | ready    | Log                          |
+| adopting | one has no executor, or too much time    | stopping | StopExecutor to the others   |
 | any      | a daemon leaves, its executor never came | stopping | StopExecutor to the others   |
 | ready    | a daemon leaves, its executor goes on    | ready    | Log                          |
 | ready    | an executor is silent for `silence_s`    | stopping | StopExecutor to all          |
@@ -22,6 +24,9 @@ process, and by itself when its own connection breaks.
 A start that failed is tried again after a pause, which grows. Halt after `start_attempts` of them in a row, or one
 where the executor says that it cannot start (`CANNOT_START`); where the cluster was ready before, after
 `restart_patience_s`.
+
+The nodes of a generation are its *team*: all there are, or of an elastic cluster those that the roster (`roster.py`)
+chooses when it starts. A node outside of the team may come and go.
 """
 
 from __future__ import annotations
@@ -44,18 +49,18 @@ from shardwright.server.master.events import (
     ExecutorLeft,
     Halt,
     Log,
+    MembersChanged,
     Refuse,
     StartExecutor,
     StopExecutor,
 )
-
-#: Exit code of an executor that starting again will not help.
-CANNOT_START = 3
+from shardwright.server.master.roster import Roster
+from shardwright.server.worker.exit_codes import CANNOT_START
 
 _DAEMON_LOST = "its daemon ended, or its connection to the master broke"
 _STREAM_LOST = "its connection was lost"
 
-Phase = Literal["waiting", "starting", "ready", "stopping"]
+Phase = Literal["adopting", "waiting", "starting", "ready", "stopping"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +113,11 @@ class NodeRecord:
     data_address: str = ""
     transfer_address: str = ""
     snapshot_address: str = ""
+    snapshot_key: str = field(default="", repr=False)
     data_port: int = 0
     detail: str = ""
     pid: int = 0
+    received: int = 0  # sequence number of the executor's last command, when it joined
     transfers: int = 0
     farewell: str = ""
     busy: tuple[int, str] = (0, "")  # sequence number of what the executor has been busy with, and where in it
@@ -122,12 +129,26 @@ class NodeRecord:
 class Formation:
     """Mutable; `MasterState` feeds it and looks at `phase` before and after.
 
-    devices: node index → positions of its devices in the cluster's order.
+    roster: of an elastic cluster. team: nodes of the generation that runs, or ran last; at first all.
+    devices: node index → positions of its devices in the team's order.
     """
 
-    def __init__(self, members: tuple[Member, ...], identity: Identity, limits: Limits, *, wait_s: float, now_s: float):
+    def __init__(
+        self,
+        members: tuple[Member, ...],
+        identity: Identity,
+        limits: Limits,
+        *,
+        wait_s: float,
+        now_s: float,
+        roster: Roster | None = None,
+    ):
         self.nodes = {member.index: NodeRecord(member=member, data_port=member.data_port) for member in members}
+        self._members = {member.index: member for member in members}
+        self.roster = roster
+        self.team = tuple(self.nodes)
         self.devices = _positions(members)
+        self.leaving: set[int] = set()  # nodes of an elastic cluster whose daemons have asked to end
         self.identity = identity
         self.phase: Phase = "waiting"
         self.generation = 0
@@ -141,6 +162,20 @@ class Formation:
         self._retry_s = now_s  # no start before
         self._was_ready = False
         self._is_halted = False
+
+    def begin_adoption(self, generation: int, team: tuple[int, ...], now_s: float) -> bool:
+        """Executors of a master before may still run; those of a later generation are started only without them.
+
+        False, where nodes of their team belong to the cluster no more: then others are started at once.
+        """
+        self.generation, self._was_ready, self._since_s = generation, True, now_s
+        if not team or not self.nodes.keys() >= set(team):
+            return False
+        self.phase, self.team = "adopting", team
+        self.devices = _positions(tuple(record.member for record in self.team_records))
+        if self.roster is not None:
+            self.roster.expect_only(team, now_s)
+        return True
 
     # ---- looking -----------------------------------------------------------
     @property
@@ -162,9 +197,34 @@ class Formation:
     def missing(self) -> list[Member]:
         return [record.member for record in self.nodes.values() if record.daemon is None]
 
+    @property
+    def team_records(self) -> list[NodeRecord]:
+        return [self.nodes[index] for index in self.team]
+
+    @property
+    def _not_back(self) -> list[NodeRecord]:
+        """Nodes of the team whose executors have yet to be taken up."""
+        return [node for node in self.team_records if node.daemon is None or node.executor_connection is None]
+
+    @property
+    def wants_other_team(self) -> bool:
+        """Whether other nodes than those that run could take part."""
+        if self.phase != "ready" or self.roster is None:
+            return False
+        candidates = self.roster.candidates
+        return candidates != frozenset(self.team) and len(candidates) >= self.roster.min_nodes
+
     def node_state(self, index: int) -> str:
-        """One of "waiting", "starting", "ready", "lost", for people."""
+        """Of a node of the team one of "waiting", "starting", "ready", "lost", for people.
+
+        Of another one: "joining", "away", or "left out".
+        """
         record = self.nodes[index]
+        if index not in self.team:
+            assert self.roster is not None
+            if index in self.roster.left_out:
+                return "left out"
+            return "joining" if index in self.roster.candidates else "away"
         if record.daemon is None and record.executor_connection is None:
             return "lost" if self._was_ready else "waiting"
         return "ready" if self.phase == "ready" else "starting"
@@ -172,6 +232,8 @@ class Formation:
     def detail_of(self, index: int) -> str:
         """A node's known details beyond its state, for people: the reason of its absence."""
         record = self.nodes[index]
+        if index not in self.team:
+            return f"{record.member.address}: {record.detail}" if record.detail else record.member.address
         if self._is_suspect(record):
             return f"its executor, process {record.pid}, has been silent for {record.executor_pulse.silent_s:.0f} s"
         if record.is_daemon_silent:
@@ -188,7 +250,8 @@ class Formation:
     @property
     def lacks_daemons(self) -> bool:
         """Whether a daemon is gone or silent, whatever its executor does."""
-        return any(record.daemon is None or record.is_daemon_silent for record in self.nodes.values())
+        is_smaller = len(self.team) < len(self.nodes)
+        return is_smaller or any(record.daemon is None or record.is_daemon_silent for record in self.nodes.values())
 
     def _is_suspect(self, record: NodeRecord) -> bool:
         is_silent = record.executor_pulse.silent_s > self._limits.silence_s / 3
@@ -210,15 +273,28 @@ class Formation:
         commands = self._disconnect(record)  # a silent one
         record.daemon, record.daemon_pulse = event.connection, Pulse()
         record.coordinator_address = event.coordinator_address
-        record.snapshot_address = event.snapshot_address
+        record.snapshot_address, record.snapshot_key = event.snapshot_address, event.snapshot_key
         record.detail = record.farewell = ""
+        commands += self._look(now_s)
+        if self.phase == "adopting":
+            return [*commands, *self._adopt_daemon(record, event, now_s)]
         if record.executor_connection is not None:
             if event.executor_generation == self.generation:
                 return [*commands, Log(text=f"the daemon of node {event.node} is back; its executor has gone on")]
             return [*commands, *self._let_go(record), *self._stop(record, "another daemon took its place", now_s)]
         missing = [str(member.index) for member in self.missing]
-        text = f"node {event.node} joined" + (f"; waiting for workers {', '.join(missing)}" if missing else "")
+        is_waited_for = missing and self.phase == "waiting"
+        text = f"node {event.node} joined" + (f"; waiting for workers {', '.join(missing)}" if is_waited_for else "")
         return [*commands, Log(text=text), *self._start_if_complete(now_s)]
+
+    def _adopt_daemon(self, record: NodeRecord, event: DaemonJoined, now_s: float) -> list[Command]:
+        """The daemon of a node whose executor may have outlived the master before."""
+        if record.member.index not in self.team:
+            return [Log(text=f"node {event.node} joined; the executors of before are taken up without it")]
+        if event.executor_generation != self.generation:
+            return [*self._let_go(record), *self._stop(record, "its executor has ended", now_s)]
+        record.executor = True
+        return self._finish_adoption()
 
     def _refusal(self, event: DaemonJoined) -> ShardwrightError | None:
         mine = self.identity
@@ -263,10 +339,13 @@ class Formation:
     def _lose_daemon(self, record: NodeRecord, why: str, now_s: float) -> list[Command]:
         """An executor that is connected goes on: it dies with its daemon's process, but not with its connection."""
         record.daemon, record.is_daemon_silent = None, False
-        record.detail = why
+        self.leaving.discard(record.member.index)
+        record.detail = record.farewell or why
         if record.executor_connection is not None:
             return [Log(text=f"node {record.member.index}: {why}; its executor is still connected")]
         record.executor = False
+        if record.member.index not in self.team:
+            return [Log(text=f"node {record.member.index}: {why}; it took no part"), *self._look(now_s)]
         return self._stop(record, why, now_s)
 
     def _disconnect(self, record: NodeRecord) -> list[Command]:
@@ -283,7 +362,7 @@ class Formation:
     # ---- executors ---------------------------------------------------------
     def executor_joined(self, event: ExecutorJoined, now_s: float) -> list[Command]:
         record = self.nodes.get(event.node)
-        if record is None or self.phase != "starting" or event.generation != self.generation:
+        if record is None or self.phase not in ("starting", "adopting") or event.generation != self.generation:
             error = WorkerLostError(f"generation {event.generation} of node {event.node} is over")
             return [Refuse(connection=event.connection, error=error)]
         if event.device_count != record.member.device_count:
@@ -295,15 +374,26 @@ class Formation:
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
         record.pid, record.busy, record.executor_pulse = event.pid, (0, ""), Pulse()
-        record.transfers = 0
-        if any(other.executor_connection is None for other in self.nodes.values()):
+        record.transfers, record.received = 0, event.received
+        if self.phase == "adopting":
+            record.executor = True
+            return self._finish_adoption()
+        if any(other.executor_connection is None for other in self.team_records):
             return []
         self.phase = "ready"
         self._was_ready = True
         self._failed_starts = 0
-        counts = [record.member.device_count for record in self.nodes.values()]
+        counts = [record.member.device_count for record in self.team_records]
         shape = f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else " + ".join(map(str, counts))
-        return [Log(text=f"cluster ready: {len(counts)} node{'s' * (len(counts) > 1)}, {shape} devices")]
+        absent = ", ".join(str(index) for index in self.nodes if index not in self.team)
+        without = f"; without node{'s' * (',' in absent)} {absent}" if absent else ""
+        return [Log(text=f"cluster ready: {len(counts)} node{'s' * (len(counts) > 1)}, {shape} devices{without}")]
+
+    def _finish_adoption(self) -> list[Command]:
+        if self._not_back:
+            return []
+        self.phase = "ready"
+        return [Log(text=f"all executors of generation {self.generation} are still there")]
 
     def executor_exited(self, event: ExecutorExited, now_s: float) -> list[Command]:
         record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
@@ -317,7 +407,8 @@ class Formation:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
         how = f"it ended with {_describe_exit(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
-        is_final = self.phase == "starting" and event.exit_code == CANNOT_START and not self._was_ready
+        is_first = self.roster is None and not self._was_ready
+        is_final = self.phase == "starting" and event.exit_code == CANNOT_START and is_first
         commands = self._stop(record, how, now_s, is_final=is_final)
         if record.detail == _STREAM_LOST:  # now it is known why
             record.detail = how
@@ -351,10 +442,63 @@ class Formation:
             self.nodes[index].executor_pulse.is_heard = True
         return []
 
+    def regroup(self, now_s: float) -> list[Command]:
+        """Start a new generation, of the nodes that could take part."""
+        assert self.roster is not None
+        came = sorted(self.roster.candidates - set(self.team))
+        gone = sorted(set(self.team) - self.roster.candidates)
+        changes = [f"node {node} joins" for node in came] + [f"node {node} leaves" for node in gone]
+        text = f"the cluster changes: {', '.join(changes)}; all executors start anew"
+        return self._stop(None, text, now_s, text=text)
+
+    def change_members(self, event: MembersChanged, now_s: float) -> list[Command]:
+        """Other nodes belong to the cluster from now on; those of the team that do not any more stay until it ends."""
+        assert self.roster is not None
+        new = {member.index: member for member in event.members}
+        for index, member in new.items():
+            if index not in self.nodes:
+                self.nodes[index] = NodeRecord(member=member, data_port=member.data_port)
+        self._members = new
+        self.nodes = dict(sorted(self.nodes.items()))
+        self.roster.change_nodes(new, now_s)
+        return self._dismiss_strangers() + self._look(now_s)
+
+    def _dismiss_strangers(self) -> list[Command]:
+        """Forget nodes that do not belong to the cluster any more; their daemons end."""
+        commands: list[Command] = []
+        strangers = [] if self.roster is None else sorted(self.nodes.keys() - self.roster.nodes - set(self.team))
+        for index in strangers:
+            daemon = self.nodes.pop(index).daemon
+            gone = ClusterConfigError(f"node {index} is no longer in the master's cluster file")
+            commands += [] if daemon is None else [Refuse(connection=daemon, error=gone)]
+        return commands
+
     # ---- time --------------------------------------------------------------
+    def _look(self, now_s: float) -> list[Command]:
+        """Tell the roster who is here."""
+        if self.roster is None:
+            return []
+        here = [
+            index
+            for index, record in self.nodes.items()
+            if index not in self.leaving and (record.daemon is not None or record.executor_connection is not None)
+        ]
+        if self.phase == "adopting":
+            here += [index for index in self.team if index not in here]  # each is waited for
+        return [Log(text=text, is_warning=True) for text in self.roster.look(here, now_s)]
+
+    def _lacks_nodes(self) -> bool:
+        """Whether too few nodes are here to start."""
+        if self.roster is None:
+            return bool(self.missing)
+        return len(self.nodes) - len(self.missing) < self.roster.min_nodes
+
     def tick(self, now_s: float) -> list[Command]:
+        return self._look(now_s) + self._tick(now_s)
+
+    def _tick(self, now_s: float) -> list[Command]:
         waited_s = now_s - self._since_s
-        if self.phase == "waiting" and not self._was_ready and self.missing and waited_s > self._wait_s:
+        if self.phase == "waiting" and not self._was_ready and self._lacks_nodes() and waited_s > self._wait_s:
             names = ", ".join(f"{member.index} ({member.address})" for member in self.missing)
             error = ServerUnavailableError(
                 f"worker {names} did not come within {self._wait_s:g} s",
@@ -362,8 +506,10 @@ class Formation:
             )
             return [Halt(error=error)]
         if self.phase == "starting" and waited_s > self._limits.start_timeout_s:
-            late = next(record for record in self.nodes.values() if record.executor_connection is None)
+            late = next(record for record in self.team_records if record.executor_connection is None)
             return self._stop(late, f"it did not start within {self._limits.start_timeout_s:g} s", now_s)
+        if self.phase == "adopting" and waited_s > self._limits.adopt_s:
+            return self._stop(self._not_back[0], f"it did not come back within {self._limits.adopt_s:g} s", now_s)
         return self._start_if_complete(now_s)
 
     def watch(self, awake_s: float, now_s: float) -> list[Command]:
@@ -397,8 +543,8 @@ class Formation:
         text: what clients are told, if not that the culprit was lost. is_final: another start will not help.
         """
         commands: list[Command] = []
-        if self.phase in ("starting", "ready"):
-            who = _describe_culprit(culprit)
+        if self.phase in ("starting", "ready", "adopting"):
+            who, is_fault = _describe_culprit(culprit), self.phase != "adopting"
             if culprit is not None:
                 reason = culprit.farewell or reason
             self.last_lost = None if culprit is None else culprit.member.index
@@ -408,6 +554,9 @@ class Formation:
                 commands += self._record_failed_start(who, reason, now_s, is_final=is_final)
             if culprit is not None:
                 culprit.detail = reason
+            if culprit is not None and self.roster is not None and not culprit.farewell and is_fault:
+                news = self.roster.fail(culprit.member.index, now_s)
+                commands += [Log(text=f"{text} ({reason})", is_warning=True) for text in news]
             for record in self.nodes.values():
                 if record.executor and record.daemon is not None and not record.is_daemon_silent:
                     commands.append(StopExecutor(connection=record.daemon, generation=self.generation))
@@ -442,13 +591,21 @@ class Formation:
         return [Halt(error=error, is_final=is_final)]
 
     def _start_if_complete(self, now_s: float) -> list[Command]:
-        if self.phase != "waiting" or self.missing or self._is_halted or now_s < self._retry_s:
+        if self.phase != "waiting" or self._is_halted or now_s < self._retry_s:
             return []
+        commands = self._look(now_s)
+        team = self._choose_team(now_s)
+        if team is None:
+            return commands
+        self.team = team
+        commands += self._dismiss_strangers()
         self.phase = "starting"
         self.generation += 1
         self._since_s = now_s
-        records = list(self.nodes.values())
-        commands: list[Command] = []
+        records = self.team_records
+        for record in records:
+            record.member = self._members[record.member.index]
+        self.devices = _positions(tuple(record.member for record in records))
         for process_id, record in enumerate(records):
             assert record.daemon is not None
             record.executor = True
@@ -464,12 +621,20 @@ class Formation:
             )
         return commands
 
+    def _choose_team(self, now_s: float) -> tuple[int, ...] | None:
+        """The nodes of the next generation; None: not yet."""
+        if self.roster is None:
+            return None if self.missing else tuple(self.nodes)
+        return self.roster.choose(now_s, self.leaving)
+
     def check_invariants(self) -> None:
         """What always holds between two events; AssertionError where it does not."""
         records = self.nodes.values()
-        assert (self.phase == "ready") <= all(record.executor_connection is not None for record in records)
+        assert (self.phase == "ready") <= all(record.executor_connection is not None for record in self.team_records)
+        assert all(record.member.index in self.team for record in records if record.executor)
+        assert list(self.devices) == list(self.team), "positions are of the team"
         assert (self.phase in ("waiting", "stopping")) <= all(record.executor_connection is None for record in records)
-        has_reason = bool(self.missing) or self._is_halted or self._failed_starts > 0
+        has_reason = bool(self.missing) or self._is_halted or self._failed_starts > 0 or self.roster is not None
         assert (self.phase == "waiting") <= has_reason, "a complete cluster waits after a failed start only"
         assert (self.phase == "waiting") <= (not any(record.executor for record in records))
         assert (self.phase == "stopping") <= any(record.executor for record in records)

@@ -7,14 +7,19 @@ with `planning.PlannerPool`, one program at a time.
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
 from shardwright.clusters.cluster import Cluster
+from shardwright.errors import ShardwrightError
+from shardwright.log_lines import about, log_to_parent
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from shardwright.plans.plan_text import plan_to_json
@@ -25,6 +30,8 @@ from shardwright.protocol import wire
 from shardwright.server.master.programs import unpack_program
 from shardwright.xla.messages import read_message, write_message
 
+_log = logging.getLogger("shardwright.server")
+
 #: What is added to the niceness of a planner that nobody waits for.
 LOWEST_PRIORITY = 19
 
@@ -33,17 +40,34 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
+    log_to_parent("planner")
+    gc.disable()  # what is imported stays for good
     from shardwright.planner.cache.plan_cache import plan_with_cache  # loaded ahead of the first request
     from shardwright.planner.cache.store import default_store
 
+    gc.enable()
     plan = partial(plan_with_cache, store=default_store("plans"))
 
     while (message := read_message(requests.read)) is not None:
         try:
-            _plan(plan, message[1], replies)
+            with about(**message[0]["about"]):
+                _plan_logged(plan, message[1], replies)
         except Exception as caught:
             error = wire.error_to_proto(wire.to_shardwright_error(caught))
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
+
+
+def _plan_logged(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
+    began_s = time.monotonic()
+    try:
+        _plan(plan, blobs, replies)
+    except ShardwrightError as error:
+        _log.info("no plan after %.1f s: %s", time.monotonic() - began_s, error.message)
+        raise
+    except Exception as error:
+        _log.exception("planning failed: %s: %s", type(error).__name__, error)
+        raise
+    _log.info("planned in %.1f s", time.monotonic() - began_s)
 
 
 def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
@@ -62,9 +86,9 @@ def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies:
         write_message(replies, {"kind": "progress"}, [wire.plan_progress_to_proto(report).SerializeToString()])
 
     progress = ProgressThrottle(tell)
-    made = plan(unpack_program(blobs[2]), cluster, options, progress=progress, clock=clock)
+    result = plan(unpack_program(blobs[2]), cluster, options, progress=progress, clock=clock)
     progress.flush()
-    write_message(replies, {"kind": "plan"}, [plan_to_json(made).encode()])
+    write_message(replies, {"kind": "plan"}, [plan_to_json(result).encode()])
 
 
 if __name__ == "__main__":

@@ -9,19 +9,20 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import IO, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import InternalError, PlanError
+from shardwright.log_lines import ChildOutput, ChildOutputReader, current
 from shardwright.processes import describe_exit
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.protocol import wire
 from shardwright.server.master.programs import StoredProgram
+from shardwright.server.master.statistics import Work
 from shardwright.xla.messages import read_message, write_message
 
 _log = logging.getLogger("shardwright.server")
@@ -33,23 +34,24 @@ class PlannerKilledError(PlanError):
     """Somebody killed the planner's process: the program need not be at fault."""
 
 
-#: Bytes of a planner's standard error that an error quotes, at most.
-_LAST_BYTES = 2000
+#: What an error quotes of a planner's standard error, and the time that reading it may take.
+_LAST_CHARACTERS, _LAST_WORDS_S = 2000, 1.0
 
 
 class PlannerChild:
-    """A process that plans. What it prints is read when it dies: into the server's log it could block."""
+    """A process that plans. What it logs is in this process' log."""
 
     def __init__(self) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.server.master.planner_child", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=subprocess.PIPE,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},  # the devices belong to the executors
             start_new_session=True,
         )
+        self._output = ChildOutput(_log, "planner")
+        self._reader = ChildOutputReader(cast(BinaryIO, self._process.stderr), self._output.take)
 
     @property
     def is_alive(self) -> bool:
@@ -59,7 +61,7 @@ class PlannerChild:
         """Blocking. JSON of the plan; raises the planner's errors, InternalError if it died."""
         stdin, stdout = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         try:
-            write_message(stdin, {}, blobs)
+            write_message(stdin, {"about": current()}, blobs)
             while (message := read_message(stdout.read)) is not None:
                 header, (blob,) = message
                 if header["kind"] == "progress":
@@ -83,14 +85,13 @@ class PlannerChild:
         )
 
     def _last_words(self) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _LAST_BYTES))
-        return self._stderr.read().decode(errors="replace").strip() or "it said nothing"
+        self._reader.join(_LAST_WORDS_S)
+        return "\n".join(self._output.last_lines)[-_LAST_CHARACTERS:] or "it said nothing"
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+        for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
 
@@ -110,6 +111,14 @@ class FairQueue:
         self._size = size
         self._holders: Counter[str] = Counter()
         self._waiting: list[tuple[str, asyncio.Future[None], Callable[[int], None]]] = []
+
+    @property
+    def running(self) -> int:
+        return self._holders.total()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     @asynccontextmanager
     async def place(self, session_id: str, moved: Callable[[int], None]) -> AsyncIterator[None]:
@@ -156,10 +165,11 @@ class PlannerPool:
 
     Searches that nobody waits for have a queue of their own, and half as many planners, of the lowest priority.
 
-    Use it from the event loop's thread: a child dies with the thread that started it.
+    Use it from the event loop's thread: a child dies with the thread that started it. work: counts plans.
     """
 
-    def __init__(self, cluster: Cluster, size: int | None = None) -> None:
+    def __init__(self, cluster: Cluster, work: Work, size: int | None = None) -> None:
+        self._work = work
         self._cluster = pickle.dumps(cluster)
         size = size or core_count()
         self._queue = FairQueue(size)
@@ -167,9 +177,23 @@ class PlannerPool:
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
 
+    @property
+    def running(self) -> int:
+        """Plans that are being made, background searches included."""
+        return self._queue.running + self._background_queue.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a planner."""
+        return self._queue.waiting + self._background_queue.waiting
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        """Plans are for other nodes from now on; those under way for the nodes before."""
+        self._cluster = pickle.dumps(cluster)
+
     def warm(self) -> None:
-        """Start a planner ahead of the first request."""
-        if self._idle is None:
+        """Start a planner ahead of the first request: of a client that comes, which lowers its program meanwhile."""
+        if self._idle is None and not self._busy:
             self._idle = PlannerChild()
 
     async def plan(
@@ -187,11 +211,18 @@ class PlannerPool:
 
         queue = self._background_queue if request.in_background else self._queue
         async with queue.place(request.session_id, moved):
-            try:
-                return await self._request_plan(request, program, listener)
-            except PlannerKilledError as error:
-                _log.warning("%s; planning begins anew", error.message)
+            with self._work.timed():
+                return await self._plan_twice(request, program, listener)
+
+    async def _plan_twice(
+        self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
+    ) -> bytes:
+        """Once more, where the first planner was killed."""
+        try:
             return await self._request_plan(request, program, listener)
+        except PlannerKilledError as error:
+            _log.warning("%s; planning begins anew", error.message)
+        return await self._request_plan(request, program, listener)
 
     async def _request_plan(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener

@@ -16,8 +16,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardwright.errors import CheckpointError, DeadlineError, InternalError, SessionError, ShardwrightError
+from shardwright.errors import (
+    CheckpointError,
+    DeadlineError,
+    InternalError,
+    SessionError,
+    ShardwrightError,
+    WorkerLostError,
+)
 from shardwright.server.master import events as ev
+from shardwright.server.master.statistics import Work, result_of
 
 if TYPE_CHECKING:
     from shardwright.server.master.sessions import Session
@@ -29,16 +37,20 @@ MAX_REMEMBERED = 64
 
 @dataclass(slots=True)
 class Save:
-    """One save of a session. expected_bytes: of all its arrays; calls: who waits for its end."""
+    """One save of a session.
+
+    expected_bytes: of all its arrays; None: unknown after a restart. calls: who waits for its end. work: counts saves.
+    """
 
     number: int
-    expected_bytes: int
+    expected_bytes: int | None
     started_s: float
     phase: str = "copying"
     error: ShardwrightError | None = None
     written_bytes: int = 0
     save_s: float = 0.0
     calls: list[int] = field(default_factory=list)
+    work: Work = field(default_factory=Work)
 
     @property
     def is_done(self) -> bool:
@@ -48,6 +60,7 @@ class Save:
         """It is over; whoever waits is told."""
         self.phase, self.save_s = "done", now_s - self.started_s
         self.error = self.error or error
+        self.work.end(result_of(self.error), self.save_s, self.written_bytes)
         calls, self.calls = self.calls, []
         return [self.answer(call) for call in calls]
 
@@ -66,7 +79,8 @@ def current_save(session: Session) -> Save | None:
 def is_file_work(command: ev.ToWorkers) -> bool:
     """Whether it has no waits between workers: after one fails, the others end by themselves."""
     if isinstance(command, ev.RunOnWorkers):
-        return command.step.files is not None or command.step.snapshot is not None
+        step = command.step
+        return step.files is not None or step.snapshot is not None or step.batch is not None
     return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers | ev.StoreOnWorkers)
 
 
@@ -81,7 +95,9 @@ def refusal(session: Session) -> ShardwrightError | None:
 def start(session: Session, step: ev.StepRequested, now_s: float) -> None:
     """Book a save whose step was dispatched."""
     expected_bytes = sum(session.arrays[array_id] for array_id in step.arguments)
-    session.saves[step.number] = Save(number=step.number, expected_bytes=expected_bytes, started_s=now_s)
+    session.saves[step.number] = Save(
+        number=step.number, expected_bytes=expected_bytes, started_s=now_s, work=session.statistics.saves
+    )
     for old in list(session.saves)[:-MAX_REMEMBERED]:
         del session.saves[old]
 
@@ -93,6 +109,9 @@ def wait_requested(state: MasterState, event: ev.SaveAwaited) -> Commands:
         return [ev.Fail(call=event.call, error=gone)]
     session.last_seen_s = state._now_s
     save = session.saves.get(event.number)
+    if save is None and event.number < session.first_number:
+        cut_off = f"the save of step {event.number} was cut off: the servers were started again"
+        return [ev.Fail(call=event.call, error=WorkerLostError(cut_off, remedy="save again"))]
     if save is None:
         unknown = CheckpointError(f"step {event.number} is no save, or one of long ago")
         return [ev.Fail(call=event.call, error=unknown)]
@@ -125,7 +144,7 @@ def finish_write(state: MasterState, item: Pending) -> Commands:
         return []
     save = session.saves[item.command.number]
     save.error, save.written_bytes = item.error, item.written_bytes
-    if save.error is None and save.written_bytes != save.expected_bytes:
+    if save.error is None and save.expected_bytes not in (None, save.written_bytes):
         save.error = InternalError(f"{save.written_bytes} bytes were written of {save.expected_bytes}")
     return _finish(state, session, save)
 

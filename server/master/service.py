@@ -5,29 +5,43 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from shardwright.errors import ArrayError, CheckpointError
+from shardwright.clusters.access_tokens import Caller
+from shardwright.errors import (
+    ArrayError,
+    AuthenticationError,
+    CheckpointError,
+    DatasetError,
+    OptionError,
+    ShardwrightError,
+    StateStoreError,
+)
+from shardwright.log_lines import SESSION_DIGITS, about, fields
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.protocol.session_secrets import MAX_NAME, id_of, is_name, named_secret, new_salt, new_secret
+from shardwright.server.access import Access, token_of
 from shardwright.server.handlers import abort_aio
-from shardwright.server.master import drain, watchdog
+from shardwright.server.master import drain, elasticity, named, recovered, status
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
 from shardwright.server.master.programs import IncomingProgram, StoredProgram
+from shardwright.server.master.sessions import Session, unknown_session
 from shardwright.server.master.shell import Master, OutgoingStream
-from shardwright.server.master.state import unknown_session
 from shardwright.server.versions import jax_version, shardwright_version
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 _PROGRESS_S = 1.0
-#: Digits of a session id in Status: the whole id opens the session.
-SHOWN_DIGITS = 8
+
+_log = logging.getLogger("shardwright.server")
 
 
 def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -36,18 +50,22 @@ def _with_typed_errors(method: Callable[..., Awaitable[Any]]) -> Callable[..., A
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: Context) -> Any:
         try:
-            return await method(self, request, context)
+            with about(call=method.__name__, session=getattr(request, "session_id", "")):
+                return await method(self, request, context)
         except (asyncio.CancelledError, grpc.RpcError):
             raise
         except Exception as caught:
+            if not isinstance(caught, ShardwrightError):
+                _log.exception("%s failed: %s", method.__name__, caught, extra=fields(call=method.__name__))
             await abort_aio(context, wire.to_shardwright_error(caught))
 
     return wrapper
 
 
 class MasterService(master_pb2_grpc.MasterServicer):
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: Master, access: Access) -> None:
         self._master = master
+        self._access = access
         self._incoming_bytes: Counter[str] = Counter()  # of programs on their way, by session
 
     # ---- sessions ----------------------------------------------------------
@@ -56,16 +74,30 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self, request: master_pb2.OpenSessionRequest, context: Context
     ) -> master_pb2.OpenSessionReply:
         master = self._master
-        session_id = master.new_session_id()
-        call = master.call(lambda number: ev.SessionRequested(call=number, session_id=session_id))
+        known = self._find_named(request.name)
+        salt = "" if not request.name else new_salt() if known is None else known.salt
+        secret = named_secret(token_of(context.invocation_metadata()), salt, request.name) if salt else new_secret()
+        asked = ev.SessionRequested(
+            call=0, session_id=id_of(secret), owner=self._caller(context).name, name=request.name, salt=salt
+        )
+        master.planners.warm()
+        call = master.call(lambda number: replace(asked, call=number))
         try:
             await call.answer()
-        except asyncio.CancelledError:  # the client gave up waiting for the workers
-            master.call(lambda number: ev.SessionClosed(call=number, session_id=session_id))
+            await master.settle()
+        except (StateStoreError, asyncio.CancelledError):  # cancelled: the client gave up waiting for the workers
+            if known is None:
+                master.call(lambda number: ev.SessionClosed(call=number, session_id=asked.session_id))
             raise
-        limits, cluster = master.limits, master.cluster
-        return master_pb2.OpenSessionReply(
-            session_id=session_id,
+        session = master.state.sessions.get(asked.session_id)
+        if session is None:
+            raise unknown_session(asked.session_id)
+        limits, cluster, how = master.limits, master.cluster, "opened" if known is None else "taken up"
+        text, about_it = "session %s %s by %s, client %s", fields(session=session.session_id)
+        _log.info(text, session.label, how, context.peer(), request.client_version[:40], extra=about_it)
+        reply = master_pb2.OpenSessionReply(
+            session_id=session.session_id,
+            session_secret=secret,
             server_version=shardwright_version(),
             jax_version=jax_version(),
             cluster_name=cluster.name,
@@ -75,19 +107,28 @@ class MasterService(master_pb2_grpc.MasterServicer):
             max_pending_steps=limits.pending_steps,
             grace_s=limits.grace_s,
             read_back_bytes=limits.read_back_bytes,
+            is_elastic=cluster.is_elastic,
         )
+        if known is not None:
+            _describe_taken_up(session, reply)
+        return reply
+
+    def _find_named(self, name: str) -> Session | None:
+        """Raises OptionError on what can be no name."""
+        if name and not is_name(name):
+            remedy = f"use 1 to {MAX_NAME} printable characters"
+            raise OptionError(f"no session can be named {name[:MAX_NAME]!r}", where="name", remedy=remedy)
+        return named.find(self._master.state, name)
 
     def _nodes(self) -> list[master_pb2.Node]:
+        """Those of the team."""
+        return [self._node(index) for index in self._master.state.formation.team]
+
+    def _node(self, index: int) -> master_pb2.Node:
         formation = self._master.state.formation
-        return [
-            master_pb2.Node(
-                index=index,
-                data_address=formation.nodes[index].data_address,
-                first_device=devices.start,
-                device_count=len(devices),
-            )
-            for index, devices in formation.devices.items()
-        ]
+        devices = formation.devices.get(index, range(0))
+        address = formation.nodes[index].data_address
+        return master_pb2.Node(index=index, data_address=address, first_device=devices.start, device_count=len(devices))
 
     @_with_typed_errors
     async def CloseSession(
@@ -95,6 +136,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     ) -> master_pb2.CloseSessionReply:
         call = self._master.call(lambda number: ev.SessionClosed(call=number, session_id=request.session_id))
         await call.answer()
+        await self._master.settle()
         return master_pb2.CloseSessionReply()
 
     def _require_session(self, session_id: str) -> None:
@@ -123,6 +165,11 @@ class MasterService(master_pb2_grpc.MasterServicer):
             self._incoming_bytes += Counter()  # forgets sessions without any
         self._require_session(session_id)
         programs.put(session_id, program.program_id, program, len(program.gzip))
+        statistics = self._master.state.statistics
+        statistics.programs += 1
+        statistics.program_bytes += came_bytes
+        if self._master.ledger is not None:
+            await self._master.ledger.put_program(session_id, program)
         return master_pb2.UploadProgramReply(program_id=program.program_id)
 
     @_with_typed_errors
@@ -130,14 +177,19 @@ class MasterService(master_pb2_grpc.MasterServicer):
         self._require_session(request.session_id)
         program = self._master.programs.get(request.session_id, request.program_id)
         wire.plan_options(request)  # refuse wrong options before a planner is asked
-        plan_id = _plan_id(request)
+        team = self._master.state.team
+        plan_id = _plan_id(request, team)
         record = self._master.plans.hold(request.session_id, plan_id)
         if record is None:
             if (refused := drain.refusal_of_new(self._master.state)) is not None:
                 raise refused
-            record = await self._plan(request, program, context)
+            with about(plan=plan_id):
+                record = await self._plan(request, program, context)
             self._require_session(request.session_id)
+            self._require_team(record)
             self._master.plans.put(request.session_id, plan_id, record, len(record.json_gzip))
+        if self._master.ledger is not None:
+            await self._master.ledger.put_plan(request.session_id, plan_id, record)
         await context.write(master_pb2.PlanProgramReply(result=master_pb2.PlanResult(plan_id=plan_id)))
         for chunk in wire.chunks(record.json_gzip):
             await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
@@ -145,6 +197,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def _plan(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, context: Context
     ) -> PlanRecord:
+        team = self._master.state.team
         with self._master.planning(request.session_id) as outlet:
             task = asyncio.ensure_future(self._master.planners.plan(request, program, outlet.put))
             task.add_done_callback(lambda _: outlet.end())
@@ -156,7 +209,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
             finally:
                 task.cancel()
                 keeper.cancel()
-        return await asyncio.to_thread(PlanRecord.of, plan_json.decode(), program, request.first_device)
+        return await asyncio.to_thread(PlanRecord.of, plan_json.decode(), program, request.first_device, team)
+
+    def _require_team(self, record: PlanRecord) -> None:
+        """Raises ClusterChangedError where a plan is for other nodes than there are."""
+        if record.team != self._master.state.team:
+            raise elasticity.changed()
 
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""
@@ -167,7 +225,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     @_with_typed_errors
     async def LoadPlan(self, request: master_pb2.LoadPlanRequest, context: Context) -> None:
         self._require_session(request.session_id)
-        self._master.plans.get(request.session_id, request.plan_id)
+        self._require_team(self._master.plans.get(request.session_id, request.plan_id))
         started_s = asyncio.get_running_loop().time()
         call = self._master.call(
             lambda number: ev.LoadRequested(call=number, session_id=request.session_id, plan_id=request.plan_id)
@@ -189,6 +247,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             waiting.cancel()
             if not is_answered:
                 self._master.abandon_load(call, request.session_id, request.plan_id)
+        await self._master.settle()
         result = load_result(command.value)
         await context.write(master_pb2.LoadPlanReply(result=result))
 
@@ -231,7 +290,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         try:
             async for request in requests:
                 if not is_open:
-                    self._master.handle_event(ev.StepsOpened(stream=stream, session_id=request.session_id))
+                    live = tuple(request.live_arrays)
+                    self._master.handle_event(ev.StepsOpened(stream=stream, session_id=request.session_id, live=live))
                     is_open = True
                 if request.number:
                     self._master.handle_event(_step(stream, request))
@@ -280,47 +340,77 @@ class MasterService(master_pb2_grpc.MasterServicer):
     # ---- status ------------------------------------------------------------
     @_with_typed_errors
     async def Status(self, request: master_pb2.StatusRequest, context: Context) -> master_pb2.StatusReply:
-        state, cluster = self._master.state, self._master.cluster
-        formation = state.formation
-        states = [formation.node_state(node.index) for node in self._nodes()]
-        return master_pb2.StatusReply(
-            server_version=shardwright_version(),
-            jax_version=jax_version(),
-            cluster_name=cluster.name,
-            platform=cluster.platform,
-            state=state.summary,
-            waiting_for=watchdog.waiting_for(state),
-            nodes=[
-                master_pb2.NodeStatus(
-                    node=node,
-                    state=node_state,
-                    generation=formation.generation,
-                    detail=formation.detail_of(node.index),
-                )
-                for node, node_state in zip(self._nodes(), states, strict=True)
-            ],
-            sessions=[
-                master_pb2.SessionStatus(
-                    session_id=session.session_id[:SHOWN_DIGITS],
-                    last_step=session.last_number,
-                    array_count=len(session.arrays),
-                    array_bytes=session.array_bytes,
-                    executable_count=len(session.executables),
-                    snapshot=session.snapshots.complete,
-                    snapshot_bytes=session.snapshots.kept_bytes,
-                )
-                for session in state.sessions.values()
-            ],
+        nodes = [self._node(index) for index in self._master.state.formation.nodes]
+        return status.report(self._master, nodes, self._caller(context))
+
+    # ---- operators -----------------------------------------------------------
+    @_with_typed_errors
+    async def EndSession(self, request: master_pb2.EndSessionRequest, context: Context) -> master_pb2.EndSessionReply:
+        session, operator = self._find_session(request.session), _operator_of(self._caller(context))
+        _log.info("session %s is closed by %s", session.label, operator, extra=fields(session=session.session_id))
+        call = self._master.call(
+            lambda number: ev.SessionClosed(call=number, session_id=session.session_id, operator=operator)
         )
+        await call.answer()
+        await self._master.settle()
+        return master_pb2.EndSessionReply(session_id=session.session_id[:SESSION_DIGITS], owner=session.owner)
+
+    def _find_session(self, digits: str) -> Session:
+        """The one session whose id begins so."""
+        matches = [
+            session
+            for session in self._master.state.sessions.values()
+            if digits and session.session_id.startswith(digits)
+        ]
+        if len(matches) > 1:
+            raise OptionError(
+                f"{len(matches)} sessions begin with {digits[:SESSION_DIGITS]}",
+                where="session",
+                remedy="give more digits",
+            )
+        if not matches:
+            raise unknown_session(digits)
+        return matches[0]
+
+    @_with_typed_errors
+    async def Drain(self, request: master_pb2.DrainRequest, context: Context) -> master_pb2.DrainReply:
+        if not request.reason:
+            raise OptionError("no reason for the drain", where="reason", remedy="say why, for clients and for the log")
+        self._master.drain(f"{_operator_of(self._caller(context))}: {request.reason}")
+        return master_pb2.DrainReply(limit_s=self._master.limits.drain_s)
+
+    def _caller(self, context: Context) -> Caller:
+        caller = self._access.caller(context.invocation_metadata())
+        if caller is None:  # its token was taken back since the call began
+            raise AuthenticationError("the call carries no valid token", remedy="ask an operator for a new one")
+        return caller
 
 
-def _plan_id(request: master_pb2.PlanProgramRequest) -> str:
-    """The same program and options give the same plan, whether anybody waits for it or not."""
+def _describe_taken_up(session: Session, reply: master_pb2.OpenSessionReply) -> None:
+    """What a client finds that takes up another one's session."""
+    reply.is_taken_up, reply.last_step = True, session.last_number
+    reply.next_array_id = named.next_array_id(session)
+    reply.was_kept = session.kept is not None
+    reply.snapshot = session.snapshots.complete
+    for kept, target in (
+        (named.kept_now(session), reply.kept),
+        (session.snapshots.kept, reply.snapshot_kept),
+    ):
+        if kept is not None:
+            target.CopyFrom(recovered.to_message(kept))
+
+
+def _operator_of(caller: Caller) -> str:
+    return f"the operator {caller.name}" if caller.name else "an operator"
+
+
+def _plan_id(request: master_pb2.PlanProgramRequest, team: tuple[int, ...]) -> str:
+    """The same program and options give the same plan on the same nodes, whether anybody waits for it or not."""
     anonymous = master_pb2.PlanProgramRequest()
     anonymous.CopyFrom(request)
     anonymous.session_id = ""
     anonymous.in_background = False
-    return hashlib.sha256(anonymous.SerializeToString(deterministic=True)).hexdigest()
+    return hashlib.sha256(anonymous.SerializeToString(deterministic=True) + str(team).encode()).hexdigest()
 
 
 def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
@@ -336,8 +426,10 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         files=_files(request),
         moved_bytes=_output_bytes_of_move(request),
         snapshot=_snapshot(request),
+        batch=_batch(request),
         timeout_s=request.timeout_s,
         generation=request.generation,
+        kept=recovered.from_message(request.kept) if request.HasField("kept") else None,
         payload=request,
     )
 
@@ -363,8 +455,24 @@ def _snapshot(request: master_pb2.RunStepsRequest) -> ev.SnapshotStepInfo | None
         layouts = [wire.layout_from_proto(layout) for layout in request.restore_snapshot.layouts]
         if len(layouts) != len(request.outputs) or request.arguments:
             raise ArrayError("the restore of a snapshot says of each of its arrays how it lies")
+        stored = request.restore_snapshot.stored
+        if stored and len(stored) != len(layouts):
+            raise ArrayError("the restore of a snapshot says of each of its arrays how it was stored")
+        if any(len(array.ids) != len(array.parts) or not array.ids for array in stored):
+            raise ArrayError("a stored array names each of its parts, and says how it lies")
         return ev.SnapshotStepInfo(is_restore=True, output_bytes=tuple(layout.size_bytes for layout in layouts))
     return None
+
+
+def _batch(request: master_pb2.RunStepsRequest) -> ev.BatchStepInfo | None:
+    """Of a batch that the workers read. Raises DatasetError where its lists do not fit together."""
+    if not request.HasField("read_batch"):
+        return None
+    order = request.read_batch
+    if len(order.parts) != len(request.outputs) or request.arguments or 0 in request.outputs:
+        raise DatasetError("a batch names and lays out each of its arrays", where=order.dataset.function)
+    layouts = [wire.layout_from_proto(part.layout) for part in order.parts]
+    return ev.BatchStepInfo(output_bytes=tuple(layout.size_bytes for layout in layouts))
 
 
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileStepInfo | None:

@@ -7,6 +7,7 @@ is number order on every executor. Life of an array id:
 |-----------|------------------------------------------------|----------------------------|
 | (unknown) | not written yet, or never                      | waits, then ArrayError     |
 | arriving  | put on some of its nodes, not on all           | waits, then ArrayError     |
+| being read | output of a batch that the workers read       | waits for the workers      |
 | there     | put on all, or output of a dispatched step     | may run                    |
 | gone      | released, donated, lost, or its step failed    | fails with `drop_reasons`'s reason |
 """
@@ -14,16 +15,17 @@ is number order on every executor. Life of an array id:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
 from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
-from shardwright.server.master.events import ProgramInfo, ReleaseRequested, StepRequested
+from shardwright.server.master.events import Kept, ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.saves import Save
 from shardwright.server.master.snapshots import Snapshots
+from shardwright.server.master.statistics import Statistics
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 MAX_REMEMBERED_DROPS = 65_536
@@ -66,15 +68,31 @@ DropReasons = int | ShardwrightError
 
 @dataclass(slots=True)
 class Session:
-    """Mutable record; every step number is in exactly one of queue, running, outcomes (or forgotten)."""
+    """Mutable record; every step number is in exactly one of queue, running, outcomes (or forgotten).
+
+    name: by which another process may take it up; "": none. first_number: of the steps that this master knows of.
+    highest_id: of all arrays so far. kept: as of the last step that began. loss: why arrays of before a restart of the
+    master are gone. awaits_number: its client says where its numbers go on. is_unreported: executors of before may
+    have it; until they are heard, steps are held. live: arrays that its client took to be there when it came back.
+    """
 
     session_id: str
     limits: Limits
     last_seen_s: float
+    name: str = ""
     is_open: bool = False  # on the executors of the running generation
     open_call: int | None = None
     stream: int | None = None
+    first_number: int = 1
     last_number: int = 0
+    highest_id: int = 0
+    kept: Kept | None = None
+    loss: ShardwrightError | None = None
+    is_loss_told: bool = False
+    awaits_number: bool = False
+    is_unreported: bool = False
+    live: tuple[int, ...] = ()
+    held: list[StepRequested] = field(default_factory=list)
     reply_cursor: int = 1
     queue: deque[QueuedRequest] = field(default_factory=deque)
     running: dict[int, int] = field(default_factory=dict)  # step number → sequence
@@ -82,11 +100,22 @@ class Session:
     outcomes: dict[int, StepOutcome] = field(default_factory=dict)
     arrays: dict[int, int] = field(default_factory=dict)  # id → logical bytes, of those there or arriving
     arriving: dict[int, set[int]] = field(default_factory=dict)  # id → nodes where its shards are not yet
+    being_read: set[int] = field(default_factory=set)  # outputs of batches: a worker may fail where others do not
     drop_reasons: dict[int, DropReasons] = field(default_factory=dict)
     array_bytes: int = 0
     executables: dict[str, Executable] = field(default_factory=dict)
     saves: dict[int, Save] = field(default_factory=dict)  # by step number; the last one may be under way
     snapshots: Snapshots = field(default_factory=Snapshots)
+    retired: dict[str, ShardwrightError] = field(default_factory=dict)  # programs of nodes that are gone
+    last_step_s: float = 0.0  # when the last step ended
+    statistics: Statistics = field(default_factory=Statistics)  # the server's
+    owner: str = ""  # name of the token that it was opened with
+    salt: str = ""  # of one with a name: see `session_secrets.py`
+
+    @property
+    def label(self) -> str:
+        """For people: who has it, and digits that tell it apart."""
+        return self.session_id[:8] + (f" of {self.owner}" if self.owner else "")
 
     @property
     def holds_anything(self) -> bool:
@@ -96,6 +125,7 @@ class Session:
     # ---- arrays ------------------------------------------------------------
     def add_array(self, array_id: int, size_bytes: int) -> None:
         self.arrays[array_id] = size_bytes
+        self.highest_id = max(self.highest_id, array_id)
         self.array_bytes += size_bytes
         self.drop_reasons.pop(array_id, None)
 
@@ -115,6 +145,7 @@ class Session:
         size_bytes = self.arrays.pop(array_id, None)
         self.array_bytes -= size_bytes or 0
         self.arriving.pop(array_id, None)
+        self.being_read.discard(array_id)
         self.drop_reasons[array_id] = why
         if len(self.drop_reasons) > 2 * MAX_REMEMBERED_DROPS:  # seldom, and then all at once
             for old in list(islice(self.drop_reasons, MAX_REMEMBERED_DROPS)):
@@ -139,7 +170,8 @@ class Session:
             return busy
         executable = self.executable_of(step)
         if executable is None:
-            return ArrayError(f"no executable {step.executable_id!r} is loaded", remedy="load the plan first")
+            unknown = ArrayError(f"no executable {step.executable_id!r} is loaded", remedy="load the plan first")
+            return self.retired.get(step.executable_id, unknown)
         if not self.drop_reasons.keys().isdisjoint(step.arguments):
             return self.why_gone(next(array_id for array_id in step.arguments if array_id in self.drop_reasons))
         if executable.program is None:
@@ -147,8 +179,9 @@ class Session:
         return self._find_mismatch(step, executable.program) or self._find_excess(step, executable.program)
 
     def executable_of(self, step: StepRequested) -> Executable | None:
-        """What the step runs; a save, snapshot, restore or move is an executable of its own, loaded everywhere."""
-        own = step.files or step.snapshot
+        """What the step runs; a save, snapshot, restore, batch or move is an executable of its own, loaded
+        everywhere."""
+        own = step.files or step.snapshot or step.batch
         output_bytes = own.output_bytes if own is not None else step.moved_bytes
         if output_bytes is None:
             return self.executables.get(step.executable_id)
@@ -206,11 +239,11 @@ class Session:
     def missing_arguments(self, step: StepRequested) -> list[int]:
         """Arguments that are not on every node yet."""
         inline = {array_id for array_id, _ in step.inline}
-        arrays, arriving = self.arrays, self.arriving
+        arrays, arriving, being_read = self.arrays, self.arriving, self.being_read
         return [
             array_id
             for array_id in step.arguments
-            if (array_id not in arrays or array_id in arriving) and array_id not in inline
+            if (array_id not in arrays or array_id in arriving or array_id in being_read) and array_id not in inline
         ]
 
     def number_refusal(self, number: int) -> ShardwrightError | None:
@@ -245,6 +278,8 @@ class Session:
             return None
         waited = f"{self.limits.argument_wait_s:g} s"
         missing = self.missing_arguments(item.request)
+        if self.is_open and not self.being_read.isdisjoint(missing):
+            return None  # reading takes as long as its own step may
         if self.is_open and missing:
             return ArrayError(
                 f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
@@ -276,14 +311,22 @@ class Session:
         for array_id, size_bytes in zip(step.outputs, program.output_bytes, strict=True):
             if array_id:
                 self.add_array(array_id, size_bytes)
+        if step.batch is not None:
+            self.being_read.update(step.outputs)
         if step.snapshot is not None and step.snapshot.is_restore:
             self.drop_reasons.clear()  # what was lost is made again by steps that follow
         self.running[step.number] = sequence
+        if step.kept is not None:
+            before = self.kept.description if self.kept is not None else b""
+            self.kept = replace(step.kept, description=step.kept.description or before)
+        if step.snapshot is not None and not step.snapshot.is_restore:
+            self.snapshots.copied_kept[step.number] = self.kept
         if step.files is not None and step.files.is_save:
             saves.start(self, step, now_s)
 
-    def finish(self, number: int, outcome: StepOutcome) -> None:
+    def finish(self, number: int, outcome: StepOutcome, kind: str = "step") -> None:
         """Keep the outcome of step `number`, and forget outcomes no client may ask for again."""
+        self.statistics.step_ended(self.session_id, kind, outcome.error, outcome.run_s)
         self.running.pop(number, None)
         self.outcomes[number] = outcome
         self.outcomes.pop(number - 2 * self.limits.pending_steps, None)
@@ -295,12 +338,23 @@ class Session:
         assert all(0 < number <= self.last_number for number in numbers)
         assert queued == sorted(queued), "steps wait in the order of their numbers"
         oldest = self.last_number - self.limits.pending_steps
-        assert all(number in numbers for number in range(max(1, oldest), self.last_number + 1)), "no number is lost"
+        assert all(number in numbers for number in range(max(self.first_number, oldest), self.last_number + 1)), (
+            "no number is lost"
+        )
         assert self.array_bytes == sum(self.arrays.values())
         assert not self.arrays.keys() & self.drop_reasons.keys(), "an array is there or gone"
         assert self.arriving.keys() <= self.arrays.keys()
+        assert self.being_read <= self.arrays.keys()
+        assert bool(self.being_read) <= bool(self.running)
         assert bool(self.running) <= self.is_open
 
 
 def _order(request: StepRequested | ReleaseRequested) -> tuple[int, int]:
     return (request.number, 0) if isinstance(request, StepRequested) else (request.after_step, 1)
+
+
+def unknown_session(session_id: str) -> SessionError:
+    return SessionError(
+        f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
+        remedy="open a new session",
+    )

@@ -8,24 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import PlanError, ServerUnavailableError, SessionError, ShardwrightError
+from shardwright.errors import PlanError, ResourceLimitError, ServerUnavailableError, SessionError, ShardwrightError
+from shardwright.log_lines import about, fields
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.limits import Limits
+from shardwright.server.log_store import LogStore, RecentLines
+from shardwright.server.logs import LogWriter
 from shardwright.server.master import events as ev
+from shardwright.server.master import recovered
 from shardwright.server.master.content_store import ContentStore, PlanRecord
-from shardwright.server.master.executables import compile_program, load_messages, peers_of
+from shardwright.server.master.elasticity import changed
+from shardwright.server.master.executables import compile_program, holders_of_snapshots, load_messages, peers_of
+from shardwright.server.master.figures import Figures
 from shardwright.server.master.formation import Identity, Member
+from shardwright.server.master.ledger import Contents, Ledger
 from shardwright.server.master.planning import FairQueue, PlannerPool, core_count
 from shardwright.server.master.programs import StoredProgram
+from shardwright.server.master.roster import Roster, elasticity_of
 from shardwright.server.master.state import MasterState
+from shardwright.server.master.store import StateStore, StoredState
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
 
@@ -91,9 +100,21 @@ class Master:
     halted: gets what ends the server. drained: is done when a drain is complete.
     """
 
-    def __init__(self, cluster: Cluster, limits: Limits, *, wait_s: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        limits: Limits,
+        *,
+        wait_s: float,
+        log: LogWriter | None = None,
+        store: StateStore | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.cluster = cluster
+        self.log = log
+        self.logs = LogStore((node.index for node in cluster.nodes), RecentLines() if log is None else log.recent)
+        self.figures = Figures()
+        self.started_s = loop.time()
         self.limits = limits
         self.programs: ContentStore[StoredProgram] = ContentStore(
             "program",
@@ -107,23 +128,22 @@ class Master:
             session_bytes=limits.session_program_bytes,
             total_bytes=limits.all_program_bytes,
         )
-        self.planners = PlannerPool(cluster)
         self.halted: asyncio.Future[ev.Halt] = loop.create_future()
         self.drained: asyncio.Future[None] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
-        members = tuple(
-            Member(
-                index=node.index, address=node.address, device_count=node.device_count, data_port=node.data_port or 0
-            )
-            for node in cluster.workers
-        )
+        members = _members_of(cluster)
         identity = Identity(
             cluster_hash=cluster.content_hash, shardwright_version=shardwright_version(), jax_version=jax_version()
         )
-        self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time())
+        roster = None
+        if cluster.is_elastic:
+            roster = Roster((member.index for member in members), elasticity_of(cluster, limits), loop.time())
+        self.state = MasterState.create(members, identity, limits, wait_s=wait_s, now_s=loop.time(), roster=roster)
+        self._team = self.state.team
+        self.planners = PlannerPool(cluster, self.state.statistics.plans)
         self._compiler = CompileService(cluster.device_count, cluster.platform, gpu_ids=cluster.master.gpu_ids)
         self._compiled: dict[str, ev.ProgramInfo] = {}
-        self._compile_queue = FairQueue(core_count())
+        self.compile_queue = FairQueue(core_count())
         self._compilations: dict[str, Cancellation] = {}  # under way, by plan
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
@@ -133,6 +153,45 @@ class Master:
         self._was_ready = False
         self._is_closing = False
         self._loop = loop
+        self.ledger: Ledger | None = None
+        if store is not None:
+            self._carry_out(recovered.restore(self.state, store.loaded, loop.time()))
+            if self.state.team != self._team:
+                self._team = self.state.team
+                self.planners.change_cluster(cluster.team(self._team))
+            self.ledger = Ledger(store, self.state)
+
+    def take_over(self, stored: StoredState, contents: Contents) -> None:
+        """Give the sessions of a master before their programs again, and compile what they had loaded."""
+        for session_id, kind, item_id in stored.holds:
+            program, plan = contents.programs.get(item_id), contents.plans.get(item_id)
+            try:
+                if kind == "program" and program is not None:
+                    self.programs.put(session_id, item_id, program, len(program.gzip))
+                elif kind == "plan" and plan is not None:
+                    self.plans.put(session_id, item_id, plan, len(plan.json_gzip))
+            except ResourceLimitError as error:  # the limits are others than before
+                _log.warning("session %s goes without a %s of before: %s", session_id[:8], kind, error.message)
+                contents.plans.pop(item_id, None)
+        for session in self.state.sessions.values():
+            for plan_id in list(session.executables):
+                compiled = contents.compiled.get(plan_id)
+                if compiled is not None:
+                    self._compiled[plan_id] = session.executables[plan_id].program = compiled
+                    session.executables[plan_id].state = "loading"
+                elif plan_id in contents.plans:
+                    self._compile(ev.Compile(plan_id=plan_id, session_id=session.session_id))
+                else:
+                    del session.executables[plan_id]
+        assert self.ledger is not None
+        self.ledger.drop_plans([row.plan_id for row in stored.plans if row.plan_id not in contents.plans])
+        if stored.sessions:
+            _log.info("recovered %d sessions of a master before", len(stored.sessions))
+
+    async def settle(self) -> None:
+        """Return once what was decided so far survives this process. Raises StateStoreError."""
+        if self.ledger is not None:
+            await self.ledger.settle()
 
     async def run(self) -> None:
         """Let time pass for the state machine; never returns."""
@@ -140,6 +199,16 @@ class Master:
             await asyncio.sleep(TICK_S)
             self.handle_event(ev.Tick())
             self._tell_health()
+            if self.ledger is not None:
+                self.ledger.write()
+
+    def change_cluster(self, cluster: Cluster) -> None:
+        """The cluster file names other nodes."""
+        tasks = ", ".join(str(node.index) for node in cluster.workers)
+        _log.info("the cluster file was edited: it has nodes %s", tasks)
+        self.cluster = cluster
+        self._compiler.device_count = max(self._compiler.device_count, cluster.device_count)
+        self.handle_event(ev.MembersChanged(members=_members_of(cluster)))
 
     def drain(self, reason: str) -> None:
         """Begin nothing new, let what runs end; then `drained` is done."""
@@ -177,6 +246,8 @@ class Master:
         for cancellation in self._compilations.values():
             cancellation.cancel()
         self.planners.close()
+        if self.ledger is not None:
+            self.ledger.close()
         await asyncio.to_thread(self._compiler.close)
 
     # ---- numbers for the shell's streams and calls --------------------------
@@ -201,16 +272,29 @@ class Master:
         self._calls.pop(call.number, None)
         self.handle_event(ev.LoadAbandoned(call=call.number, session_id=session_id, plan_id=plan_id))
 
-    @staticmethod
-    def new_session_id() -> str:
-        return secrets.token_hex(16)
-
     # ---- events in, commands out -------------------------------------------
     def handle_event(self, event: ev.Event) -> None:
-        for command in self.state.handle(event, self._loop.time()):
-            _COMMAND_HANDLERS[type(command)](self, command)
+        self._carry_out(self.state.handle(event, self._loop.time()))
+        if self.state.team != self._team:
+            teams = (self._team, self.state.team)  # a client may still ask for a plan of the team before
+            self._team = self.state.team
+            dropped = self.plans.drop(lambda record: record.team not in teams)
+            if self.ledger is not None:
+                self.ledger.drop_plans(dropped)
+            self._forget_unheld()
+            for outlet in self._plannings:
+                outlet.end(changed())
+            self.planners.change_cluster(self.cluster.team(self._team))
         if (self.state.formation.phase == "ready") != self._was_ready:
             self._tell_health()
+
+    def _carry_out(self, commands: Iterable[ev.Command]) -> None:
+        for command in commands:
+            act = partial(_COMMAND_HANDLERS[type(command)], self, command)
+            if self.ledger is not None and _must_be_stored(command):
+                self.ledger.after(act)
+            else:
+                act()
 
     def _tell_health(self) -> None:
         """Ready means that a step would run now: no hang, no drain, all executors there."""
@@ -221,6 +305,9 @@ class Master:
 
     def _to_workers(self, *messages: worker_pb2.ExecutorCommand, nodes: Collection[int] | None = None) -> None:
         """To all executors, or those of some nodes."""
+        for message in messages:
+            if message.sequence:
+                message.known = self.state.known
         for connection, node in self.state.formation.connections.items():
             outlet = self._outlets.get(connection)
             if outlet is not None and (nodes is None or node in nodes):
@@ -230,8 +317,10 @@ class Master:
     def _run_on_workers(self, command: ev.RunOnWorkers) -> None:
         message = worker_pb2.ExecutorCommand(sequence=command.sequence)
         message.run.step.CopyFrom(command.step.payload)
-        if command.step.moved_bytes is not None or command.step.snapshot is not None:
+        if command.step.moved_bytes is not None:
             message.run.peers.extend(peers_of(self.state.formation))
+        if command.step.snapshot is not None:
+            message.run.peers.extend(holders_of_snapshots(self.state.formation))
         self._to_workers(message)
 
     def _open_on_workers(self, command: ev.OpenOnWorkers) -> None:
@@ -265,9 +354,23 @@ class Master:
         )
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, store_snapshot=order))
 
+    def _report_on_workers(self, command: ev.ReportOnWorkers) -> None:
+        self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, report=worker_pb2.Report()))
+
+    def _ask_for_recent(self, command: ev.AskForRecent) -> None:
+        order = worker_pb2.SendRecent(after=command.after)
+        self._to_peer(command.connection, worker_pb2.ExecutorCommand(send_recent=order))
+
+    def _redeliver(self, command: ev.Redeliver) -> None:
+        for each in command.commands:
+            message = each.payload
+            if each.is_load:
+                message = worker_pb2.ExecutorCommand(sequence=each.sequence, skip=worker_pb2.SkipCommand())
+            self._to_peer(command.connection, message)
+
     def _retain_on_daemons(self, command: ev.RetainOnDaemons) -> None:
-        kept = [worker_pb2.KeptSession(session_id=name, number=number) for name, number in command.sessions]
-        message = worker_pb2.SupervisorCommand(retain=worker_pb2.RetainSnapshots(sessions=kept))
+        sessions = [worker_pb2.KeptSession(session_id=name, number=number) for name, number in command.sessions]
+        message = worker_pb2.SupervisorCommand(retain=worker_pb2.RetainSnapshots(sessions=sessions))
         for record in self.state.formation.nodes.values():
             if record.daemon is not None:
                 self._to_peer(record.daemon, message)
@@ -293,6 +396,7 @@ class Master:
             process_count=command.process_count,
             process_id=command.process_id,
             data_port=command.data_port,
+            lease_s=self.limits.grace_s if self.ledger is not None else 0.0,
         )
         self._to_peer(command.connection, worker_pb2.SupervisorCommand(start=start))
 
@@ -362,20 +466,33 @@ class Master:
         )
         if command.error is not None:
             reply.error.CopyFrom(wire.error_to_proto(command.error))
+            self._log_failure(command, command.error)
         self._to_peer(command.stream, reply)
+
+    def _log_failure(self, command: ev.ReplyStep, error: ShardwrightError) -> None:
+        sessions = self.state.sessions.values()
+        session = next((other.session_id for other in sessions if other.stream == command.stream), "")
+        about_it = fields(session=session, step=command.number)
+        _log.info("step %d of session %s failed: %s", command.number, session[:8], error.message, extra=about_it)
 
     def _session_ended(self, command: ev.SessionEnded) -> None:
         ended = SessionError("the session ended", remedy="open a new session")
         for outlet, session_id in self._plannings.items():
             if session_id == command.session_id:
                 outlet.end(ended)
+        _log.info("session %s ended", command.session_id[:8], extra=fields(session=command.session_id))
         self.programs.drop_session(command.session_id)
         self.plans.drop_session(command.session_id)
+        self._forget_unheld()
+
+    def _forget_unheld(self) -> None:
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
 
     def _log_line(self, command: ev.Log) -> None:
         if not self._is_closing:  # that workers leave is no news then
-            _log.log(logging.WARNING if command.is_warning else logging.INFO, "%s", command.text)
+            level = logging.WARNING if command.is_warning else logging.INFO
+            about_it = {"session": command.session, "step": command.step} if command.session else {}
+            _log.log(level, "%s", command.text, extra=fields(**about_it))
 
     def _halt(self, command: ev.Halt) -> None:
         if not self.halted.done():
@@ -409,6 +526,8 @@ class Master:
             if program is None:
                 record = self.plans.get(command.session_id, plan_id)
                 program = await self._compile_in_turn(command, record, cancellation)
+                if self.ledger is not None:
+                    await self.ledger.put_program_info(program)
         except Exception as caught:
             error = wire.to_shardwright_error(caught)
         if self._compilations.get(plan_id) is not cancellation:
@@ -424,13 +543,17 @@ class Master:
         def moved(position: int) -> None:
             self._tell_loads(command.plan_id, f"queue, position {position}")
 
-        async with self._compile_queue.place(command.session_id, moved):
+        async with self.compile_queue.place(command.session_id, moved):
             cancellation.check()
             self._tell_loads(command.plan_id, "emit and compile")
             nodes_of = self.state.formation.nodes_of
-            return await asyncio.to_thread(
-                compile_program, command.plan_id, record, self._compiler, nodes_of, cancellation
-            )
+            with about(session=command.session_id, plan=command.plan_id), self.state.statistics.compilations.timed():
+                began_s = self._loop.time()
+                program = await asyncio.to_thread(
+                    compile_program, command.plan_id, record, self._compiler, nodes_of, cancellation
+                )
+                _log.info("compiled in %.1f s", self._loop.time() - began_s)
+                return program
 
     def _tell_loads(self, plan_id: str, phase: str) -> None:
         """Tell all who wait for a plan how far it is."""
@@ -438,6 +561,20 @@ class Master:
             executable = session.executables.get(plan_id)
             for call in executable.waiting_calls if executable is not None else ():
                 self._to_call(ev.Progress(call=call, phase=phase))
+
+
+def _must_be_stored(command: ev.Command) -> bool:
+    """Whether what it tells must be in the store first: after a restart nobody may know better than the master."""
+    if isinstance(command, ev.Notice):
+        return command.snapshot is not None
+    return isinstance(command, ev.StartExecutor | ev.RetainOnDaemons)
+
+
+def _members_of(cluster: Cluster) -> tuple[Member, ...]:
+    return tuple(
+        Member(index=node.index, address=node.address, device_count=node.device_count, data_port=node.data_port or 0)
+        for node in cluster.workers
+    )
 
 
 _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
@@ -456,6 +593,9 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.FinishOnWorkers: Master._finish_on_workers,
     ev.StoreOnWorkers: Master._store_on_workers,
     ev.RetainOnDaemons: Master._retain_on_daemons,
+    ev.ReportOnWorkers: Master._report_on_workers,
+    ev.AskForRecent: Master._ask_for_recent,
+    ev.Redeliver: Master._redeliver,
     ev.ReleaseOnWorkers: Master._release_on_workers,
     ev.StartExecutor: Master._start_executor,
     ev.StopExecutor: Master._stop_executor,

@@ -7,16 +7,18 @@
 
 A snapshot counts once every executor has stored its parts; then daemons may drop older ones. The end of a generation
 ends what is under way. A session whose steps name their generation is told of each loss: its client restores the newest
-complete snapshot and sends the steps since again. Functions on `MasterState`, registered in its tables.
+complete snapshot and sends the steps since again. On an elastic cluster all are told, for their plans may be for nodes
+that are gone. Functions on `MasterState`, registered in its tables.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError, WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master.statistics import result_of
 
 if TYPE_CHECKING:
     from shardwright.server.master.sessions import Session
@@ -27,15 +29,19 @@ if TYPE_CHECKING:
 class Snapshots:
     """Of a session. complete: step number of the newest complete one, 0: none; kept_bytes: of it, on all nodes.
 
-    stored_since_s: when the one under way was copied. last_end: of the last one. is_told: whether the client is told of
-    losses.
+    stored_since_s: when the one under way was copied. completed_s: when the newest was complete. last_end: of the last
+    one. is_told: whether the client restores its arrays after a loss. kept: what its client kept when the newest
+    complete one was taken; copied_kept: of those under way.
     """
 
     complete: int = 0
     kept_bytes: int = 0
     stored_since_s: float = 0.0
+    completed_s: float = -1.0
     last_end: ev.SnapshotEnded | None = None
     is_told: bool = False
+    kept: ev.Kept | None = None
+    copied_kept: dict[int, ev.Kept | None] = field(default_factory=dict)
 
 
 def stale(state: MasterState, step: ev.StepRequested) -> ShardwrightError | None:
@@ -49,7 +55,7 @@ def stale(state: MasterState, step: ev.StepRequested) -> ShardwrightError | None
 
 def tell_loss(session: Session, loss: ShardwrightError) -> Commands:
     """The executors, and all arrays of the session, are lost."""
-    if session.stream is None or not session.snapshots.is_told:
+    if session.stream is None:
         return []
     return [ev.Notice(stream=session.stream, lost=loss)]
 
@@ -66,6 +72,11 @@ def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands
     number = item.command.step.number
     if item.error is not None:
         return _end(session, ev.SnapshotEnded(number=number, error=item.error))
+    return store(state, session, number)
+
+
+def store(state: MasterState, session: Session, number: int) -> Commands:
+    """Have the executors store what they copied."""
     session.snapshots.stored_since_s = state._now_s
     return state._broadcast(
         lambda sequence: ev.StoreOnWorkers(
@@ -87,6 +98,8 @@ def finish_store(state: MasterState, item: Pending) -> Commands:
         return _end(session, ev.SnapshotEnded(number=number, error=item.error))
     snapshots = session.snapshots
     snapshots.complete, snapshots.kept_bytes = number, item.written_bytes
+    snapshots.kept = snapshots.copied_kept.get(number)
+    snapshots.completed_s = state._now_s
     store_s = state._now_s - snapshots.stored_since_s
     end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
     return [*_end(session, end), retain(state)]
@@ -101,4 +114,6 @@ def retain(state: MasterState) -> ev.RetainOnDaemons:
 
 def _end(session: Session, end: ev.SnapshotEnded) -> Commands:
     session.snapshots.last_end = end
+    session.snapshots.copied_kept.pop(end.number, None)
+    session.statistics.snapshots.end(result_of(end.error), end.store_s, end.kept_bytes)
     return [] if session.stream is None else [ev.Notice(stream=session.stream, snapshot=end)]

@@ -16,16 +16,29 @@ every node has answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError, WorkerLostError
 from shardwright.server.limits import Limits
-from shardwright.server.master import drain, saves, snapshots, watchdog
+from shardwright.server.master import (
+    adoption,
+    drain,
+    elasticity,
+    idle_sessions,
+    loads,
+    named,
+    recovered,
+    saves,
+    snapshots,
+    watchdog,
+)
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation, Identity, Member
-from shardwright.server.master.sessions import Executable, QueuedRequest, Session, StepOutcome
+from shardwright.server.master.roster import Roster
+from shardwright.server.master.sessions import QueuedRequest, Session, StepOutcome, unknown_session
+from shardwright.server.master.statistics import Statistics
 
 Commands = list[ev.Command]
 
@@ -65,17 +78,33 @@ class MasterState:
     sequence: int = 0
     watchdog: watchdog.Watchdog = field(default_factory=lambda: watchdog.Watchdog(watchdog.AwakeClock()))
     drain: drain.Drain | None = None
+    adoption: recovered.Adoption | None = None  # while executors of a master before may come back
+    has_adopted: bool = False
+    known: int = 0  # all executors have carried out the command of this number
+    recovered_sessions: int = 0  # of a master before this one
+    statistics: Statistics = field(default_factory=Statistics)
+    team: tuple[int, ...] = ()  # nodes that programs are planned for
+    wanted_since_s: float | None = None  # since when others could take part, and what is in the way
+    held_up_by: str = ""
     _now_s: float = 0.0
 
     @classmethod
     def create(
-        cls, members: tuple[Member, ...], identity: Identity, limits: Limits, *, wait_s: float, now_s: float = 0.0
+        cls,
+        members: tuple[Member, ...],
+        identity: Identity,
+        limits: Limits,
+        *,
+        wait_s: float,
+        now_s: float = 0.0,
+        roster: Roster | None = None,
     ) -> MasterState:
-        return cls(formation=Formation(members, identity, limits, wait_s=wait_s, now_s=now_s), limits=limits)
+        formation = Formation(members, identity, limits, wait_s=wait_s, now_s=now_s, roster=roster)
+        return cls(formation=formation, limits=limits, team=formation.team)
 
     def handle(self, event: ev.Event, now_s: float) -> Commands:
         """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
-        self._now_s = now_s
+        self._now_s = self.statistics.now_s = now_s
         self.watchdog.clock.advance(now_s)
         formation_handler = _FORMATION_HANDLERS.get(type(event))
         if formation_handler is not None:
@@ -87,10 +116,17 @@ class MasterState:
     def _with_formation(self, commands: Commands) -> Commands:
         """Add what sessions need after the formation may have changed its phase."""
         phase = self.formation.phase
+        if self.adoption is not None and phase == "ready":
+            return commands + adoption.advance(self)
+        if self.adoption is not None and phase != "adopting":
+            if self.pending:
+                commands = commands + self._fail_pending()
+            commands = commands + adoption.advance(self)
         opened = any(session.is_open for session in self.sessions.values())
         if phase != "ready" and (self.pending or opened):
             commands = commands + self._fail_pending()
-        elif phase == "ready":
+        commands += elasticity.follow_team(self)
+        if phase == "ready":
             for session in self.sessions.values():
                 if not session.is_open and not self._is_pending(ev.OpenOnWorkers, session.session_id):
                     commands = commands + self._open(session.session_id)
@@ -107,27 +143,16 @@ class MasterState:
             for array_id in list(session.arrays):
                 session.drop_array(array_id, loss)
             for number, sequence in sorted(session.running.items()):
-                session.finish(number, StepOutcome(error=self._loss_of(session, pending[sequence], loss)))
+                item = pending[sequence]
+                session.finish(number, StepOutcome(error=self._loss_of(session, item, loss)), _kind(item.command))
             for executable in session.executables.values():
                 if executable.state == "loaded":
                     executable.state = "loading"
-            commands += self._drop_refused_loads(session, pending)
+            commands += loads.drop_refused(session, pending)
             commands += saves.lose(session, loss, self._now_s)
-            commands += snapshots.tell_loss(session, loss)
+            if session.snapshots.is_told or self.formation.roster is not None:
+                commands += snapshots.tell_loss(session, loss)
             commands += self._reply_steps(session) + self._advance(session)
-        return commands
-
-    @staticmethod
-    def _drop_refused_loads(session: Session, pending: dict[int, Pending]) -> Commands:
-        """A load that hung is not tried again."""
-        commands: Commands = []
-        for item in pending.values():
-            command = item.command
-            if item.verdict is None or not isinstance(command, ev.LoadOnWorkers):
-                continue
-            if command.session_id == session.session_id and command.program.plan_id in session.executables:
-                calls = session.executables.pop(command.program.plan_id).waiting_calls
-                commands += [ev.Fail(call=call, error=item.verdict) for call in calls]
         return commands
 
     def _loss_of(self, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:
@@ -160,7 +185,7 @@ class MasterState:
         command = make(self.sequence)
         self.pending[self.sequence] = Pending(
             command=command,
-            waiting=set(self.formation.nodes),
+            waiting=set(self.formation.team),
             sent_s=self.watchdog.clock.now_s,
             limit_s=self.limits.load_s if isinstance(command, ev.LoadOnWorkers) else self.limits.step_s,
         )
@@ -196,6 +221,7 @@ class MasterState:
         if item.waiting:
             return self._abort(item) if is_news else []
         del self.pending[event.sequence]
+        self.known = max(self.known, event.sequence)
         self._record_run(item, watchdog.record_end(self, item))
         finish = _FINISHERS.get(type(item.command))
         return finish(self, item) if finish is not None else []
@@ -224,13 +250,15 @@ class MasterState:
         session.is_open = True
         commands: Commands = []
         if session.open_call is not None:
-            commands.append(ev.Answer(call=session.open_call))
+            commands.append(ev.Answer(call=session.open_call, value=session.session_id))
             session.open_call = None
         commands += self._tell_losses(session)
-        for executable in session.executables.values():
-            if executable.state == "loading":
-                commands += self._load(session, executable)
-        return commands + self._advance(session)
+        return commands + self._load_waiting(session) + self._advance(session)
+
+    def _load_waiting(self, session: Session) -> Commands:
+        """Of an open session: have the executors load what is compiled."""
+        waiting = [executable for executable in session.executables.values() if executable.state == "loading"]
+        return [command for executable in waiting for command in loads.load(self, session, executable)]
 
     def _tell_losses(self, session: Session) -> Commands:
         """New executors know nothing of the arrays of before: who reads one shall not wait for it.
@@ -258,20 +286,6 @@ class MasterState:
             )
         )
 
-    def _finish_load(self, item: Pending) -> Commands:
-        assert isinstance(item.command, ev.LoadOnWorkers)
-        session = self.sessions.get(item.command.session_id)
-        executable = session.executables.get(item.command.program.plan_id) if session is not None else None
-        if session is None or executable is None:
-            return []
-        calls, executable.waiting_calls = executable.waiting_calls, []
-        if item.error is not None:
-            del session.executables[executable.plan_id]
-            fail: Commands = [ev.Fail(call=call, error=item.error) for call in calls]
-            return fail + self._advance(session)
-        executable.state = "loaded"
-        return [*(ev.Answer(call=call, value=executable.program) for call in calls), *self._advance(session)]
-
     def _finish_run(self, item: Pending) -> Commands:
         assert isinstance(item.command, ev.RunOnWorkers)
         step = item.command.step
@@ -285,20 +299,34 @@ class MasterState:
         outcome = StepOutcome(
             error=item.error, values=item.values, run_s=item.run_s, traces=item.traces, not_finite=item.not_finite
         )
-        session.finish(step.number, outcome)
+        session.finish(step.number, outcome, step.kind)
+        session.last_step_s = self._now_s
         replies = self._reply_steps(session)
+        if step.batch is not None:
+            return replies + self._finish_batch(session, step, item.error)
         if step.snapshot is not None and not step.snapshot.is_restore:
             return replies + snapshots.finish_copy(self, session, item)
         is_save = step.files is not None and step.files.is_save
         return replies + (saves.finish_copy(self, session, item) if is_save else [])
 
+    def _finish_batch(self, session: Session, step: ev.StepRequested, error: ShardwrightError | None) -> Commands:
+        """All workers have their part of a batch, or none keeps it: what reads it may run, or is refused."""
+        session.being_read.difference_update(step.outputs)
+        for item in session.queue:  # that time is not theirs
+            item.since_s = self._now_s
+        commands = [] if error is None else self._release_on_workers(session, step.outputs, error)
+        return commands + self._advance(session)
+
     # ---- sessions ----------------------------------------------------------
     def _session_requested(self, event: ev.SessionRequested) -> Commands:
         if (refused := drain.refusal_of_new(self)) is not None:
             return [ev.Fail(call=event.call, error=refused)]
+        namesake = named.find(self, event.name)
+        if namesake is not None:
+            return named.take_up(self, namesake, event)
         commands: Commands = []
         if len(self.sessions) >= self.limits.sessions:
-            commands = self._make_room()
+            commands = idle_sessions.make_room(self)
         if len(self.sessions) >= self.limits.sessions:
             error = ResourceLimitError(
                 f"the server has {len(self.sessions)} sessions, its limit",
@@ -306,47 +334,36 @@ class MasterState:
             )
             return [ev.Fail(call=event.call, error=error)]
         session = Session(
-            session_id=event.session_id, limits=self.limits, last_seen_s=self._now_s, open_call=event.call
+            session_id=event.session_id,
+            limits=self.limits,
+            last_seen_s=self._now_s,
+            name=event.name,
+            salt=event.salt,
+            open_call=event.call,
+            owner=event.owner,
+            statistics=self.statistics,
         )
         self.sessions[event.session_id] = session
+        self.statistics.sessions += 1
         return commands + self._with_formation([])
 
-    def _make_room(self) -> Commands:
-        """End the idle session that would be missed least, if there is one: see `Limits.evict_idle_s`."""
-        idle = [
-            session
-            for session in self.sessions.values()
-            if self._now_s - session.last_seen_s > self.limits.evict_idle_s
-            and not self._is_busy(session)
-            and (session.stream is None or not session.holds_anything)
-        ]
-        if not idle:
-            return []
-        least = min(idle, key=lambda each: (each.holds_anything, each.stream is not None, each.last_seen_s))
-        why = f"the server was full, and the session had been idle for {self._now_s - least.last_seen_s:.0f} s"
-        commands: Commands = [ev.Log(text=f"session {least.session_id[:8]} gives way to a new one")]
-        return commands + self._end_session(least.session_id, SessionError(why, remedy="connect again"))
-
-    @staticmethod
-    def _is_busy(session: Session) -> bool:
-        """Whether somebody waits for something that it does."""
-        waits = any(executable.waiting_calls for executable in session.executables.values())
-        waits = waits or saves.current_save(session) is not None or session.open_call is not None
-        return waits or bool(session.running or session.queue)
-
     def _session_closed(self, event: ev.SessionClosed) -> Commands:
-        reason = SessionError("the session was closed", remedy="open a new session")
+        by = f" by {event.operator}" if event.operator else ""
+        reason = SessionError(f"the session was closed{by}", remedy="open a new session")
         commands = self._end_session(event.session_id, reason) if event.session_id in self.sessions else []
         return [*commands, ev.Answer(call=event.call)]
 
     def _end_session(self, session_id: str, reason: ShardwrightError) -> Commands:
         session = self.sessions.pop(session_id)
+        steps = [item.request.kind for item in session.queue if isinstance(item.request, ev.StepRequested)]
+        steps += [_kind(self.pending[sequence].command) for sequence in session.running.values()]
+        self.statistics.session_ended(session_id, steps)
         calls = [call for executable in session.executables.values() for call in executable.waiting_calls]
         calls += [session.open_call] if session.open_call is not None else []
         calls += [item.request.call for item in session.queue if isinstance(item.request, ev.ReleaseRequested)]
         commands: Commands = [ev.Fail(call=call, error=reason) for call in calls]
-        compiling = [plan_id for plan_id, each in session.executables.items() if each.state == "compiling"]
-        commands += self._cancel_compiles(compiling) + saves.lose(session, reason, self._now_s)
+        compiling = [plan_id for plan_id, load in session.executables.items() if load.state == "compiling"]
+        commands += loads.cancel_compiles(self, compiling) + saves.lose(session, reason, self._now_s)
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
         for sequence in session.running.values():
@@ -369,6 +386,8 @@ class MasterState:
         session.last_seen_s = self._now_s
         commands: Commands = []
         for array in event.arrays:
+            self.statistics.uploads += 1
+            self.statistics.upload_bytes += array.size_bytes
             session.record_arrival(array.array_id, array.size_bytes, node, self.formation.nodes_of(array.devices))
             excess = session.excess(0, 0)
             commands += self._reject_array(session, array.array_id, excess) if excess else []
@@ -379,94 +398,6 @@ class MasterState:
         session.drop_array(array_id, error)
         return self._release_on_workers(session, (array_id,), error)
 
-    # ---- executables -------------------------------------------------------
-    def _load_requested(self, event: ev.LoadRequested) -> Commands:
-        session = self.sessions.get(event.session_id)
-        if session is None:
-            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
-        session.last_seen_s = self._now_s
-        executable = session.executables.get(event.plan_id)
-        refused = drain.refusal_of_new(self)
-        if refused is not None and (executable is None or executable.state != "loaded"):
-            return [ev.Fail(call=event.call, error=refused)]
-        if executable is None:
-            executable = session.executables[event.plan_id] = Executable(plan_id=event.plan_id)
-            executable.waiting_calls.append(event.call)
-            return [
-                ev.Progress(call=event.call, phase="emit and compile"),
-                ev.Compile(plan_id=event.plan_id, session_id=event.session_id),
-            ]
-        if executable.state == "loaded":
-            return [ev.Answer(call=event.call, value=executable.program)]
-        executable.waiting_calls.append(event.call)
-        return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
-
-    def _load_abandoned(self, event: ev.LoadAbandoned) -> Commands:
-        """A program that nobody waits for is not compiled to its end; one that is being loaded stays."""
-        session = self.sessions.get(event.session_id)
-        executable = session.executables.get(event.plan_id) if session is not None else None
-        if session is None or executable is None or event.call not in executable.waiting_calls:
-            return []
-        executable.waiting_calls.remove(event.call)
-        if executable.waiting_calls or executable.state != "compiling":
-            return []
-        del session.executables[event.plan_id]
-        return self._cancel_compiles([event.plan_id]) + self._advance(session)
-
-    def _cancel_compiles(self, plan_ids: Iterable[str]) -> Commands:
-        """Of those that no session has under way."""
-        wanted = {
-            executable.plan_id
-            for session in self.sessions.values()
-            for executable in session.executables.values()
-            if executable.state == "compiling"
-        }
-        return [ev.CancelCompile(plan_id=plan_id) for plan_id in plan_ids if plan_id not in wanted]
-
-    def _compile_finished(self, event: ev.CompileFinished) -> Commands:
-        commands: Commands = []
-        for session in self.sessions.values():
-            executable = session.executables.get(event.plan_id)
-            if executable is None or executable.state != "compiling":
-                continue
-            if event.error is not None:
-                del session.executables[event.plan_id]
-                commands += [ev.Fail(call=call, error=event.error) for call in executable.waiting_calls]
-                commands += self._advance(session)
-                continue
-            executable.program, executable.state = event.program, "loading"
-            commands += [ev.Progress(call=call, phase="load") for call in executable.waiting_calls]
-            if session.is_open:
-                commands += self._load(session, executable)
-        return commands
-
-    def _load(self, session: Session, executable: Executable) -> Commands:
-        program = executable.program
-        assert program is not None
-        return self._broadcast(
-            lambda sequence: ev.LoadOnWorkers(sequence=sequence, session_id=session.session_id, program=program)
-        )
-
-    def _unload_requested(self, event: ev.UnloadRequested) -> Commands:
-        session = self.sessions.get(event.session_id)
-        if session is None:
-            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
-        executable = session.executables.pop(event.executable_id, None)
-        commands: Commands = [ev.Answer(call=event.call)]
-        if executable is not None:
-            gone = SessionError(f"executable {event.executable_id} was unloaded while it was being loaded")
-            commands += [ev.Fail(call=call, error=gone) for call in executable.waiting_calls]
-            if executable.state == "compiling":
-                commands += self._cancel_compiles([event.executable_id])
-            if session.is_open and executable.state != "compiling":
-                commands += self._broadcast(
-                    lambda sequence: ev.UnloadOnWorkers(
-                        sequence=sequence, session_id=event.session_id, executable_id=event.executable_id
-                    )
-                )
-            commands += self._advance(session)
-        return commands
-
     # ---- steps -------------------------------------------------------------
     def _steps_opened(self, event: ev.StepsOpened) -> Commands:
         session = self.sessions.get(event.session_id)
@@ -474,10 +405,12 @@ class MasterState:
             return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
         old, session.stream = session.stream, event.stream
+        session.live, session.held = event.live, []
         session.reply_cursor = 0  # the first number of the stream sets it
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
         ended: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
-        return ended + drain.notices(self, event.stream) + snapshots.repeat_end(session, event.stream)
+        ended += drain.notices(self, event.stream) + recovered.greet(self, session, event.stream)
+        return ended + snapshots.repeat_end(session, event.stream)
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:
         for session in self.sessions.values():
@@ -493,6 +426,12 @@ class MasterState:
         if session.stream != event.stream:
             return []  # left over from a stream that was replaced
         session.last_seen_s = self._now_s
+        if session.is_unreported:
+            if len(session.held) < self.limits.pending_steps:
+                session.held.append(event)
+            return []
+        if session.awaits_number:
+            recovered.take_number(session, event.number)
         refused = session.number_refusal(event.number)
         if refused is not None:
             session.stream = None
@@ -562,6 +501,8 @@ class MasterState:
     def _advance(self, session: Session) -> Commands:
         """Dispatch from the head of the queue, until it has to wait."""
         commands: Commands = []
+        if session.is_unreported:
+            return commands
         queue: deque[QueuedRequest] = session.queue
         while queue:
             item = queue[0]
@@ -605,7 +546,7 @@ class MasterState:
         outputs = tuple(array_id for array_id in step.outputs if array_id and array_id not in session.arrays)
         for array_id in outputs:
             session.drop_array(array_id, error)
-        session.finish(step.number, StepOutcome(error=error))
+        session.finish(step.number, StepOutcome(error=error), step.kind)
         commands = self._reply_steps(session)
         if session.is_open and outputs:
             commands += self._release_on_workers(session, outputs, error)
@@ -625,16 +566,8 @@ class MasterState:
         commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
             commands += self._advance(session)
-            limits, idle_s, text = self.limits, self._now_s - session.last_seen_s, ""
-            if session.stream is None and idle_s > limits.grace_s:
-                text = f"its client was away for {limits.grace_s:g} s"
-            elif idle_s > limits.session_idle_s:
-                text = f"its client asked for nothing for {limits.session_idle_s:g} s"
-            if text and not self._is_busy(session):
-                reason = SessionError(f"the session ended: {text}", remedy="connect again")
-                commands += [ev.Log(text=f"session {session.session_id[:8]} expired")]
-                commands += self._end_session(session.session_id, reason)
-        commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self)
+            commands += idle_sessions.expire(self, session)
+        commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self) + elasticity.tick(self)
         return commands + drain.tick(self)
 
     def _check_divergence(self) -> Commands:
@@ -673,17 +606,15 @@ class MasterState:
                 assert (executable.state == "compiling") == (executable.program is None)
 
 
-def unknown_session(session_id: str) -> SessionError:
-    return SessionError(
-        f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
-        remedy="open a new session",
-    )
+def _kind(command: ev.ToWorkers) -> str:
+    return command.step.kind if isinstance(command, ev.RunOnWorkers) else "step"
 
 
 _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Commands]] = {
     ev.DaemonJoined: Formation.daemon_joined,
     ev.DaemonHeard: Formation.daemon_heard,
     ev.DaemonLeft: Formation.daemon_left,
+    ev.MembersChanged: Formation.change_members,
     ev.ExecutorJoined: Formation.executor_joined,
     ev.ExecutorExited: Formation.executor_exited,
     ev.ExecutorLeft: Formation.executor_left,
@@ -695,10 +626,10 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.SessionRequested: MasterState._session_requested,
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,
-    ev.LoadRequested: MasterState._load_requested,
-    ev.LoadAbandoned: MasterState._load_abandoned,
-    ev.CompileFinished: MasterState._compile_finished,
-    ev.UnloadRequested: MasterState._unload_requested,
+    ev.LoadRequested: loads.request,
+    ev.LoadAbandoned: loads.abandon,
+    ev.CompileFinished: loads.finish_compile,
+    ev.UnloadRequested: loads.unload,
     ev.StepsOpened: MasterState._steps_opened,
     ev.StepsClosed: MasterState._steps_closed,
     ev.StepRequested: MasterState._step_requested,
@@ -706,11 +637,14 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
     ev.DrainRequested: drain.requested,
+    ev.RecentReceived: adoption.take_recent,
+    ev.ReportReceived: adoption.take_report,
     ev.Tick: MasterState._tick,
 }
 _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {
     ev.OpenOnWorkers: MasterState._finish_open,
-    ev.LoadOnWorkers: MasterState._finish_load,
+    ev.ReportOnWorkers: adoption.finish,
+    ev.LoadOnWorkers: loads.finish,
     ev.RunOnWorkers: MasterState._finish_run,
     ev.WriteOnWorkers: saves.finish_write,
     ev.FinishOnWorkers: saves.finish_commit,

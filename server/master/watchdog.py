@@ -138,7 +138,10 @@ def tick(state: MasterState) -> Commands:
     text = f"everybody waits for {describe(state, item)}"
     waiting = [session for session in state.sessions.values() if session.running or session.queue]
     streams = [session.stream for session in waiting if session.stream is not None]
-    return [ev.Log(text=text, is_warning=True), *(ev.Notice(stream=stream, text=text) for stream in streams)]
+    command = item.command
+    step = command.step.number if isinstance(command, ev.RunOnWorkers) else 0
+    log = ev.Log(text=text, is_warning=True, session=_session_of(command), step=step)
+    return [log, *(ev.Notice(stream=stream, text=text) for stream in streams)]
 
 
 def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
@@ -173,8 +176,12 @@ def cancelled_in_time(number: int) -> StepCancelledError:
     )
 
 
+def _session_of(command: ev.ToWorkers) -> str:
+    return command.step.session_id if isinstance(command, ev.RunOnWorkers) else command.session_id
+
+
 def _name(command: ev.ToWorkers) -> str:
-    session = f"of session {command.session_id[:8]}" if not isinstance(command, ev.RunOnWorkers) else ""
+    session = f"of session {_session_of(command)[:8]}"
     match command:
         case ev.RunOnWorkers(step=step):
             return f"{_kind_of(step)} {step.number} of session {step.session_id[:8]}"
@@ -193,6 +200,8 @@ def _kind_of(step: ev.StepRequested) -> str:
         return "the restore in step" if step.snapshot.is_restore else "the snapshot in step"
     if step.files is not None:
         return "the save in step" if step.files.is_save else "the restore in step"
+    if step.batch is not None:
+        return "the batch in step"
     return "step"
 
 

@@ -125,9 +125,9 @@ class ArrayWaits:
         while True:
             with self._lock:
                 waits = list(self._waits.values())
-            left = [wait for wait in waits if not self._try_start(wait)]
-            until_s = min((wait.until_s for wait in left), default=float("inf"))
+            waiting = [wait for wait in waits if not self._try_start(wait)]
+            until_s = min((wait.until_s for wait in waiting), default=float("inf"))
             pause_s = max(until_s - time.monotonic(), 0.0)
-            if any(wait.is_computing for wait in left):
+            if any(wait.is_computing for wait in waiting):
                 pause_s = min(pause_s, _POLL_S)
             version = self._store.wait_for_change(version, min(pause_s, threading.TIMEOUT_MAX))

@@ -13,6 +13,7 @@ import numpy as np
 
 from shardwright.errors import ArrayError, SessionError, ShardwrightError
 from shardwright.plans.layouts import Layout, Slices, distinct_shards, logical_part, pad_to_stored
+from shardwright.proto.v1 import worker_pb2
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, to_named_sharding
 
 #: How many ids that are gone are remembered, to say why.
@@ -52,6 +53,16 @@ class _SessionArrays:
         self.gone: dict[int, ShardwrightError] = {}
 
 
+def array_arrived(array_id: int, layout: Layout) -> worker_pb2.ArrayArrived:
+    """What the master has to know of an array of which this node's shards are here."""
+    return worker_pb2.ArrayArrived(
+        array_id=array_id,
+        logical_bytes=layout.size_bytes,
+        first_device=layout.first_device,
+        device_count=layout.mesh.device_count,
+    )
+
+
 class ArrayStore:
     """Arrays by (session, id). Thread-safe: steps and transfers come from different threads."""
 
@@ -89,6 +100,11 @@ class ArrayStore:
                 session.there[array_id] = stored
             self._note_change()
 
+    def contents(self) -> dict[str, list[tuple[int, StoredArray]]]:
+        """All arrays that are here, by session."""
+        with self._changed:
+            return {session_id: list(session.there.items()) for session_id, session in self._sessions.items()}
+
     def require(self, session_id: str) -> None:
         """Raises SessionError unless the session is open."""
         with self._changed:
@@ -104,6 +120,11 @@ class ArrayStore:
         """The array, or None if this node holds nothing of it; raises the reason of a deleted one."""
         with self._changed:
             return self._find(self._session(session_id), array_id)
+
+    def all_arrays(self) -> list[StoredArray]:
+        """Of all sessions."""
+        with self._changed:
+            return [stored for session in self._sessions.values() for stored in session.there.values()]
 
     @property
     def version(self) -> int:

@@ -8,8 +8,9 @@ programs, in order, while steps of others run.
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,14 +19,22 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from shardwright.errors import ArrayError, CompilationError, SessionError, ShardwrightError, add_place
-from shardwright.processes import REPORT_MARK
+from shardwright.errors import (
+    ArrayError,
+    CompilationError,
+    ExecutionError,
+    SessionError,
+    ShardwrightError,
+    add_place,
+)
+from shardwright.log_lines import fields
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.runtime.activity import Activity, devices_computing
 from shardwright.server.runtime.arrays import (
     ArrayStore,
     StoredArray,
+    array_arrived,
     from_host,
     is_here,
     local_positions,
@@ -33,7 +42,9 @@ from shardwright.server.runtime.arrays import (
     wait_until_computed,
     whole_to_host,
 )
+from shardwright.server.runtime.command_log import CommandLog
 from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard
+from shardwright.server.runtime.datasets.worker import DatasetReaders
 from shardwright.server.runtime.executables import Executable, SpmdExecutable
 from shardwright.server.runtime.finite_check import FiniteCheck, dispatch_checks
 from shardwright.server.runtime.pipeline import TransportTo, boundary_of, load_pipeline, locate_devices
@@ -49,7 +60,15 @@ if TYPE_CHECKING:
     from shardwright.server.runtime.checkpoints.worker import CheckpointWorker
 
 #: Fields of a step that is carried out on the host, without a program.
-_HOST_STEPS = ("save", "restore", "snapshot", "restore_snapshot")
+_HOST_STEPS = ("save", "restore", "snapshot", "restore_snapshot", "read_batch")
+
+#: Seconds from the failure of a step to its report, where other processes take part. A failure may come of a neighbour
+#: that died; the master notices that within this time, and ends this process before it blames the program.
+_SUSPICION_S = 2.0
+#: Failures that follow within so many seconds are of the same cause.
+_SAME_CAUSE_S = 10.0
+
+_log = logging.getLogger("shardwright.server")
 
 EventSink = Callable[[worker_pb2.ExecutorEvent], None]
 
@@ -80,7 +99,8 @@ class _Load:
 class Executor:
     """One per executor process. `handle` is called by one thread; `abort`, `heartbeat` and `report` by any.
 
-    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer.
+    transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer. datasets: what
+    sessions read here.
     """
 
     def __init__(
@@ -92,8 +112,12 @@ class Executor:
         transport_to: TransportTo,
         transfer_wait_s: float,
         protection: Protection | None = None,
+        log: CommandLog | None = None,
+        datasets: DatasetReaders | None = None,
     ) -> None:
+        self._log = log or CommandLog()
         self._store = store
+        self._datasets = datasets or DatasetReaders(store, ())
         self._report = report
         self._read_back_bytes = read_back_bytes
         self._transport_to = transport_to
@@ -104,11 +128,12 @@ class Executor:
         self._chunks: dict[str, list[bytes]] = {}
         self._activity = Activity()
         self._running: Executable | None = None  # the one being dispatched
+        self._failed_s = -math.inf  # the last failure of a step, by the monotonic clock
         self._checkpoints: CheckpointWorker | None = None
         self._snapshots = SnapshotWorker(store, self._report_written, protection or Protection())
         self._loads: queue.SimpleQueue[_Load] = queue.SimpleQueue()
         threading.Thread(target=self._load_programs, name="loads", daemon=True).start()
-        self._dispatched: queue.SimpleQueue[_DispatchedStep] = queue.SimpleQueue()
+        self._dispatched: queue.SimpleQueue[_DispatchedStep | int] = queue.SimpleQueue()
         threading.Thread(target=self._report_results, name="results", daemon=True).start()
 
     def handle(self, command: worker_pb2.ExecutorCommand) -> None:
@@ -123,7 +148,7 @@ class Executor:
 
     def _place_in_dispatch(self) -> str:
         executable = self._running
-        return executable.place() if executable is not None else ""
+        return executable.place() if executable is not None else self._datasets.place
 
     def _carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
         kind = command.WhichOneof("kind")
@@ -135,6 +160,9 @@ class Executor:
             self._snapshots.carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
             self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk.chunk)
+        elif kind == "report":  # when all threads have done what came before it
+            self._chunks.clear()  # of a load that its master did not send to the end
+            self._loads.put(_Load(command=command, payloads={}))
         elif kind in ("load", "load_pipeline", "unload"):
             self._loads.put(self._take_load(command))
         else:
@@ -164,6 +192,7 @@ class Executor:
         if self._checkpoints is not None:
             self._checkpoints.forget(session_id)
         self._snapshots.forget(session_id)
+        self._datasets.forget(session_id)
 
     def _drop(self, key: tuple[str, str]) -> None:
         with self._executables_lock:
@@ -181,6 +210,9 @@ class Executor:
     def _load_programs(self) -> None:
         while True:
             load = self._loads.get()
+            if load.command.HasField("report"):
+                self._dispatched.put(load.command.sequence)
+                continue
             with self._activity.at("loads", load.command.sequence, lambda: "loading a program"):
                 error = None
                 try:
@@ -254,7 +286,7 @@ class Executor:
         try:
             self._dispatched.put(self._dispatch(sequence, order))
         except Exception as caught:
-            error = _execution_error(caught, step.number)
+            error = self._explain(caught, step.session_id, step.number)
             self._store.drop(step.session_id, [array_id for array_id in step.outputs if array_id], error)
             self._report_done(sequence, error)
         finally:
@@ -364,7 +396,7 @@ class Executor:
         return self._handovers[sources, target]
 
     def _run_host_step(self, sequence: int, order: worker_pb2.RunStep) -> _DispatchedStep:
-        """A save, a snapshot or a restore: done when it returns."""
+        """A save, a snapshot, a restore or a batch: done when it returns."""
         started_s, step = time.perf_counter(), order.step
         if step.released:
             self._store.drop(step.session_id, step.released)
@@ -374,6 +406,8 @@ class Executor:
             self._snapshots.copy(step)
         elif step.HasField("restore_snapshot"):
             self._snapshots.restore(step, order.peers)
+        elif step.HasField("read_batch"):
+            self._datasets.read(step, self._stops.of(sequence))
         else:
             self._checkpoint_worker().restore(step)
         return _DispatchedStep(sequence=sequence, number=step.number, session_id=step.session_id, started_s=started_s)
@@ -394,7 +428,27 @@ class Executor:
 
     def _report_results(self) -> None:
         while True:
-            self._finish(self._dispatched.get())
+            step = self._dispatched.get()
+            if isinstance(step, int):
+                self._report(worker_pb2.ExecutorEvent(report=self._describe(step)))
+            else:
+                self._finish(step)
+
+    def _describe(self, sequence: int) -> worker_pb2.ExecutorReport:
+        """What there is, for a master that was started again."""
+        with self._executables_lock:
+            loaded = list(self._executables)
+        sessions = [
+            worker_pb2.SessionReport(
+                session_id=session_id,
+                arrays=[array_arrived(array_id, stored.layout) for array_id, stored in arrays],
+                executables=[executable_id for owner, executable_id in loaded if owner == session_id],
+            )
+            for session_id, arrays in self._store.contents().items()
+        ]
+        report = worker_pb2.ExecutorReport(sequence=sequence, sessions=sessions)
+        self._log.complete(report)
+        return report
 
     def _finish(self, step: _DispatchedStep) -> None:
         """Wait until a step has run and report it."""
@@ -410,12 +464,28 @@ class Executor:
             for marker in step.markers:
                 wait_until_computed(marker)
         except Exception as caught:
-            error = _execution_error(caught, step.number)
+            error = self._explain(caught, step.session_id, step.number)
             self._store.drop(step.session_id, step.outputs, error)
             self._report_done(step.sequence, error)
             return
         values = [value for value in contents if value is not None]
         self._report_done(step.sequence, None, values, time.perf_counter() - step.started_s, step.records, not_finite)
+
+    def _explain(self, caught: Exception, session_id: str, number: int) -> ShardwrightError:
+        """As the client gets it, in one line; the whole message goes to the server's log."""
+        error = caught if isinstance(caught, ShardwrightError) else None
+        if error is None:
+            _log.warning(
+                "step %d: %s", number, str(caught) or repr(caught), extra=fields(session=session_id, step=number)
+            )
+            error = execution_error(
+                caught, f"step {number}, on the devices", "the server's log holds the whole message"
+            )
+        if isinstance(error, ExecutionError) and jax.process_count() > 1:
+            if time.monotonic() - self._failed_s > _SAME_CAUSE_S:
+                time.sleep(_SUSPICION_S)
+            self._failed_s = time.monotonic()
+        return error
 
     def _read(self, array_id: int, stored: StoredArray) -> master_pb2.ReadBack | None:
         """A small output of the reply, or None if it is large, elsewhere, or donated meanwhile."""
@@ -469,12 +539,3 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
     """(id, array) of the arguments that rode along and lie on this node."""
     layouts = [(array, wire.layout_from_proto(array.layout)) for array in step.inline_arguments]
     return [(array.array_id, from_host(array.data, layout)) for array, layout in layouts if is_here(layout)]
-
-
-def _execution_error(caught: Exception, number: int) -> ShardwrightError:
-    """As the client gets it, in one line; the whole message goes to the server's log, by standard error."""
-    if isinstance(caught, ShardwrightError):
-        return caught
-    for line in str(caught).splitlines() or [repr(caught)]:
-        print(f"{REPORT_MARK}step {number}: {line}", file=sys.stderr, flush=True)
-    return execution_error(caught, f"step {number}, on the devices", "the server's log holds the whole message")

@@ -78,8 +78,8 @@ def plan_resharding(
     """
     _require_rows(sources, target)
     blocks = [
-        {_starts(shard.slices): shard.holders for shard in distinct_shards(each.layout, each.layout.devices)}
-        for each in sources
+        {_starts(shard.slices): shard.holders for shard in distinct_shards(source.layout, source.layout.devices)}
+        for source in sources
     ]
     by_node: dict[int, list[int]] = {}
     for position in target.layout.devices:

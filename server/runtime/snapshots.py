@@ -8,7 +8,7 @@ be lost. Of equal shards on several processes one is kept, of another process fr
 from __future__ import annotations
 
 import itertools
-import sys
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,16 @@ from shardwright.errors import (
     ShardwrightError,
     SnapshotLostError,
 )
+from shardwright.log_lines import fields
 from shardwright.plans.layouts import Layout, distinct_shards
-from shardwright.processes import REPORT_MARK
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
-from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
+from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of, parts_of
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions, shard_to_host
 from shardwright.server.runtime.incoming_arrays import allocate_aligned
+from shardwright.server.runtime.relayout import Relayout, StoredSection
+from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.security import Protection
 from shardwright.xla.jax_shardings import mesh_devices
 
@@ -45,6 +47,8 @@ CALL_TIMEOUT_S = 10.0
 TRANSFER_TIMEOUT_S = 3600.0
 #: Daemons that hold each part: this node's, and the next one's that answers.
 COPIES = 2
+
+_log = logging.getLogger("shardwright.server")
 
 T = TypeVar("T")
 #: (array id, number of the distinct shard).
@@ -72,7 +76,8 @@ class SnapshotWorker:
         self._lock = threading.Lock()
         self._copied: dict[str, tuple[int, dict[PartKey, _Part]]] = {}  # by session: of its snapshot under way
         self._stored: dict[str, set[int]] = {}  # by session: arrays that the daemons have
-        self._daemons: dict[str, _DaemonClient] = {}
+        self._kept: dict[str, dict[int, int]] = {}  # by session: bytes of the newest that was stored, by its number
+        self._daemons: dict[tuple[str, str], _DaemonClient] = {}  # by address and key
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
 
     # ---- taking one ------------------------------------------------------------------------
@@ -80,16 +85,16 @@ class SnapshotWorker:
     def copy(self, step: master_pb2.RunStepsRequest) -> None:
         """Copy this process' parts of the arrays off the devices, once they are computed."""
         with self._lock:
-            known = set(self._stored.get(step.session_id, ()))
+            before = set(self._stored.get(step.session_id, ()))
         here = [(array_id, self._store.find(step.session_id, array_id)) for array_id in step.arguments]
         for array_id, stored in here:
-            if stored is not None and array_id not in known:
+            if stored is not None and array_id not in before:
                 stored.value.copy_to_host_async()
         parts = {
             (array_id, number): _Part(
                 layout=stored.layout,
                 position=position,
-                data=None if array_id in known else _copy_of(stored, position),
+                data=None if array_id in before else _copy_of(stored, position),
             )
             for array_id, stored in here
             if stored is not None
@@ -107,6 +112,7 @@ class SnapshotWorker:
         with self._lock:
             self._copied.pop(session_id, None)
             self._stored.pop(session_id, None)
+            self._kept.pop(session_id, None)
 
     def _carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
         error, stored = None, 0
@@ -120,6 +126,8 @@ class SnapshotWorker:
         """Bytes that the daemons hold of this process' parts."""
         session_id = order.session_id
         with self._lock:
+            if order.number in self._kept.get(session_id, {}):  # for a master before this one
+                return self._kept[session_id][order.number]
             number, parts = self._copied.pop(session_id, (0, {}))
             self._stored.pop(session_id, None)  # until it went well
         if number != order.number:
@@ -130,7 +138,7 @@ class SnapshotWorker:
             if copies == COPIES:
                 break
             try:
-                daemon = self._daemon(peer.snapshot_address)
+                daemon = self._daemon(peer)
                 missing = daemon.offer(order, sizes)
                 daemon.put(session_id, {key: self._contents(session_id, key, parts[key]) for key in missing})
                 copies += 1
@@ -139,10 +147,13 @@ class SnapshotWorker:
         if not copies and failures:
             raise failures[0]
         for failure in failures:
-            print(f"{REPORT_MARK}snapshot of step {number}: {failure.message}", file=sys.stderr, flush=True)
+            about = fields(session=session_id, step=number)
+            _log.warning("snapshot of step %d: %s", number, failure.message, extra=about)
         with self._lock:
             self._stored[session_id] = {array_id for array_id, _ in parts}
-        return copies * sum(sizes.values())
+            kept_bytes = copies * sum(sizes.values())
+            self._kept[session_id] = {number: kept_bytes}
+        return kept_bytes
 
     def _contents(self, session_id: str, key: PartKey, part: _Part) -> np.ndarray:
         if part.data is not None:
@@ -150,12 +161,13 @@ class SnapshotWorker:
         (stored,) = self._store.get_all(session_id, [key[0]])  # a daemon lost what it had
         return _copy_of(stored, part.position)
 
-    def _daemon(self, address: str) -> _DaemonClient:
-        if not address:
+    def _daemon(self, peer: worker_pb2.Peer) -> _DaemonClient:
+        if not peer.snapshot_address:
             raise ServerUnavailableError("a node's daemon is not there")
-        if address not in self._daemons:
-            self._daemons[address] = _DaemonClient(self._protection, address)
-        return self._daemons[address]
+        place = peer.snapshot_address, peer.snapshot_key
+        if place not in self._daemons:
+            self._daemons[place] = _DaemonClient(self._protection, *place)
+        return self._daemons[place]
 
     # ---- taking it back --------------------------------------------------------------------
 
@@ -166,6 +178,9 @@ class SnapshotWorker:
             array_id: wire.layout_from_proto(layout)
             for array_id, layout in zip(step.outputs, order.layouts, strict=True)
         }
+        if order.stored:
+            self._restore_elsewhere(step, layouts, peers)
+            return
         needed = {array_id: local_shards(layout) for array_id, layout in layouts.items()}
         sizes = {
             (array_id, number): layouts[array_id].shard_bytes
@@ -173,15 +188,33 @@ class SnapshotWorker:
             for number in numbers
         }
         contents = self._fetch(step.session_id, order.snapshot, sizes, peers)
-        made = []
+        arrays = []
         for array_id, numbers in needed.items():
             if numbers:
                 layout = layouts[array_id]
                 pieces = [
                     contents[array_id, number].view(layout.dtype).reshape(layout.shard_shape) for number in numbers
                 ]
-                made.append((array_id, from_pieces(pieces, layout)))
-        self._store.add(step.session_id, made)
+                arrays.append((array_id, from_pieces(pieces, layout)))
+        self._store.add(step.session_id, arrays)
+
+    def _restore_elsewhere(
+        self, step: master_pb2.RunStepsRequest, layouts: Mapping[int, Layout], peers: Sequence[worker_pb2.Peer]
+    ) -> None:
+        """The same, of arrays that lie otherwise than they were stored."""
+        order, here = step.restore_snapshot, local_positions()
+        relayouts = {
+            array_id: _relayout_of(stored, layout)
+            for (array_id, layout), stored in zip(layouts.items(), order.stored, strict=True)
+        }
+        sizes = {key: size for relayout in relayouts.values() for key, size in relayout.part_sizes(here).items()}
+        contents = self._fetch(step.session_id, order.snapshot, sizes, peers)
+        arrays = []
+        for array_id, relayout in relayouts.items():
+            pieces = relayout.make(here, contents)
+            if pieces:
+                arrays.append((array_id, from_pieces(pieces, layouts[array_id])))
+        self._store.add(step.session_id, arrays)
 
     def _fetch(
         self, session_id: str, number: int, sizes: Mapping[PartKey, int], peers: Sequence[worker_pb2.Peer]
@@ -192,7 +225,7 @@ class SnapshotWorker:
         silent: list[int] = []
         for peer in _from_own(peers):
             try:
-                daemon = self._daemon(peer.snapshot_address)
+                daemon = self._daemon(peer)
                 held.append((daemon, daemon.list_parts(session_id, number)))
             except (ServerUnavailableError, DeadlineError):
                 silent.append(peer.node)
@@ -213,9 +246,9 @@ class SnapshotWorker:
 class _DaemonClient:
     """Calls of one daemon's Snapshots service. Raises our errors."""
 
-    def __init__(self, protection: Protection, address: str) -> None:
+    def __init__(self, protection: Protection, address: str, key: str) -> None:
         self._address = address
-        self._metadata = protection.metadata
+        self._metadata = (*protection.metadata, (SNAPSHOT_KEY, key))
         self._channel = protection.channel(address)
 
     def offer(self, order: worker_pb2.StoreSnapshot, sizes: Mapping[PartKey, int]) -> list[PartKey]:
@@ -304,6 +337,14 @@ def local_shards(layout: Layout) -> tuple[int, ...]:
         for position in shard.holders
     }
     return tuple(numbers[shard.holders[0]] for shard in distinct_shards(layout, local_positions()))
+
+
+def _relayout_of(stored: master_pb2.StoredArray, layout: Layout) -> Relayout:
+    sections = [
+        StoredSection(array_id, RowSection(wire.layout_from_proto(part.layout), part.first_row))
+        for array_id, part in zip(stored.ids, stored.parts, strict=True)
+    ]
+    return Relayout(sections, RowSection(layout, stored.first_row))
 
 
 def _from_own(peers: Sequence[worker_pb2.Peer]) -> Iterator[worker_pb2.Peer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,13 +28,18 @@ Arrived = Callable[[str, list[tuple[int, Layout]]], None]
 
 
 class TransferService:
-    """Threaded, but for reads of arrays that are not there yet: they wait without a thread (`array_waits.py`)."""
+    """Threaded, but for reads of arrays that are not there yet: they wait without a thread (`array_waits.py`).
+
+    received_bytes, sent_bytes: contents so far.
+    """
 
     def __init__(self, store: ArrayStore, arrived: Arrived, *, put_limit_bytes: int) -> None:
         self._store = store
         self._arrived = arrived
         self._put_limit_bytes = put_limit_bytes
         self._waits = ArrayWaits(store)
+        self._count_lock = threading.Lock()
+        self.received_bytes = self.sent_bytes = 0
         self._moving: set[object] = set()  # calls that move contents right now
 
     @property
@@ -91,6 +97,7 @@ class TransferService:
         arrays.announce(self._incoming(header.array_id, layout, header.devices))
         self._keep(header.session_id, arrays.take(b""))
         for request in requests:
+            self._count(received=len(request.chunk))
             self._keep(header.session_id, arrays.take(request.chunk))
         arrays.require_none()
 
@@ -107,6 +114,7 @@ class TransferService:
                 if array.layout >= len(layouts):
                     raise ArrayError(f"array {array.array_id} has layout {array.layout} of {len(layouts)}")
                 arrays.announce(self._incoming(array.array_id, layouts[array.layout], array.devices))
+            self._count(received=sum(map(len, parcel.pieces)))
             for piece in parcel.pieces or (b"",):
                 self._keep(session_id, arrays.take(piece), is_repeated=is_repeated)
         arrays.require_none()
@@ -174,6 +182,11 @@ class TransferService:
         finally:
             self._moving.discard(call)
 
+    def _count(self, *, received: int = 0, sent: int = 0) -> None:
+        with self._count_lock:
+            self.received_bytes += received
+            self.sent_bytes += sent
+
     def _fetch_one(self, session_id: str, wanted: master_pb2.NodeShards) -> Iterator[master_pb2.FetchArrayReply]:
         for shard in self._shards(session_id, wanted):
             for chunk in wire.chunks(shard):
@@ -215,7 +228,9 @@ class TransferService:
                     remedy="put it, or run the step that makes it; wait longer for a long step",
                 )
             for position in wanted.devices:
-                yield _bytes_of(shard_to_host(stored, position))
+                shard = _bytes_of(shard_to_host(stored, position))
+                self._count(sent=len(shard))
+                yield shard
         except Exception as caught:
             if stored is not None and stored.explains(caught):
                 caught = ArrayError(f"array {wanted.array_id} was donated while it was read")

@@ -179,10 +179,18 @@ class _LocalPiece:
 class RemoteTransport:
     """Between processes of the job, by `jax.experimental.transfer`: the sender offers, the receiver pulls.
 
-    A pull that nobody answers cannot be taken back: after a step that failed it may leave its buffers behind.
+    A pull that nobody answers cannot be taken back: after a step that failed it may leave its buffers behind. fetches:
+    called with the bytes of each pull.
     """
 
-    def __init__(self, server: Any, address_of: Callable[[int], str], devices: Mapping[int, jax.Device]) -> None:
+    def __init__(
+        self,
+        server: Any,
+        address_of: Callable[[int], str],
+        devices: Mapping[int, jax.Device],
+        fetches: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._fetches = fetches
         self._server = server
         self._address_of = address_of
         self._devices = devices
@@ -197,6 +205,7 @@ class RemoteTransport:
         sharding = jax.sharding.SingleDeviceSharding(self._devices[piece.target])
         wanted = jax.ShapeDtypeStruct(piece.shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
         (array,) = self._connection(self._address_of(piece.source)).pull(number, [wanted])
+        self._fetches(array.nbytes)
         return _PulledPiece(array)
 
     def forget(self, sequence: int) -> None:
@@ -258,6 +267,8 @@ class Endpoint:
         self._devices = devices
         self._local = LocalTransport(devices)
         self._server = None if host is None else _transfer_server(host)
+        self._lock = threading.Lock()
+        self.fetched_bytes = 0  # from other processes
 
     @property
     def address(self) -> str:
@@ -267,8 +278,14 @@ class Endpoint:
     def transport_to(self, addresses: Mapping[int, str]) -> NodeTransport:
         """The transport among processes whose transfer servers are at `addresses`, by device position."""
         server = self._server
-        remote = None if server is None else RemoteTransport(server, addresses.__getitem__, self._devices)
+        remote = None
+        if server is not None:
+            remote = RemoteTransport(server, addresses.__getitem__, self._devices, self._count)
         return NodeTransport(self._local, remote, self._devices)
+
+    def _count(self, size_bytes: int) -> None:
+        with self._lock:
+            self.fetched_bytes += size_bytes
 
 
 def _transfer_server(host: str) -> Any:

@@ -8,17 +8,13 @@ import logging
 import os
 import signal
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from shardwright.clusters.cluster import Cluster, ClusterNode
-from shardwright.processes import REPORT_MARK
+from shardwright.log_lines import ChildOutput, LineCutter, fields
+from shardwright.processes import describe_exit
+from shardwright.server.worker.exit_codes import CANNOT_START
 from shardwright.server.worker.state import ChildExited, StartRequested
-
-_LAST_LINES = 30
-
-#: What is kept of a line: XLA prints whole modules in one.
-_LINE_BYTES = 4000
 
 _log = logging.getLogger("shardwright.server")
 
@@ -55,17 +51,14 @@ def executor_environment(cluster: Cluster, node: ClusterNode) -> dict[str, str]:
     return environment
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines of a stream to its end, each cut to its beginning; `readline` would fail at long ones."""
-    line = b""
+async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:
+    """A stream to its end, line by line; `readline` would fail at long ones."""
+    cutter = LineCutter()
     while chunk := await stream.read(1 << 16):
-        *ended, rest = chunk.split(b"\n")
-        for part in ended:
-            yield (line + part)[:_LINE_BYTES].decode(errors="replace").rstrip()
-            line = b""
-        line = (line + rest)[:_LINE_BYTES]
-    if line:
-        yield line.decode(errors="replace").rstrip()
+        for line in cutter.feed(chunk):
+            output.take(line)
+    for line in cutter.rest():
+        output.take(line)
 
 
 class ExecutorChild:
@@ -79,8 +72,8 @@ class ExecutorChild:
 
     async def run(self, environment: dict[str, str], config: dict[str, object]) -> None:
         """Start it, hand over `config` on stdin (which stays open: its end means die), wait for its end."""
-        lines: deque[str] = deque(maxlen=_LAST_LINES)
-        code = 1
+        output = ChildOutput(_log, "executor")
+        code, failure = 1, ""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "shardwright.server.worker.executor", str(os.getpid()),
@@ -93,16 +86,21 @@ class ExecutorChild:
             assert process.stdin is not None
             assert process.stderr is not None
             process.stdin.write(json.dumps(config).encode() + b"\n")
-            async for line in _lines(process.stderr):
-                lines.append(line)
-                level = logging.WARNING if line.startswith(REPORT_MARK) else logging.DEBUG
-                _log.log(level, "executor: %s", line.removeprefix(REPORT_MARK))
+            await _read(process.stderr, output)
             code = await process.wait()
+            self._log_end(code, output)
         except OSError as error:
-            lines.append(f"the executor cannot be started: {error}")
-        self._exited(
-            ChildExited(generation=self._start.generation, exit_code=code, last_lines="\n".join(lines)[-8000:])
-        )
+            failure = f"the executor cannot be started: {error}"
+        last_lines = failure or "\n".join(output.last_lines)[-8000:]
+        self._exited(ChildExited(generation=self._start.generation, exit_code=code, last_lines=last_lines))
+
+    def _log_end(self, code: int, output: ChildOutput) -> None:
+        """With its last words, unless they are in the log already: of its own exit codes it has said why."""
+        was_asked = code in (0, 1, CANNOT_START) or (self._is_killed and code == -signal.SIGKILL)
+        last_lines = "" if was_asked else "\n".join(output.last_lines)
+        text, about_it = "the executor of generation %d ended with %s", fields(process="daemon", output=last_lines)
+        level = logging.INFO if was_asked else logging.ERROR
+        _log.log(level, text, self._start.generation, describe_exit(code), extra=about_it)
 
     def kill(self) -> None:
         """End it at once: it has nothing to save. May come before it started, or twice."""

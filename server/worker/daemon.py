@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
 
@@ -13,19 +13,19 @@ import grpc
 import grpc.aio
 
 from shardwright.clusters.cluster import Cluster, join_address
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ServerUnavailableError, ShardwrightError
+from shardwright.log_lines import about
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.server.limits import Limits
+from shardwright.server.logs import LogWriter
 from shardwright.server.security import Protection, free_port
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
+from shardwright.server.worker.reports import REPORT_S, Reports
 from shardwright.server.worker.snapshot_service import SnapshotServer
 from shardwright.server.worker.snapshot_store import half_of_memory
-
-#: Seconds between two signs of life.
-HEARTBEAT_S = 2.0
 
 #: What one attempt to reach the master may take; a refused connection is known at once.
 CONNECT_S = 5.0
@@ -53,7 +53,14 @@ class Daemon:
     """
 
     def __init__(
-        self, cluster: Cluster, index: int, master_address: str, protection: Protection, limits: Limits, wait_s: float
+        self,
+        cluster: Cluster,
+        index: int,
+        master_address: str,
+        protection: Protection,
+        limits: Limits,
+        wait_s: float,
+        log: LogWriter | None = None,
     ) -> None:
         self._cluster = cluster
         self._node = cluster.nodes[index]
@@ -66,17 +73,21 @@ class Daemon:
         self._exit: asyncio.Future[st.Exit] = asyncio.get_running_loop().create_future()
         snapshot_bytes = limits.snapshot_bytes or half_of_memory()
         self._snapshots = SnapshotServer(self._node.ip, protection, limit_bytes=snapshot_bytes)
+        self.on_ready: Callable[[bool], None] = lambda is_ready: None
+        self._was_ready = False
+        self._reports = Reports(self._snapshots, log)
 
     async def run(self) -> st.Exit:
         """Dial, serve, and return what the process is to exit with; its executor is gone by then."""
-        self._carry_out([st.Dial(delay_s=0.0)])
-        try:
-            return await asyncio.shield(self._exit)
-        finally:
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._snapshots.close()
+        with about(process="daemon", node=self._node.index):
+            self._carry_out([st.Dial(delay_s=0.0)])
+            try:
+                return await asyncio.shield(self._exit)
+            finally:
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                self._snapshots.close()
 
     def ask_to_stop(self, exit_code: int) -> None:
         self._handle_event(st.ExitRequested(exit_code=exit_code))
@@ -88,6 +99,9 @@ class Daemon:
     # ---- events in, commands out -------------------------------------------
     def _handle_event(self, event: st.Event) -> None:
         self._carry_out(self._state.handle(event, asyncio.get_running_loop().time()))
+        if self._state.is_ready != self._was_ready:
+            self._was_ready = self._state.is_ready
+            self.on_ready(self._was_ready)
 
     def _carry_out(self, commands: list[st.Command]) -> None:
         for command in commands:
@@ -123,14 +137,13 @@ class Daemon:
             "host": self._node.ip,
             "device_count": self._node.device_count,
             "platform": self._cluster.platform,
+            "log_level": logging.getLevelName(logging.getLogger("shardwright").getEffectiveLevel()).lower(),
             "master_address": self._state.master_address,
             "read_back_bytes": self._limits.read_back_bytes,
             "put_limit_bytes": self._limits.session_array_bytes,
             "transfer_wait_s": self._limits.transfer_wait_s,
-            "protection": {
-                key: value.decode() if isinstance(value, bytes) else value
-                for key, value in asdict(self._protection).items()
-            },
+            "dataset_modules": self._cluster.dataset_modules,
+            "protection": self._protection.to_json(),
             **asdict(start),
         }
         self._spawn_task(self._child.run(executor_environment(self._cluster, self._node), config))
@@ -144,6 +157,7 @@ class Daemon:
             coordinator_address=self._coordinator_address(),
             executor_generation=generation,
             snapshot_address=self._snapshots.address,
+            snapshot_key=self._snapshots.key,
         )
 
     def _coordinator_address(self) -> str:
@@ -172,6 +186,7 @@ class Daemon:
         await asyncio.sleep(delay_s)
         error: ShardwrightError
         try:
+            self._protection.check_listener(self._state.master_address)
             async with self._protection.aio_channel(self._state.master_address) as channel:
                 await self._converse(channel)
             error = ShardwrightError("the master closed the stream")
@@ -179,6 +194,8 @@ class Daemon:
             error = wire.error_from_rpc(caught)
         except TimeoutError:
             error = ShardwrightError("the master does not answer")
+        except ServerUnavailableError as caught:
+            error = caught
         self._handle_event(st.ConnectionLost(error=error))
 
     async def _converse(self, channel: grpc.aio.Channel) -> None:
@@ -188,6 +205,7 @@ class Daemon:
         while not self._outbox.empty():  # what an older stream left behind
             self._outbox.get_nowait()
         self._handle_event(st.ConnectionOpened())
+        self._reports.begin()
         sender = asyncio.ensure_future(self._send(stream))
         try:
             async for command in stream:
@@ -198,11 +216,10 @@ class Daemon:
     async def _send(self, stream: Any) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while True:
-                try:
-                    event = await asyncio.wait_for(self._outbox.get(), HEARTBEAT_S)
-                except TimeoutError:
-                    event = worker_pb2.SupervisorEvent(heartbeat=worker_pb2.Heartbeat())
-                await stream.write(event)
+                with contextlib.suppress(TimeoutError):
+                    await stream.write(await asyncio.wait_for(self._outbox.get(), REPORT_S))
+                for report in self._reports.due():
+                    await stream.write(report)
 
     def _handle_command(self, command: worker_pb2.SupervisorCommand) -> None:
         match command.WhichOneof("kind"):
@@ -215,6 +232,7 @@ class Daemon:
                         process_count=start.process_count,
                         process_id=start.process_id,
                         data_port=start.data_port,
+                        lease_s=start.lease_s,
                     )
                 )
             case "stop":

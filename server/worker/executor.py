@@ -6,14 +6,14 @@ Environment variables that decide its devices are set before jax is imported.
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import os
 import queue
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,19 @@ from shardwright.clusters.cluster import join_address
 from shardwright.errors import PlatformError, ShardwrightError, WorkerLostError
 from shardwright.plans.layouts import Layout
 from shardwright.processes import die_with_parent, exit_at_end_of
-from shardwright.proto.v1 import master_pb2_grpc, worker_pb2, worker_pb2_grpc
+from shardwright.proto.v1 import master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
+from shardwright.server.access import Access, AccessInterceptor, SessionInterceptor
 from shardwright.server.handlers import ProtocolInterceptor
-from shardwright.server.master.formation import CANNOT_START
-from shardwright.server.security import Protection, TokenInterceptor
+from shardwright.server.logs import log_as_child
+from shardwright.server.security import Protection
+from shardwright.server.worker.exit_codes import CANNOT_START
 
 if TYPE_CHECKING:
     from shardwright.server.runtime.executor import Executor
+    from shardwright.server.runtime.figures import ExecutorGauge
     from shardwright.server.runtime.transfer_service import TransferService
+    from shardwright.server.worker.master_link import MasterLink
 
 #: Seconds between two signs of life.
 HEARTBEAT_S = 2.0
@@ -39,11 +43,17 @@ HEARTBEAT_S = 2.0
 #: Calls that may block on devices or on their clients.
 _TRANSFER_THREADS = 32
 
+#: Seconds that the last lines of the log may take.
+_LAST_WORDS_S = 1.0
+
+_log = logging.getLogger("shardwright.server")
+
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
     config = json.loads(sys.stdin.buffer.readline())
     exit_at_end_of(sys.stdin.buffer)
+    log = log_as_child("executor", config["node"], config["log_level"])
     code = 1
     try:
         _serve(config)
@@ -55,79 +65,83 @@ def main() -> None:
         print(error.message, file=sys.stderr)
     except grpc.RpcError as error:
         print(wire.error_from_rpc(error).message, file=sys.stderr)
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        _log.exception("the executor ends: %s: %s", type(error).__name__, error)
     sys.stderr.flush()
+    log.wait_until_written(_LAST_WORDS_S)
     os._exit(code)  # devices and threads need no goodbye, and may hang in one
 
 
 def _serve(config: dict[str, Any]) -> None:
+    gc.disable()  # jax and what is imported below stay for good: the collector would walk them again and again
     _join_job(config)
-    from shardwright.server.runtime.arrays import ArrayStore, local_positions
+    from shardwright.server.runtime.arrays import ArrayStore, array_arrived, local_positions
     from shardwright.server.runtime.checkpoints.service import CheckpointService
+    from shardwright.server.runtime.command_log import CommandLog
+    from shardwright.server.runtime.datasets.service import DatasetService
+    from shardwright.server.runtime.datasets.worker import DatasetReaders
     from shardwright.server.runtime.executor import Executor
+    from shardwright.server.runtime.figures import ExecutorGauge
     from shardwright.server.runtime.transfer_service import TransferService
     from shardwright.server.runtime.transport import Endpoint
+    from shardwright.server.worker.master_link import MasterLink
 
-    protection = Protection(
-        **{
-            key: value.encode() if key != "token" and value is not None else value
-            for key, value in config["protection"].items()
-        }
-    )
-    events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
-    store = ArrayStore()
+    gc.freeze()
+    gc.enable()
+    protection = Protection.from_json(config["protection"])
+    store, log = ArrayStore(), CommandLog()
+    link = MasterLink(config["master_address"], protection, log, lease_s=config["lease_s"])
 
     def report_arrivals(session_id: str, arrays: list[tuple[int, Layout]]) -> None:
-        message = worker_pb2.ArraysArrived(
-            session_id=session_id,
-            arrays=[
-                worker_pb2.ArrayArrived(
-                    array_id=array_id,
-                    logical_bytes=layout.size_bytes,
-                    first_device=layout.first_device,
-                    device_count=layout.mesh.device_count,
-                )
-                for array_id, layout in arrays
-            ],
-        )
-        events.put(worker_pb2.ExecutorEvent(arrived=message))
+        arrived = [array_arrived(array_id, layout) for array_id, layout in arrays]
+        message = worker_pb2.ArraysArrived(session_id=session_id, arrays=arrived)
+        link.put(worker_pb2.ExecutorEvent(arrived=message))
 
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=_TRANSFER_THREADS, thread_name_prefix="transfer"),
-        interceptors=[TokenInterceptor(protection), ProtocolInterceptor()],
+        interceptors=[AccessInterceptor(Access(protection)), ProtocolInterceptor(), SessionInterceptor()],
         options=wire.CHANNEL_OPTIONS,
     )
     transfer = TransferService(store, report_arrivals, put_limit_bytes=config["put_limit_bytes"])
     transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
+    datasets = DatasetReaders(store, config["dataset_modules"])
+    master_pb2_grpc.add_DatasetsServicer_to_server(DatasetService(datasets), server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])
     server.start()
     endpoint = Endpoint(local_positions(), config["host"] if config["process_count"] > 1 else None)
-    events.put(worker_pb2.ExecutorEvent(hello=_hello(config, port, endpoint.address)))
+    hello = _hello(config, port, endpoint.address)
+    _log.info(
+        "the executor of generation %d has %d devices, arrays at %s",
+        hello.generation,
+        hello.device_count,
+        hello.data_address,
+    )
 
     executor = Executor(
         store,
-        events.put,
+        link.put,
         read_back_bytes=config["read_back_bytes"],
         transport_to=endpoint.transport_to,
         transfer_wait_s=config["transfer_wait_s"],
         protection=protection,
+        log=log,
+        datasets=datasets,
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()
-    threading.Thread(target=_send_heartbeats, args=(executor, transfer, events), name="heartbeats", daemon=True).start()
-    with protection.channel(config["master_address"]) as channel:
-        stub = worker_pb2_grpc.ClusterStub(channel)  # type: ignore[no-untyped-call]
-        for command in stub.Execute(_drain(events), metadata=protection.metadata):
-            kind = command.WhichOneof("kind")
-            if kind == "shutdown":
-                raise WorkerLostError(command.shutdown.reason)
-            if kind == "abort":  # of a step that the other thread may be in
-                executor.abort(command.abort.sequence, wire.error_from_proto(command.abort.error))
-            else:
-                commands.put(command)
+    gauge = ExecutorGauge(store, transfer, lambda: endpoint.fetched_bytes)
+    beats = (executor, transfer, gauge, link)
+    threading.Thread(target=_send_heartbeats, args=beats, name="heartbeats", daemon=True).start()
+
+    def handle(command: worker_pb2.ExecutorCommand) -> None:
+        if command.HasField("abort"):  # of a step that the other thread may be in
+            executor.abort(command.abort.sequence, wire.error_from_proto(command.abort.error))
+        else:
+            commands.put(command)
+
+    link.run(hello, handle)
 
 
 def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.ExecutorCommand]) -> None:
@@ -135,19 +149,16 @@ def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.Execut
         executor.handle(commands.get())
 
 
-def _send_heartbeats(
-    executor: Executor, transfer: TransferService, events: queue.SimpleQueue[worker_pb2.ExecutorEvent]
-) -> None:
+def _send_heartbeats(executor: Executor, transfer: TransferService, gauge: ExecutorGauge, link: MasterLink) -> None:
     while True:
         time.sleep(HEARTBEAT_S)
         heartbeat = executor.heartbeat()
         heartbeat.transfers = transfer.transfer_count
-        events.put(worker_pb2.ExecutorEvent(heartbeat=heartbeat))
-
-
-def _drain(events: queue.SimpleQueue[worker_pb2.ExecutorEvent]) -> Iterator[worker_pb2.ExecutorEvent]:
-    while True:
-        yield events.get()
+        try:
+            heartbeat.figures.CopyFrom(gauge.read())
+        except Exception as error:  # of a platform or a driver; that the executor lives counts more
+            _log.debug("no figures of this executor: %s", error)
+        link.put(worker_pb2.ExecutorEvent(heartbeat=heartbeat))
 
 
 def _join_job(config: dict[str, Any]) -> None:

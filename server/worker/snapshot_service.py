@@ -5,6 +5,7 @@ In threads of its own, beside the daemon's event loop.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
@@ -17,22 +18,27 @@ from shardwright.errors import ArrayError
 from shardwright.proto.v1 import worker_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
-from shardwright.protocol.snapshot_parts import SNAPSHOTS, keys_of, parts_of
+from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of, parts_of
+from shardwright.server.access import Access, AccessInterceptor
 from shardwright.server.handlers import abort
-from shardwright.server.security import Protection, TokenInterceptor
+from shardwright.server.security import Protection
 from shardwright.server.worker.snapshot_store import PartKey, SnapshotStore
 
 _THREADS = 8
 
 
 class SnapshotServer:
-    """Serves a store on a port of its own. Starts at once; `close` ends it."""
+    """Serves a store on a port of its own. Starts at once; `close` ends it.
+
+    key: what calls carry; executors have it from the master.
+    """
 
     def __init__(self, host: str, protection: Protection, *, limit_bytes: int) -> None:
         self._store = SnapshotStore(limit_bytes)
+        self.key = secrets.token_urlsafe(32)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="snapshots"),
-            interceptors=[TokenInterceptor(protection)],
+            interceptors=[AccessInterceptor(Access(protection), also=(SNAPSHOT_KEY, self.key))],
             options=wire.CHANNEL_OPTIONS,
         )
         handlers = {
@@ -52,6 +58,10 @@ class SnapshotServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SNAPSHOTS, handlers),))
         self.address = join_address(host, protection.bind(self._server, host, 0))
         self._server.start()
+
+    @property
+    def store(self) -> SnapshotStore:
+        return self._store
 
     def retain(self, oldest: Mapping[str, int]) -> None:
         """See `SnapshotStore.retain`."""

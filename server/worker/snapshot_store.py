@@ -38,7 +38,7 @@ class SnapshotStore:
     """Thread-safe. limit_bytes: of all parts."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._sessions: dict[str, _KeptSession] = {}
 
@@ -59,10 +59,10 @@ class SnapshotStore:
             _drop_unused(session, keep=sizes.keys())
             new = {key: size for key, size in sizes.items() if key not in session.parts}
             wanted_bytes = self._held_bytes() + sum(new.values())
-            if wanted_bytes > self._limit_bytes:
+            if wanted_bytes > self.limit_bytes:
                 raise ResourceLimitError(
                     f"snapshots would take {format_bytes(wanted_bytes)} of a node's host memory, the limit is "
-                    f"{format_bytes(self._limit_bytes)}",
+                    f"{format_bytes(self.limit_bytes)}",
                     remedy="release arrays that are not needed, use more nodes, or save checkpoints instead",
                 )
             session.snapshots.setdefault(number, set()).update(sizes)

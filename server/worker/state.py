@@ -28,6 +28,8 @@ EXIT_TRY_AGAIN = 75
 #: Seconds between two attempts to reach the master: doubled from the first to the last.
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 2.0
+#: The last one of a daemon whose executor waits for a master that is started again.
+LAST_RETRY_OF_A_KEPT_S = 0.3
 
 # ---- events ----------------------------------------------------------------
 
@@ -46,13 +48,14 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRequested:
-    """The master wants the executor of a generation."""
+    """The master wants the executor of a generation. lease_s: how long it goes on without a master; 0: not at all."""
 
     generation: int
     coordinator_address: str
     process_count: int
     process_id: int
     data_port: int
+    lease_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +185,11 @@ class DaemonState:
     _deadline_s: float | None = None
     _retry_s: float = FIRST_RETRY_S
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is with the master, has an executor, and is to stay."""
+        return self.phase == "joined" and self.child is not None and not self.is_draining
+
     def handle(self, event: Event, now_s: float) -> list[Command]:
         if isinstance(event, ChildExited):
             return self._child_exited(event)
@@ -230,7 +238,8 @@ class DaemonState:
                 remedy="start task 0, check the address in the cluster file, or wait longer with --wait",
             )
             return commands + self._end(Exit(code=EXIT_TRY_AGAIN, error=gone))
-        delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LAST_RETRY_S)
+        last_s = LAST_RETRY_S if self.child is None else LAST_RETRY_OF_A_KEPT_S
+        delay_s, self._retry_s = min(self._retry_s, last_s), min(2 * self._retry_s, last_s)
         return [*commands, Dial(delay_s=min(delay_s, self._deadline_s - now_s))]
 
     def _start(self, start: StartRequested) -> list[Command]:

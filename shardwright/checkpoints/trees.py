@@ -53,6 +53,14 @@ def leaves_of(tree: Tree) -> Iterator[Leaf]:
             yield from leaves_of(child)
 
 
+def nodes_of(tree: Tree) -> Iterator[Node]:
+    """Containers, each before what it holds."""
+    if isinstance(tree, Node):
+        yield tree
+        for _, child in tree.children:
+            yield from nodes_of(child)
+
+
 def build(tree: Tree, leaf: Callable[[Leaf], Any], node: Callable[[Node, list[Any]], Any]) -> Any:
     """`node(node, built children)` of the root, leaves made by `leaf`."""
     if isinstance(tree, Leaf):

@@ -8,11 +8,43 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from shardwright.cli import checkpoints, diff, doctor, explain, lower, plan, run, serve, status, verify
+from shardwright.cli import (
+    checkpoints,
+    close,
+    diff,
+    doctor,
+    drain,
+    explain,
+    logs,
+    lower,
+    plan,
+    run,
+    serve,
+    status,
+    token,
+    tune,
+    verify,
+)
 from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, print_error
 from shardwright.errors import ShardwrightError
 
-_COMMANDS = (plan, lower, explain, diff, verify, serve, run, status, checkpoints, doctor)
+_COMMANDS = (
+    plan,
+    lower,
+    explain,
+    diff,
+    verify,
+    tune,
+    serve,
+    run,
+    status,
+    logs,
+    close,
+    drain,
+    token,
+    checkpoints,
+    doctor,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -210,13 +210,13 @@ def _master(cluster: Cluster) -> Finding:
     """The self-description of the server behind the master's port."""
     import grpc
 
-    from shardwright.client.connection import Dialer
+    from shardwright.client.credentials import dialer_for
     from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 
     name = f"task 0 {cluster.master.address}"
     security = cluster.security
     ca = security and (security.ca or security.certificate)
-    dialer = Dialer(cluster.token, str(ca) if ca else None)
+    dialer = dialer_for(cluster.master.address, cluster.token, str(ca) if ca else None)
     with dialer.dial(cluster.master.address) as channel:
         stub = master_pb2_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
         try:

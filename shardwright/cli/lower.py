@@ -40,12 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright lower examples.mlp.train:train_step --example examples.mlp.train:example_arguments",
         ),
     )
-    parser.add_argument("function", metavar="PKG.MODULE:FUNCTION", help="imported from the current folder or the path")
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--args", metavar="TYPES", help="argument types, e.g. 'f32[8,16] s32[]'; '' for none")
-    how.add_argument("--example", metavar="PKG.MODULE:FUNCTION", help="returns a tuple of example arguments")
-    parser.add_argument("--donate", metavar="I,J", default="", help="numbers or names of arguments to update in place")
-    parser.add_argument("--static", metavar="I,J", default="", help="numbers or names of those that are no arrays")
+    add_function(parser)
     where = parser.add_mutually_exclusive_group()
     add_cluster_option(where, required=False)  # type: ignore[arg-type]  # a group adds arguments as a parser does
     where.add_argument("--platform", choices=PLATFORMS, help="lower for this platform (default: cpu)")
@@ -58,27 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Import the function, lower it, write its HLO text."""
     cluster = cluster_of(arguments.cluster, for_planning=True) if arguments.cluster else None
     platform = cluster.platform if cluster else arguments.platform or "cpu"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # lowering needs no accelerator, and should take none
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    function = load_function(arguments.function, "FUNCTION")
-    with _user_errors_as_messages(arguments.example, is_debug=arguments.debug):
-        example = example_of(arguments.args, arguments.example)
-    donated = arguments_of(arguments.donate, "--donate")
-    static = arguments_of(arguments.static, "--static")
+    function, example, kinds = read_function(arguments)
 
     from shardwright.client.lowering import lower
 
-    with _user_errors_as_messages(arguments.function, is_debug=arguments.debug):
-        program = lower(
-            function,
-            *example,
-            donate_argnums=donated[0],
-            donate_argnames=donated[1],
-            static_argnums=static[0],
-            static_argnames=static[1],
-            platform=platform,
-        )
+    with user_errors_as_messages(arguments.function, is_debug=arguments.debug):
+        program = lower(function, *example, **kinds, platform=platform)
     if arguments.json:
         print_json(_summary(program, arguments.function, platform))
         return EXIT_OK
@@ -88,8 +68,40 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def add_function(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which function, and what it is called with; `read_function` reads them."""
+    parser.add_argument("function", metavar="PKG.MODULE:FUNCTION", help="imported from the current folder or the path")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--args", metavar="TYPES", help="argument types, e.g. 'f32[8,16] s32[]'; '' for none")
+    how.add_argument("--example", metavar="PKG.MODULE:FUNCTION", help="returns a tuple of example arguments")
+    parser.add_argument("--donate", metavar="I,J", default="", help="numbers or names of arguments to update in place")
+    parser.add_argument("--static", metavar="I,J", default="", help="numbers or names of those that are no arrays")
+
+
+def read_function(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function, example arguments, and which of them are donated and static. Raises OptionError."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process needs no accelerator, and should take none
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    function = load_function(arguments.function, "FUNCTION")
+    with user_errors_as_messages(arguments.example, is_debug=arguments.debug):
+        example = example_of(arguments.args, arguments.example)
+    donated = arguments_of(arguments.donate, "--donate")
+    static = arguments_of(arguments.static, "--static")
+    return (
+        function,
+        example,
+        {
+            "donate_argnums": donated[0],
+            "donate_argnames": donated[1],
+            "static_argnums": static[0],
+            "static_argnames": static[1],
+        },
+    )
+
+
 @contextmanager
-def _user_errors_as_messages(name: str, *, is_debug: bool) -> Iterator[None]:
+def user_errors_as_messages(name: str, *, is_debug: bool) -> Iterator[None]:
     """Turn any error of the user's function into an OptionError: its line, and the way to see the rest.
 
     is_debug: leave errors unchanged.

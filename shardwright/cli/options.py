@@ -6,12 +6,8 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardwright import builders
-from shardwright.builders.base import Builder
-from shardwright.builders.choices import read_options
-from shardwright.builders.given import load
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import (
@@ -28,6 +24,9 @@ from shardwright.options.plan_options import (
     TensorPins,
 )
 from shardwright.options.user_options import OPTION_HELP
+
+if TYPE_CHECKING:
+    from shardwright.builders.base import Builder
 
 #: Strategy builders by name; others, and their arguments, take a script.
 BUILDERS = (
@@ -96,6 +95,8 @@ def cluster_of(text: str, *, for_planning: bool = False) -> Cluster:
 
 def planning_options(arguments: argparse.Namespace) -> tuple[Builder | None, PlanOptions]:
     """The options collected by `add_planning_options`, and the strategy builder among them. Raises OptionError."""
+    from shardwright.builders.choices import read_options  # with the parser of HLO, which few commands need
+
     options: Any = {name: getattr(arguments, name, None) for name in OPTION_HELP}
     return read_options(options | {"mesh": mesh_of(arguments.mesh), "force": force_of(arguments.force)})
 
@@ -121,9 +122,13 @@ def force_of(texts: Sequence[str]) -> str | dict[str, TensorPins] | Builder | No
     if len(texts) == 1 and texts[0] in FORCED_STRATEGIES:
         return texts[0]
     if len(texts) == 1 and texts[0] in BUILDERS:
+        from shardwright import builders
+
         builder: Builder = getattr(builders, texts[0])()
         return builder
     if len(texts) == 1 and texts[0].endswith(".json"):
+        from shardwright.builders.given import load
+
         return load(texts[0])
     return dict(_argument_pins(text) for text in texts)
 

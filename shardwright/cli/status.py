@@ -1,18 +1,21 @@
-"""`shardwright status`: a running server's nodes and sessions, and what everybody waits for."""
+"""`shardwright status`: a running server's nodes and sessions, and what everybody waits for; once, or on and on."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from typing import TYPE_CHECKING, Any
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json
-from shardwright.errors import OptionError
+from shardwright.cli import status_view
+from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, note, print_json
+from shardwright.cli.servers import add_address, address_of, call_master
+from shardwright.errors import DeadlineError, ServerUnavailableError, ShardwrightError
 
 if TYPE_CHECKING:
     from shardwright.proto.v1 import master_pb2
-
-_DEADLINE_S = 10.0
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
@@ -22,90 +25,104 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         "status",
         summary="show a running server's nodes and sessions",
         description=(
-            "Show the nodes and sessions of a server, and what everybody waits for. Takes the address and the token "
-            "that connect() takes, from the same environment variables."
+            "Show the nodes and sessions of a server, queues, memory, and what everybody waits for: as tables on a "
+            "terminal, else as lines. Takes the address and the token that connect() takes, from the same environment "
+            "variables."
         ),
-        examples=("shardwright status 10.0.0.1:2222", "SERVER_IP=10.0.0.1 SERVER_PORT=2222 shardwright status --json"),
+        examples=(
+            "shardwright status 10.0.0.1:2222",
+            "shardwright status 10.0.0.1:2222 --watch",
+            "SERVER_IP=10.0.0.1 SERVER_PORT=2222 shardwright status --json",
+        ),
     )
-    parser.add_argument("address", metavar="HOST:PORT", nargs="?", help="default: $SERVER_IP and $SERVER_PORT")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_address(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch, an object a line")
+    parser.add_argument("--watch", action="store_true", help="look again and again; Ctrl-C ends it")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=_interval, default=1.0, help="between two looks of --watch (1)"
+    )
     parser.set_defaults(run=run)
 
 
+def _interval(text: str) -> float:
+    if not 0.1 <= float(text) <= 3600:
+        raise argparse.ArgumentTypeError("0.1 to 3600")
+    return float(text)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 3 where the server is not ready."""
-    reply = _ask(_address(arguments.address))
+    """Exit code 3 where the server is not ready; 0 where --watch is ended."""
+    address = address_of(arguments.address)
+    if arguments.watch:
+        _watch(address, arguments.interval, as_json=arguments.json)
+        return EXIT_OK
+    reply = _ask(address)
     if arguments.json:
-        print_json(_as_dict(reply))
+        print_json(status_view.as_dict(reply))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(status_view.as_tables(reply))
     else:
-        print("\n".join(_lines(reply)))
+        print("\n".join(status_view.as_lines(reply)))
     return EXIT_OK if reply.state == "ready" else EXIT_UNHEALTHY
 
 
-def _address(given: str | None) -> str:
-    from shardwright.client.addresses import address_from_environment, read_address
-
-    address = address_from_environment() if given is None else read_address(given)
-    if address is None:
-        raise OptionError("no address", remedy="give HOST:PORT, or set SERVER_IP and SERVER_PORT")
-    return address
-
-
 def _ask(address: str) -> master_pb2.StatusReply:
-    import grpc
+    from shardwright.proto.v1 import master_pb2
 
-    from shardwright.client.connection import Dialer
-    from shardwright.proto.v1 import master_pb2, master_pb2_grpc
-    from shardwright.protocol import wire
-
-    dialer = Dialer(os.environ.get("SHARDWRIGHT_TOKEN"), os.environ.get("SHARDWRIGHT_CA"))
-    with dialer.dial(address) as channel:
-        stub = master_pb2_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply: master_pb2.StatusReply = stub.Status(
-                master_pb2.StatusRequest(), timeout=_DEADLINE_S, metadata=dialer.metadata
-            )
-        except grpc.RpcError as error:
-            wire.raise_from_rpc(error, where=address)
+    reply: master_pb2.StatusReply = call_master(address, "Status", master_pb2.StatusRequest())
     return reply
 
 
-def _as_dict(reply: master_pb2.StatusReply) -> dict[str, Any]:
-    return {
-        "state": reply.state,
-        "waiting_for": reply.waiting_for,
-        "server_version": reply.server_version,
-        "cluster": reply.cluster_name,
-        "nodes": [
-            {
-                "index": each.node.index, "state": each.state, "generation": each.generation,
-                "devices": each.node.device_count, "detail": each.detail,
-            }
-            for each in reply.nodes
-        ],
-        "sessions": [
-            {
-                "session": each.session_id, "last_step": each.last_step, "arrays": each.array_count,
-                "array_bytes": each.array_bytes, "programs": each.executable_count,
-                "snapshot": each.snapshot, "snapshot_bytes": each.snapshot_bytes,
-            }
-            for each in reply.sessions
-        ],
-    }  # fmt: skip
+# ---- again and again -----------------------------------------------------------
+def _watch(address: str, interval_s: float, *, as_json: bool) -> None:
+    """A server that is away is asked on, once it has answered; other errors end it."""
+    looks = _looks(address, interval_s)
+    try:
+        if as_json:
+            _print_each(looks, lambda reply: json.dumps(status_view.as_dict(reply)))
+        elif sys.stdout.isatty():
+            _show_live(looks)
+        else:
+            _print_each(looks, lambda reply: "\n".join([*status_view.as_lines(reply), ""]))
+    except KeyboardInterrupt:
+        pass
 
 
-def _lines(reply: master_pb2.StatusReply) -> list[str]:
-    from shardwright.report.units import format_bytes
+def _looks(address: str, interval_s: float) -> Iterator[master_pb2.StatusReply | ShardwrightError]:
+    yield _ask(address)
+    while True:
+        time.sleep(interval_s)
+        try:
+            yield _ask(address)
+        except (ServerUnavailableError, DeadlineError) as error:
+            yield error
 
-    lines = [f"{reply.cluster_name or 'cluster'}: {reply.state} (server {reply.server_version}, {reply.platform})"]
-    if reply.waiting_for:
-        lines.append(f"waiting for: {reply.waiting_for}")
-    for each in reply.nodes:
-        detail = f"  {each.detail}" if each.detail else ""
-        lines.append(f"node {each.node.index}: {each.state}, {each.node.device_count} devices{detail}")
-    for session in reply.sessions:
-        held = f"{session.array_count} arrays, {format_bytes(session.array_bytes)}, {session.executable_count} programs"
-        if session.snapshot:
-            held += f"; snapshot of step {session.snapshot}, {format_bytes(session.snapshot_bytes)} in host memory"
-        lines.append(f"session {session.session_id[:8]}: step {session.last_step}, {held}")
-    return lines
+
+def _print_each(
+    looks: Iterator[master_pb2.StatusReply | ShardwrightError], text_of: Callable[[master_pb2.StatusReply], str]
+) -> None:
+    for look in looks:
+        if isinstance(look, ShardwrightError):
+            note(f"no status: {look.message}")
+        else:
+            print(text_of(look), flush=True)
+
+
+def _show_live(looks: Iterator[master_pb2.StatusReply | ShardwrightError]) -> None:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, screen=True) as live:
+        shown: master_pb2.StatusReply | None = None
+        for look in looks:
+            problem = None
+            if isinstance(look, ShardwrightError):
+                problem = Text(f"no status, asked again: {look.message}", style="bold red")
+            else:
+                shown = look
+            at = Text(f"{time.strftime('%H:%M:%S')}  Ctrl-C ends this", style="dim")
+            parts = [problem or at, *([status_view.as_tables(shown)] if shown is not None else [])]
+            live.update(Group(*parts), refresh=True)

@@ -11,7 +11,7 @@ import hashlib
 import ipaddress
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,17 @@ DEFAULT_HARDWARE = {"cpu": "cpu", "cuda": "a100", "tpu": "tpu-v5e"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What protects a cluster's ports: PEM files of this node, and the authority that signed them."""
+    """What protects a cluster's ports: PEM files of this node, and the authority that signed them.
+
+    tokens_file: the tokens that people have, see `access_tokens.py`. local_token: where this user's own is, of a
+    cluster on loopback, see `local_token.py`.
+    """
 
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+    tokens_file: Path | None = None
+    local_token: Path | None = None
 
     @property
     def has_tls(self) -> bool:
@@ -77,7 +83,10 @@ class Cluster:
     hardware: the profile of its devices; of nodes that differ all of theirs, `a100+h100`: what a program on all of them
     finds is the slower of each.
     memory_bytes_per_device, intra_node, inter_node: None means the hardware profile's. overlap: part of the time of
-    gradient synchronisation that runs beside compute; None likewise.
+    gradient synchronisation that runs beside compute; None likewise. dataset_modules: Python modules and packages whose
+    functions sessions may read batches from.
+    min_nodes, max_nodes: of an elastic cluster, which goes on with some of its workers; None: it needs all of them, and
+    takes all of them.
     """
 
     name: str
@@ -90,7 +99,10 @@ class Cluster:
     overlap: float | None = None
     security: Security | None = None
     insecure: bool = False
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
+    min_nodes: int | None = None
+    max_nodes: int | None = None
+    dataset_modules: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path, *, for_planning: bool = False) -> Cluster:
@@ -100,11 +112,14 @@ class Cluster:
 
         for_planning: read no secrets; plans are made on machines that have none.
         """
-        from shardwright.clusters.cluster_file import read_text
+        from shardwright.clusters.cluster_file import check_own_secrecy, read_text
 
         path = Path(path)
         text = read_text(path)
-        return cls.from_json(text, source=str(path), directory=path.parent, for_planning=for_planning)
+        cluster = cls.from_json(text, source=str(path), directory=path.parent, for_planning=for_planning)
+        if cluster.token is not None:
+            check_own_secrecy(path, text)
+        return cluster
 
     @classmethod
     def from_json(
@@ -140,6 +155,24 @@ class Cluster:
     def device_count(self) -> int:
         return sum(node.device_count for node in self.nodes)
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may run with some of its workers."""
+        return self.min_nodes is not None or self.max_nodes is not None
+
+    def team(self, tasks: Iterable[int]) -> Cluster:
+        """The cluster of these tasks' nodes only, in their order."""
+        by_task = {node.index: node for node in self.nodes}
+        nodes = tuple(by_task[task] for task in tasks)
+        return replace(
+            self,
+            nodes=nodes,
+            hardware=join_hardware(node.hardware or self.hardware for node in nodes),
+            memory_bytes_per_device=min_memory_bytes(nodes, self.memory_bytes_per_device),
+            min_nodes=None,
+            max_nodes=None,
+        )
+
     def part(self, first_device: int, device_count: int) -> Cluster:
         """The cluster of `device_count` devices from `first_device` on, with the nodes that own them.
 
@@ -167,15 +200,32 @@ class Cluster:
     def is_loopback(self) -> bool:
         return all(node.is_loopback for node in self.nodes)
 
+    def with_local_token(self) -> Cluster:
+        """The same; on loopback and without a token, with this user's own, unless the file says "insecure".
+
+        Raises AuthenticationError or ClusterConfigError where that cannot be read or made.
+        """
+        from shardwright.clusters.local_token import path_of, read_or_make_token
+
+        security = self.security or Security()
+        is_open = self.insecure and security.tokens_file is None
+        if self.token is not None or is_open or not self.is_loopback:
+            return self
+        port = self.master.port
+        return replace(self, token=read_or_make_token(port), security=replace(security, local_token=path_of(port)))
+
     @cached_property
     def content_hash(self) -> str:
         """SHA-256 (hex) of what the file means, not of how it is written.
 
         Nodes compare it when they join. A token counts through its own hash; certificates
-        do not count, because each node has its own.
+        do not count, because each node has its own; nor do the nodes of an elastic cluster.
         """
         meaning = self.describe()
         del meaning["name"]
+        if self.is_elastic:  # nodes come and go: each knows of itself
+            for varying in ("nodes", "device_count", "hardware", "memory_bytes_per_device", "min_nodes", "max_nodes"):
+                meaning.pop(varying, None)
         meaning["token"] = hashlib.sha256(self.token.encode()).hexdigest() if self.token else None
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
@@ -198,6 +248,7 @@ class Cluster:
                 "inter_node": link(self.inter_node),
                 "overlap": self.overlap,
             },
+            **({"min_nodes": self.min_nodes, "max_nodes": self.max_nodes} if self.is_elastic else {}),
             "insecure": self.insecure,
             "tls": self.security is not None and self.security.has_tls,
             "nodes": [

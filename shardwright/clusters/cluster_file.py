@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardwright.clusters.access_tokens import Caller, hash_of, parse_tokens
 from shardwright.clusters.cluster import (
     DEFAULT_HARDWARE,
     Cluster,
@@ -25,6 +26,8 @@ from shardwright.clusters.cluster import (
 )
 from shardwright.clusters.cluster_schema import check_schema
 from shardwright.clusters.links import Link, LinkProblem, read_link
+from shardwright.clusters.module_names import check_module_names
+from shardwright.clusters.secret_files import exposure_of, read_secret_file
 from shardwright.errors import ClusterConfigError
 from shardwright.json_reader import JsonProblem, load_json
 
@@ -63,6 +66,7 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
     if not for_planning:
         _check_protection(nodes, token, security, data.get("insecure", False), source)
     workers = [node for node in nodes if node.device_count]
+    _check_sizes(data, len(workers), source)
     return Cluster(
         name=data.get("name", Path(source).stem),
         nodes=nodes,
@@ -75,7 +79,18 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
         security=security,
         insecure=data.get("insecure", False),
         token=token,
+        min_nodes=data.get("min_nodes", 1 if "max_nodes" in data else None),
+        max_nodes=data.get("max_nodes"),
+        dataset_modules=_dataset_modules(data, source),
     )
+
+
+def _dataset_modules(data: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    try:
+        return check_module_names(data.get("dataset_modules", ()))
+    except ValueError as error:
+        remedy = 'write names as Python imports them, e.g. ["my_data", "other.pkg"]'
+        raise _error(source, str(error), remedy, field="dataset_modules") from None
 
 
 def _error(source: str | Path, message: str, remedy: str, *, field: str = "") -> ClusterConfigError:
@@ -211,6 +226,17 @@ def check_host(host: str, source: str, field: str) -> None:
         raise _error(source, problem, "write the address that the others reach this machine by", field=field)
 
 
+def _check_sizes(data: Mapping[str, Any], workers: int, source: str) -> None:
+    """An elastic cluster can have as many nodes as it needs."""
+    least, most = data.get("min_nodes", 1), data.get("max_nodes")
+    if least > workers:
+        problem = f"{least} nodes at least, but the file has {workers} that contribute devices"
+        raise _error(source, problem, "add workers, or lower min_nodes", field="min_nodes")
+    if most is not None and most < least:
+        problem = f"at most {most} nodes, and at least {least}"
+        raise _error(source, problem, "a number that is not below min_nodes", field="max_nodes")
+
+
 def _security(data: Mapping[str, Any], source: str, directory: Path) -> tuple[str | None, Security | None]:
     keys = data.get("security")
     if keys is None:
@@ -226,22 +252,58 @@ def _security(data: Mapping[str, Any], source: str, directory: Path) -> tuple[st
     token = keys.get("token")
     if "token_file" in keys:
         token = _read_token(directory / keys["token_file"], source)
+    if "tokens_file" in keys:
+        read_tokens(directory / keys["tokens_file"], source, nodes_token=token)
     if token is not None and not (token.isascii() and token.isprintable()):
         field = "security.token_file" if "token_file" in keys else "security.token"
         problem = "the token holds characters that no call can carry"
         raise _error(source, problem, "use printable ASCII characters", field=field)
-    paths = {key: directory / keys[key] for key in ("certificate", "key", "ca") if key in keys}
+    paths = {key: directory / keys[key] for key in ("certificate", "key", "ca", "tokens_file") if key in keys}
     return token, Security(**paths)
 
 
-def _read_token(path: Path, source: str) -> str:
+def check_own_secrecy(path: Path, text: str) -> None:
+    """Raises ClusterConfigError where a cluster file itself holds a token, and others can read the file."""
+    if "token" not in (_parse(text, str(path)).get("security") or {}):
+        return
+    exposure = exposure_of(path, path.stat())
+    if exposure is not None:
+        problem, remedy = exposure
+        remedy = f"{remedy}, or move the token to a file of its own (security.token_file)"
+        raise _error(path, f"{problem}, and holds a token", remedy, field="security.token")
+
+
+def read_tokens(path: Path, source: str, *, nodes_token: str | None = None) -> Mapping[str, Caller]:
+    """Callers by the hash of their tokens, from a `tokens_file`.
+
+    Raises ClusterConfigError with file, line, problem and remedy.
+    """
+    field = "security.tokens_file"
+    text = _read_secret(path, source, field, "create it on every node, with the same lines")
+
+    def refuse(line: int, problem: str, remedy: str) -> ClusterConfigError:
+        return _error(source, f"{path}, line {line}: {problem}", remedy, field=field)
+
+    callers = parse_tokens(text, refuse)
+    if nodes_token is not None and (same := callers.get(hash_of(nodes_token))) is not None:
+        problem = f"{path}: {same.name} has the token of the nodes"
+        raise _error(source, problem, "make a token of its own for each", field=field)
+    return callers
+
+
+def _read_secret(path: Path, source: str, field: str, remedy: str) -> str:
+    def refuse(problem: str, remedy: str) -> ClusterConfigError:
+        return _error(source, problem, remedy, field=field)
+
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        return read_secret_file(path, refuse).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problem = f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'})"
-        raise _error(
-            source, problem, "create it on every node, with the same token", field="security.token_file"
-        ) from None
+        raise _error(source, problem, remedy, field=field) from None
+
+
+def _read_token(path: Path, source: str) -> str:
+    token = _read_secret(path, source, "security.token_file", "create it on every node, with the same token").strip()
     if not token:
         raise _error(source, f"{path} is empty", "put the shared token into it", field="security.token_file")
     return token
@@ -257,6 +319,8 @@ def _check_protection(
     if open_node is None or (security is not None and security.has_tls and token):
         return
     missing = "security.token" if security is not None and security.has_tls else "security.certificate and security.key"
+    if security is not None and security.tokens_file is not None and security.has_tls:
+        missing += ": tokens_file is for people, the nodes have a token of their own"
     problem = f"{open_node.ip} is reachable from other machines, but the file has no {missing}"
     remedy = 'add security {"token_file", "certificate", "key"}, or set "insecure": true on a network you trust'
     raise _error(source, problem, remedy, field=f"{_field(open_node.index)}.ip")

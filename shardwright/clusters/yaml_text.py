@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 #: Mappings, lists and values within each other, and in all; anchors count wherever they are used.
 _MAX_DEPTH = 100
-_MAX_VALUES = 1_000_000
+_MAX_VALUES = 200_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ from shardwright.proto.v1 import worker_pb2
 #: Full name of the daemons' service.
 SNAPSHOTS = worker_pb2.DESCRIPTOR.services_by_name["Snapshots"].full_name
 
+#: Metadata of its calls: the daemon's own key.
+SNAPSHOT_KEY = "shardwright-snapshots"
+
 
 def keys_of(arrays: Iterable[worker_pb2.ArrayParts]) -> Iterator[tuple[int, int]]:
     return ((array.array_id, shard) for array in arrays for shard in array.shards)

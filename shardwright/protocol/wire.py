@@ -56,7 +56,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 200),  # a network that is back is found at once
-    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.so_reuseport", 0),
@@ -123,7 +123,7 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 #: Options that a request spells as messages.
 _COMPOSITE_OPTIONS = frozenset(
     {"mesh", "force", "argument_axes", "output_axes", "argument_views", "output_views"}
-    | {"argument_names", "output_names", "background"}
+    | {"argument_names", "output_names", "background", "local_arguments"}
 )
 
 #: Field of the request → option, of all others: numbers, words and truth values. A field that is not set, or zero or
@@ -150,6 +150,7 @@ def plan_request(
         output_layouts=_to_pinned_layouts(options.output_axes, options.output_views),
         argument_names=options.argument_names,
         output_names=options.output_names,
+        local_arguments=options.local_arguments,
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
         **{field: getattr(options, option) for field, option in _OPTION_OF_FIELD.items()},  # None leaves a field unset
@@ -189,6 +190,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         output_views=_views_by_number(request.output_layouts),
         argument_names=tuple(request.argument_names),
         output_names=tuple(request.output_names),
+        local_arguments=tuple(request.local_arguments),
         **{
             _OPTION_OF_FIELD[field.name]: value
             for field, value in request.ListFields()
@@ -401,6 +403,7 @@ STATUS_BY_CODE: dict[str, grpc.StatusCode] = {
     "step_cancelled": grpc.StatusCode.ABORTED,
     "checkpoint": grpc.StatusCode.FAILED_PRECONDITION,
     "snapshot_lost": grpc.StatusCode.FAILED_PRECONDITION,
+    "state_store": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 #: Status → (class, remedy) for calls that failed without an error of ours: transport, deadline, limits.

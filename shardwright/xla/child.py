@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import shutil
@@ -11,15 +12,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from shardwright.errors import CompilationAbortedError, DeadlineError, PlatformError
+from shardwright.log_lines import ChildOutput, ChildOutputReader, current
 from shardwright.processes import describe_exit
 from shardwright.xla.messages import Header, read_message, write_message
 
 _START_TIMEOUT_S = 120.0
-_STDERR_BYTES = 4000
+#: Seconds that reading what a dead child printed may take.
+_LAST_WORDS_S = 1.0
 _DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+_log = logging.getLogger("shardwright.xla")
 
 
 class ChildKilledError(CompilationAbortedError):
@@ -36,15 +41,16 @@ class CompileChild:
         self.device_count = device_count
         # XLA's dumps go here, so that a child that is killed leaves none behind.
         self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.xla.compile_child", self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=subprocess.PIPE,
             env={**child_environment(device_count, platform, gpu_ids), "TMPDIR": self._folder},
             start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
         )
+        self._output = ChildOutput(_log, "compiler")
+        self._reader = ChildOutputReader(cast(BinaryIO, self._process.stderr), self._output.take)
         self._buffer = bytearray()
         self._is_ended = False
         try:
@@ -63,7 +69,7 @@ class CompileChild:
 
     def request(self, header: Header, blobs: list[bytes], until: float | None) -> tuple[Header, list[bytes]]:
         try:
-            write_message(cast(BinaryIO, self._process.stdin), header, blobs)
+            write_message(cast(BinaryIO, self._process.stdin), {**header, "about": current()}, blobs)
         except OSError:
             raise self._died() from None
         return self._read(until)
@@ -77,7 +83,7 @@ class CompileChild:
         """Kill the process and wait for it; nothing in it needs saving."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+        for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # unsent bytes of a request that the child did not live to read
                 cast(Any, pipe).close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -121,9 +127,8 @@ class CompileChild:
         )
 
     def _last_lines(self) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _STDERR_BYTES))
-        lines = self._stderr.read().decode(errors="replace").splitlines()
+        self._reader.join(_LAST_WORDS_S)
+        lines = self._output.last_lines
         # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
         reason_lines = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
         return "\n".join(f"  {line[:400]}" for line in reason_lines[-12:])

@@ -7,6 +7,7 @@ Ends with stdin: it never outlives its parent and leaves no file.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import queue
 import shutil
@@ -15,9 +16,13 @@ import threading
 from typing import Any, BinaryIO
 
 from shardwright.errors import InternalError, ShardwrightError
+from shardwright.log_lines import about, log_to_parent
 from shardwright.plans.plan_json import decode
 from shardwright.xla.compiled import CompiledProgram
 from shardwright.xla.messages import Header, read_message, write_message
+from shardwright.xla.private import open_cpu_client
+
+_log = logging.getLogger("shardwright.xla")
 
 Request = tuple[Header, list[bytes]]
 
@@ -26,12 +31,16 @@ def main() -> None:
     """Serve requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever XLA prints goes to stderr, not between the answers
+    log_to_parent("compiler")
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        open_cpu_client()
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
     write_message(answers, {"ready": True})
     while True:
         header, blobs = requests.get()
-        _answer(answers, header, blobs)
+        with about(**header["about"]):
+            _answer(answers, header, blobs)
 
 
 def _read_requests(requests: queue.SimpleQueue[Request]) -> None:
@@ -48,6 +57,7 @@ def _answer(answers: BinaryIO, header: Header, blobs: list[bytes]) -> None:
     except ShardwrightError as error:
         reply, payload = _error(error), []
     except Exception as error:
+        _log.exception("the job %r failed: %s: %s", header["job"], type(error).__name__, error)
         reply, payload = _error(InternalError(f"the compile child failed: {type(error).__name__}: {error}")), []
     write_message(answers, reply, payload)
     if header.get("inspect") == "partition-pass":

@@ -6,6 +6,7 @@ device count, and are restarted after a crash or a timeout.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -237,7 +238,8 @@ class CompileService:
         """`work` on each item, a limited number at a time; after a failure no further item begins."""
         pool = ThreadPoolExecutor(max_workers=max(min(at_once, len(items)), 1), thread_name_prefix="compile")
         try:
-            return list(pool.map(work, items))
+            contexts = [contextvars.copy_context() for _ in items]  # what lines of the log are about
+            return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
         finally:
             pool.shutdown(cancel_futures=True)
 

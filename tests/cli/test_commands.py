@@ -255,6 +255,7 @@ def test_doctor_asks_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
         host, port = server.address.rsplit(":", 1)
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"master": {"ip": host, "port": int(port)}, "security": {"token": server.token}}))
+        path.chmod(0o600)
         with connect(server.address, token=server.token):  # answered once the executors are there
             _, findings = doctor(capsys, str(path))
     finally:

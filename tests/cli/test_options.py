@@ -8,8 +8,10 @@ import pytest
 
 from shardwright.cli.lower import arguments_of, example_of, load_function
 from shardwright.cli.options import add_planning_options, cluster_of, force_of, planning_options
+from shardwright.clusters.module_names import is_allowed
 from shardwright.errors import ClusterConfigError, OptionError
 from shardwright.options.plan_options import PlanOptions
+from shardwright.server.options import add_server_options, to_arguments
 
 
 def parse_options(*arguments: str) -> PlanOptions:
@@ -113,3 +115,21 @@ def test_numbers_and_names_of_arguments() -> None:
     for text in ("0;1", "0,,1", "-1", "a b", "²"):
         with pytest.raises(OptionError, match="no list of arguments"):
             arguments_of(text, "--donate")
+
+
+def test_modules_that_sessions_may_read_from() -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_server_options(parser)
+    options = parser.parse_args(["--dataset-modules", "my_data, other.pkg,my_data"])
+    assert options.dataset_modules == "my_data,other.pkg"
+    assert to_arguments(options) == ["--dataset-modules", "my_data,other.pkg"]
+    assert to_arguments(parser.parse_args([])) == []
+    with pytest.raises(argparse.ArgumentError, match="'my-data' is no name of a module"):
+        parser.parse_args(["--dataset-modules", "my-data"])
+
+
+@pytest.mark.parametrize(
+    ("module", "is_one"), [("a", True), ("a.b", True), ("ab", False), ("b.c", True), ("b", False), ("b.cd", False)]
+)
+def test_a_module_is_allowed_by_its_name_or_its_packages(module: str, is_one: bool) -> None:
+    assert is_allowed(module, ("a", "b.c")) is is_one

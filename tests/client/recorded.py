@@ -10,6 +10,7 @@ import grpc
 from shardwright.client.connection import Dialer
 from shardwright.client.session import Session
 from shardwright.client.session_state import SessionState
+from shardwright.clusters.local_token import read_token
 
 
 class CallRecorder(
@@ -75,5 +76,6 @@ class RecordingDialer(Dialer):
 def open_recorded(session: Session) -> tuple[Session, CallRecorder]:
     """Another session with the servers of `session`, and the record of its calls."""
     server = session._state.server
-    dialer = RecordingDialer(server.token if server is not None else None)
-    return Session(SessionState(session._state.master.address, dialer, None)), dialer.calls
+    address = session._state.master.address
+    dialer = RecordingDialer(read_token(int(address.rpartition(":")[2])) if server is None else server.token)
+    return Session(SessionState(address, dialer, None)), dialer.calls

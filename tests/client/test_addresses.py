@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent import futures
@@ -97,9 +98,9 @@ def test_a_server_of_another_version_is_told_of_by_both_versions(caplog: pytest.
 
 #: Forks beside calls that run; prints what gRPC says of it on standard error.
 FORKING = """
-import os, threading
+import os, sys, threading
 import shardwright as sw
-with sw.connect(devices=1) as session:
+with sw.connect(sys.argv[1]) as session:
     stop = threading.Event()
     def ask():
         while not stop.is_set():
@@ -120,10 +121,13 @@ with sw.connect(devices=1) as session:
 
 
 @pytest.mark.slow
-def test_forks_beside_calls_print_nothing() -> None:
+def test_forks_beside_calls_print_nothing(session: sw.Session) -> None:
+    assert session._state.server is not None
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING], capture_output=True, text=True, timeout=120, check=False
-    )
+        [sys.executable, "-W", "ignore", "-c", FORKING, session._state.master.address],
+        env={**os.environ, "SHARDWRIGHT_TOKEN": session._state.server.token},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.stdout == "ready\n", done.stderr
     assert done.stderr == ""
 

@@ -296,7 +296,7 @@ def train_layers(params: Any, momentum: Any, x: Any) -> tuple[Any, Any, Any]:
 
 @pytest.mark.slow
 def test_a_pipeline_goes_on_as_one_program_and_back_again(session: sw.Session, tmp_path: Path) -> None:
-    pipeline = session.parallelize(train_layers, donate_argnums=(0, 1), stages=2, micro_batches=2)
+    pipeline = session.parallelize(train_layers, donate_argnums=(0, 1), stages=2, micro_batches=2, schedule="1f1b")
     state: Any = pipeline.init(init_layers, KEY)
     *state, _ = pipeline(*state, X)
     assert "rows 2:4" in state[0]["layers"].sharding, "each stage has its own layers"

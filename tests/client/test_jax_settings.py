@@ -136,6 +136,7 @@ def test_the_environment_turns_it_on_for_the_client_and_reaches_no_server() -> N
 # ---- settings that change what is traced, or nothing -----------------------------------
 
 
+@pytest.mark.slow
 def test_settings_that_change_numbers_trace_anew(session: sw.Session) -> None:
     step = session.parallelize(lambda a: (a @ a, jnp.ones(2) * 2, jax.random.normal(jax.random.key(0), (2,))))
     a = np.ones((4, 4), np.float32)

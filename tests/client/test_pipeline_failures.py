@@ -41,7 +41,7 @@ def session(two_workers: sw.Session) -> sw.Session:
 @pytest.fixture
 def step(session: sw.Session) -> Iterator[sw.Step]:
     """A pipeline that trains before and after the test, whatever happens in it."""
-    step = session.parallelize(FUNCTION, stages=2, micro_batches=4)
+    step = session.parallelize(FUNCTION, stages=2, micro_batches=4, schedule="1f1b")
     assert abs(float(step(*ARGUMENTS)[2]) - LOSS) <= 1e-5
     began_s = time.monotonic()
     yield step
@@ -119,7 +119,7 @@ import shardwright as sw
 from tests.client.test_pipeline_failures import ARGUMENTS, DONATED, FUNCTION
 
 session = sw.connect(sys.argv[1])
-step = session.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4)
+step = session.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4, schedule="1f1b")
 params, state, *batch = ARGUMENTS
 while True:
     params, state, loss = step(params, state, *batch)
@@ -150,7 +150,7 @@ def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
     """In a session of its own, which errors of steps sent ahead end up in; the other one trains on as well."""
     params, state, *batch = ARGUMENTS
     with sw.connect(session._state.master.address) as own:
-        mine = own.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4)
+        mine = own.parallelize(FUNCTION, donate_argnums=DONATED, stages=2, micro_batches=4, schedule="1f1b")
         *result, loss = mine(params, state, *batch)
         assert abs(float(loss) - LOSS) <= 1e-5
         weighed = own.parallelize(lambda x: (x * WEIGHTS).sum())  # a constant on the servers, which is lost

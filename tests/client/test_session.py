@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -198,8 +199,10 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_an_embedded_server_ends_with_its_program() -> None:
     code = "import shardwright as sw; session = sw.connect(devices=1); print(session._state.server.pid); {end}"
-    for end in ("pass", "raise SystemExit(3)", "import os; os._exit(0)"):
-        done = _run(code.format(end=end))
+    ends = ("pass", "raise SystemExit(3)", "import os; os._exit(0)")
+    with ThreadPoolExecutor(len(ends)) as pool:
+        programs = dict(zip(ends, pool.map(lambda end: _run(code.format(end=end)), ends), strict=True))
+    for end, done in programs.items():
         pid = int(done.stdout)
         deadline = time.monotonic() + 20
         while psutil.pid_exists(pid) and time.monotonic() < deadline:
@@ -208,13 +211,25 @@ def test_an_embedded_server_ends_with_its_program() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_step_or_a_handle_alone_keeps_the_session_open() -> None:
-    code = """
-import gc
+#: A program with one session: children that it forks, then what keeps the session open. Prints a line for each test.
+ONE_SESSION = """
+import gc, os, sys
 import numpy as np
 import psutil
 import shardwright as sw
+
 session = sw.connect(devices=1)
+child = os.fork()
+if not child:
+    sys.exit(0)  # with all that a session does at exit
+print(os.waitpid(child, 0)[1], session.status().state, flush=True)
+
+child = os.fork()
+if not child:
+    with sw.connect(devices=1) as own:
+        sys.exit(own.status().state != "ready")
+print(os.waitpid(child, 0)[1], session.status().state, flush=True)
+
 step = session.parallelize(lambda x: x + 1)
 server = session._state.server.pid
 del session
@@ -222,41 +237,33 @@ gc.collect()
 handle = step(np.ones(4, np.float32))
 del step
 gc.collect()
-print(float(np.asarray(handle).sum()), psutil.pid_exists(server))
+print(float(np.asarray(handle).sum()), psutil.pid_exists(server), end=" ")
 del handle
 gc.collect()
 print(psutil.pid_exists(server))
 """
-    done = _run(code)
-    assert done.stdout == "8.0 True\nFalse\n", done.stderr
 
 
-def test_a_forked_child_leaves_the_session_to_its_parent() -> None:
-    code = """
-import os, sys
-import shardwright as sw
-session = sw.connect(devices=1)
-child = os.fork()
-if not child:
-    sys.exit(0)  # with all that a session does at exit
-print(os.waitpid(child, 0)[1], session.status().state)
-"""
-    assert _run(code).stdout == "0 ready\n"
+@pytest.fixture(scope="module")
+def one_session() -> list[str]:
+    """What `ONE_SESSION` prints: a line a test, the error instead of those that it did not come to."""
+    done = _run(ONE_SESSION)
+    return [*done.stdout.splitlines(), *3 * [done.stderr]]
 
 
 @pytest.mark.slow
-def test_a_forked_child_opens_a_session_of_its_own() -> None:
-    code = """
-import os, sys
-import shardwright as sw
-session = sw.connect(devices=1)
-child = os.fork()
-if not child:
-    with sw.connect(devices=1) as own:
-        sys.exit(own.status().state != "ready")
-print(os.waitpid(child, 0)[1], session.status().state)
-"""
-    assert _run(code).stdout == "0 ready\n"
+def test_a_forked_child_leaves_the_session_to_its_parent(one_session: list[str]) -> None:
+    assert one_session[0] == "0 ready"
+
+
+@pytest.mark.slow
+def test_a_forked_child_opens_a_session_of_its_own(one_session: list[str]) -> None:
+    assert one_session[1] == "0 ready"
+
+
+@pytest.mark.slow
+def test_a_step_or_a_handle_alone_keeps_the_session_open(one_session: list[str]) -> None:
+    assert one_session[2] == "8.0 True False"
 
 
 def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ def test_a_smaller_last_batch_and_an_eval_step_share_the_state(session: sw.Sessi
     assert distance(params, expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_an_eval_step_may_come_first(session: sw.Session) -> None:
     """It runs the initializer in its own layout; the train step moves the state once."""
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp", mesh="8")

@@ -25,6 +25,7 @@ def load(data: Any, directory: Path | None = None) -> Cluster:
 def test_shipped_files_are_valid(path: Path, tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "token").write_text("secret\n")
+    (tmp_path / "secrets" / "token").chmod(0o600)
     cluster = Cluster.from_json(path.read_text(), source=str(path), directory=tmp_path)
     assert cluster.name == path.stem
     assert cluster.device_count >= 8
@@ -136,6 +137,7 @@ def test_hash_is_of_the_meaning(tmp_path: Path) -> None:
     assert load({"master": LOCAL, "memory_gib": 2}).content_hash != plain.content_hash
     assert load({"master": LOCAL, "memory_gib": 1, "security": {"token": "a"}}).content_hash != plain.content_hash
     (tmp_path / "t").write_text("a\n")
+    (tmp_path / "t").chmod(0o600)
     by_file = load({"master": LOCAL, "security": {"token_file": "t"}}, tmp_path)
     assert by_file.token == "a"
     assert by_file.content_hash == load({"master": LOCAL, "security": {"token": "a"}}).content_hash

@@ -44,11 +44,11 @@ def double(x: jax.Array) -> jax.Array:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A server of one node with two devices and short limits."""
+    """A server of one node with a device, which an endless step keeps busy, and short limits."""
     port = free_port()
     path = tmp_path_factory.mktemp("hung") / "cluster.json"
-    path.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": port, "devices": 2}}))
-    server = Server(str(path), "0", "--stall", "4", "--cancel-grace", "2", "--step-timeout", "120")
+    path.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": port, "devices": 1}}))
+    server = Server(str(path), "0", "--stall", "3", "--cancel-grace", "1", "--step-timeout", "120")
     wait_until(lambda: _answers(port), timeout_s=60)
     yield port
     server.stop()
@@ -92,7 +92,7 @@ def test_a_step_over_its_limit_ends_and_others_go_on(
     step = other.parallelize(double)
     before = step(X)
     np.testing.assert_array_equal(before, 2 * X)
-    hung = hanging.parallelize(endless, step_timeout=8)
+    hung = hanging.parallelize(endless, step_timeout=6)
     result = hung(X)
     waiting, outcome = in_thread(lambda: np.asarray(step(X)))
     wait_until(lambda: other.status().state == "stalled", timeout_s=15)
@@ -109,7 +109,7 @@ def test_a_step_over_its_limit_ends_and_others_go_on(
     if shown.returncode == 3:  # else it was ended meanwhile
         assert "stalled" in shown.stdout
         assert "waiting for: step 1" in shown.stdout
-    with pytest.raises(sw.StepTimeoutError, match="did not end within 8 s: node 0") as caught:
+    with pytest.raises(sw.StepTimeoutError, match="did not end within 6 s: node 0") as caught:
         np.asarray(result)
     assert "process" in caught.value.message
     assert "everybody waits for step 1" in caplog.text
@@ -133,7 +133,7 @@ def test_a_cancelled_step_frees_the_devices(sessions: tuple[sw.Session, sw.Sessi
     wait_until(lambda: "step 1" in other.status().waiting_for)
     assert not result.is_ready()
     assert hung.cancel() == 1
-    with pytest.raises(sw.StepCancelledError, match="was cancelled, and did not end within 2 s"):
+    with pytest.raises(sw.StepCancelledError, match="was cancelled, and did not end within 1 s"):
         np.asarray(result)
     assert hung.cancel() == 0
     np.testing.assert_array_equal(other.parallelize(double)(X), 2 * X)

@@ -20,6 +20,7 @@ import shardwright as sw
 from shardwright.client.connection import Dialer
 from shardwright.client.session import Session
 from shardwright.client.session_state import SessionState
+from shardwright.clusters.local_token import read_or_make_token
 from tests.faults.test_hung_steps import in_thread
 from tests.faults.test_preparation import new_function
 from tests.server.raw_client import Server, wait_until
@@ -84,8 +85,8 @@ class Proxy:
 class ProxiedDialer(Dialer):
     """Reaches every port through a proxy of its own."""
 
-    def __init__(self) -> None:
-        super().__init__(None, None)
+    def __init__(self, token: str) -> None:
+        super().__init__(token, None)
         self.proxies: dict[str, Proxy] = {}
 
     def dial(self, address: str) -> grpc.Channel:
@@ -119,7 +120,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
     port = free_port()
     path = tmp_path_factory.mktemp("outages") / "cluster.json"
     path.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": port, "devices": 1}}))
-    server, dialer = Server(str(path), "0", "--grace", str(GRACE_S)), ProxiedDialer()
+    server, dialer = Server(str(path), "0", "--grace", str(GRACE_S)), ProxiedDialer(read_or_make_token(port))
     sessions: list[sw.Session] = []
 
     def is_open() -> bool:
@@ -144,14 +145,14 @@ def test_calls_that_are_not_steps_wait_for_the_network(far: Far) -> None:
     step = far.session.parallelize(lambda x: x + 1)
     result = step(LARGE)
     np.testing.assert_array_equal(result, LARGE + 1)
-    with far.outage(2):
+    with far.outage(1):
         assert far.session.status().state == "ready"
-    with far.outage(2):
+    with far.outage(1):
         np.testing.assert_array_equal(result, LARGE + 1, "a read")
-    with far.outage(2):
+    with far.outage(1):
         np.testing.assert_array_equal(step(LARGE), LARGE + 1, "an upload")
     function, factor = new_function()
-    with far.outage(2):
+    with far.outage(1):
         np.testing.assert_array_equal(far.session.parallelize(function)(LARGE), factor * LARGE, "a plan")
 
 

@@ -76,7 +76,7 @@ def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -
     assert planner.is_running()
     client.send_signal(signal.SIGINT)
     assert client.stdout.readline() == "interrupted\n"
-    wait_until(lambda: all_gone([planner]), timeout_s=10)
+    wait_until(lambda: all_gone([planner]), timeout_s=60)
     assert client.stdout.readline() == "2.5\n", "its session goes on"
     assert client.wait(30) == 0
 
@@ -99,7 +99,7 @@ def test_a_call_that_is_given_up_ends_its_child(
         session.close()
     waiting.join(10)
     assert isinstance(outcome[0], sw.StepCancelledError if how == "cancel" else sw.SessionError), outcome
-    wait_until(lambda: all_gone([child]), timeout_s=10)
+    wait_until(lambda: all_gone([child]), timeout_s=60)
     function, factor = new_function()
     np.testing.assert_array_equal(other.parallelize(function)(X), factor * X)
     if how == "cancel":

@@ -57,6 +57,13 @@ class LaunchedJob:
                 return line
         raise AssertionError(f"no line with {text!r}; {self.result()}")
 
+    def wait_for_processes(self, count: int, timeout_s: float = 30.0) -> None:
+        """Wait until at least so many run: what a shell starts in the background comes after its next line."""
+        end_s = time.monotonic() + timeout_s
+        while len(running := self.processes()) < count:
+            assert time.monotonic() < end_s, running
+            time.sleep(0.05)
+
     def gone_after_s(self, most_s: float) -> float:
         """Seconds until nothing of the job runs."""
         start = time.monotonic()

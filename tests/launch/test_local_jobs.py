@@ -106,7 +106,7 @@ def test_a_killed_launcher_leaves_nothing_behind() -> None:
     with launched("-np", "3", "bash", "-c", f"setsid sleep 300 & echo ready; {STUBBORN}") as job:
         for _ in range(3):
             job.wait_for_line("ready")
-        assert len(job.processes()) >= 1 + 3 * 3  # the agent; each rank, its child, and one in a session of its own
+        job.wait_for_processes(1 + 3 * 3)  # the agent; each rank, its child, and one in a session of its own
         job.process.kill()
         job.gone_after_s(3.0)
 

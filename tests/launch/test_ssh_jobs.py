@@ -63,7 +63,7 @@ def test_a_killed_launcher_leaves_nothing_on_other_hosts(server: SshServer) -> N
     with launched(*HOSTS, *server.flags, "bash", "-c", f"setsid sleep 300 & echo ready; {STUBBORN}") as job:
         for _ in range(4):
             job.wait_for_line("ready")
-        assert len(job.processes()) >= 2 * 2 + 4 * 3  # ssh and agent of each host; each rank and its children
+        job.wait_for_processes(2 * 2 + 4 * 3)  # ssh and agent of each host; each rank and its children
         job.process.kill()
         job.gone_after_s(3.0)
 

@@ -76,6 +76,7 @@ def test_plan_options_come_back(mesh: object, force: object, layouts: object, ar
         {"constraints": "ignore"},
         {"bucket_bytes": 0},
         {"bucket_bytes": 25_000_000},
+        {"local_arguments": (0, 3)},
         {"force": {}, "rest": "replicated"},
         {"force": {"w": "replicated"}, "rest": "data"},
     ],

@@ -29,13 +29,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Ser
 
 def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session]) -> None:
     servers, session = cluster
-    expected = run(session, 16)
+    address = session._state.master.address
+    with sw.connect(address) as alone:
+        expected = run(alone, 16)
 
     def disturb(number: int) -> None:
         if number == 9:
             servers[1].executors()[0].suspend()
 
-    with sw.connect(session._state.master.address) as protected:
+    with sw.connect(address) as protected:
         assert_same(run(protected, 16, snapshot_every=4, after_call=disturb), expected)
         (report,) = protected.recoveries
         assert "has been silent" in report.loss

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,6 +43,11 @@ class Cluster:
     def connect(self) -> sw.Session:
         return sw.connect(self.session._state.master.address)
 
+    def run_undisturbed(self, steps: int, **options: Any) -> Outcome:
+        """In a session of its own: one that stays open has its programs loaded again after each loss."""
+        with self.connect() as session:
+            return run(session, steps, **options)
+
     @property
     def generation(self) -> int:
         return self.session.status().nodes[1].generation
@@ -61,12 +67,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster) -> Outcome:
-    return run(cluster.session, STEPS)
+    return cluster.run_undisturbed(STEPS)
 
 
 @pytest.fixture(scope="module")
 def slow_undisturbed(cluster: Cluster) -> Outcome:
-    return run(cluster.session, SLOW_STEPS, function=slow_train)
+    return cluster.run_undisturbed(SLOW_STEPS, function=slow_train)
 
 
 @pytest.fixture
@@ -123,7 +129,7 @@ def test_a_worker_that_is_killed_and_started_again(cluster: Cluster, session: sw
             cluster.restart_worker()
 
     outcome = run(session, STEPS, snapshot_every=4, after_call=disturb, force="fsdp")
-    assert_same(outcome, run(cluster.session, STEPS, force="fsdp"))
+    assert_same(outcome, cluster.run_undisturbed(STEPS, force="fsdp"))
     (report,) = session.recoveries
     assert report.restored_bytes > 0
 
@@ -141,9 +147,14 @@ def test_in_a_step(cluster: Cluster, session: sw.Session, slow_undisturbed: Outc
 def test_twice_again_while_steps_are_replayed(cluster: Cluster, session: sw.Session, slow_undisturbed: Outcome) -> None:
     began = cluster.generation
 
+    def is_replaying(generation: int) -> bool:
+        status = cluster.session.status()
+        is_running = any(each.running_steps for each in status.sessions)
+        return status.nodes[1].generation > generation and status.state == "ready" and is_running
+
     def kill_again(generation: int) -> None:
-        wait_until(lambda: cluster.generation > generation and cluster.session.status().state == "ready", 60)
-        later(0.6, cluster.kill_executor)
+        wait_until(lambda: is_replaying(generation), 90)
+        cluster.kill_executor()
 
     def disturb(number: int) -> None:
         if number == 9:
@@ -158,14 +169,14 @@ def test_twice_again_while_steps_are_replayed(cluster: Cluster, session: sw.Sess
 
 
 def test_during_a_snapshot(cluster: Cluster, session: sw.Session) -> None:
-    size = 1 << 18  # 16 MiB of weights, and as much of momentum
+    size = 1 << 17  # 8 MiB of weights, and as much of momentum
 
     def disturb(number: int) -> None:
         if number == 6:
             later(0.02, cluster.kill_executor)
 
-    outcome = run(session, 10, size=size, snapshot_every=2, after_call=disturb)
-    assert_same(outcome, run(cluster.session, 10, size=size))
+    outcome = run(session, 7, size=size, snapshot_every=2, after_call=disturb)
+    assert_same(outcome, cluster.run_undisturbed(7, size=size))
     assert len(session.recoveries) == 1
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import shardwright as sw
-from tests.recovery.training import assert_same, run, train
+from tests.recovery.training import assert_same, run, train, train_by_key
 
 
 def kill_executor(session: sw.Session) -> None:
@@ -27,15 +31,35 @@ def session() -> Iterator[sw.Session]:
 
 
 def test_training_goes_on_with_the_same_losses(session: sw.Session) -> None:
-    expected = run(session, 20)
+    expected = run(session, 20, function=train_by_key)
 
     def disturb(number: int) -> None:
         if number == 13:
             kill_executor(session)
 
     before = len(session.recoveries)
-    assert_same(run(session, 20, after_call=disturb), expected)
+    assert_same(run(session, 20, function=train_by_key, after_call=disturb), expected)
     assert len(session.recoveries) == before + 1
+
+
+def test_checkpoints_are_of_the_states_that_there_would_have_been(session: sw.Session, tmp_path: Path) -> None:
+    """The executor dies between the fourth and the sixth step, and right behind a save."""
+    step = session.parallelize(lambda state, x: {"w": jnp.sin(state["w"]) + x}, donate_argnums=0)
+    state: Any = step({"w": np.ones((4, 4), np.float32)}, np.float32(0))
+    session.keep(state, checkpoints=sw.CheckpointPolicy(directory=tmp_path, every=2))
+    expected, before = [np.asarray(state["w"])], len(session.recoveries)
+    for number in range(1, 13):
+        state = step(state, np.float32(number))
+        expected.append(np.asarray(jnp.sin(expected[-1]) + number))
+        if number in (5, 8):
+            kill_executor(session)
+        np.asarray(state["w"])
+        session.checkpoints(tmp_path)
+    assert len(session.recoveries) == before + 2
+    numbers = session.checkpoints(tmp_path)
+    assert {2, 4, 6, 10, 12} <= {*numbers} <= {2, 4, 6, 8, 9, 10, 12}
+    for number in numbers:
+        np.testing.assert_allclose(session.restore(tmp_path, step=number)["w"], expected[number], rtol=1e-6)
 
 
 def test_wrong_options() -> None:

@@ -17,9 +17,23 @@ State = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def train(state: State, x: jax.Array) -> tuple[State, jax.Array]:
-    """A step of SGD with momentum, noise from a key, and a counter."""
+    """A step of SGD with momentum, noise that only the right counter gives again, and the counter."""
+    return _update(state, x, jnp.sin(state[2] * jnp.arange(1.0, 1 + x.size, dtype=x.dtype)).reshape(x.shape))
+
+
+def train_by_key(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    """The same with noise from a key: a program that takes three times as long to compile."""
+    return _update(state, x, jax.random.normal(jax.random.fold_in(jax.random.key(7), state[2]), x.shape))
+
+
+def slow_train(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    """The same, after some hundredths of a second of work on each device."""
+    busy = jax.lax.fori_loop(0, 3_000, lambda _, value: jnp.tanh(value @ value), jnp.ones((64, 64)) * x[0, 0])
+    return train_by_key(state, x + 0.0 * busy[0, 0])
+
+
+def _update(state: State, x: jax.Array, noise: jax.Array) -> tuple[State, jax.Array]:
     weights, momentum, count = state
-    noise = jax.random.normal(jax.random.fold_in(jax.random.key(7), count), x.shape)
 
     def loss_of(weights: jax.Array) -> jax.Array:
         return jnp.mean((jnp.tanh((x + 0.1 * noise) @ weights) - 0.5) ** 2)
@@ -29,14 +43,9 @@ def train(state: State, x: jax.Array) -> tuple[State, jax.Array]:
     return (weights - 0.1 * momentum, momentum, count + 1), loss
 
 
-def slow_train(state: State, x: jax.Array) -> tuple[State, jax.Array]:
-    """The same, after some tenths of a second of work."""
-    busy = jax.lax.fori_loop(0, 6_000, lambda _, value: jnp.tanh(value @ value), jnp.ones((64, 64)) * x[0, 0])
-    return train(state, x + 0.0 * busy[0, 0])
-
-
 def initial(key: jax.Array, size: int = 64) -> State:
-    weights = jax.random.normal(key, (16, size))
+    """Weights of (16, size) that are soon made, whatever the size."""
+    weights = jnp.sin(jax.random.uniform(key, (16, 1)) * jnp.arange(1.0, 1 + size))
     return weights, jnp.zeros_like(weights), jnp.zeros((), jnp.int32)
 
 

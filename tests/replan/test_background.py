@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import shardwright as sw
-from shardwright.client.background import StepTimes
+from shardwright.client.step_times import StepTimes
 from shardwright.client.stream import StepResult
 from shardwright.progress import PlanProgress
 from tests.replan.training import Run, batch, train
@@ -94,6 +94,8 @@ def test_a_plan_that_is_slower_by_measurement_goes() -> None:
         assert server is not None
         step = session.parallelize(train, donate_argnums=0, background=True)
         run = Run(step)
+        run.go()
+        assert step.wait_for_plans(LIMIT_S)
         go_until(run, {"switched", "no better plan"})
         assert kinds(step)[-1] == "switched"
         better = step.plan

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import numpy as np
 import psutil
 
+from shardwright.clusters.local_token import read_token
 from shardwright.dtypes import to_dtype
 from shardwright.errors import ServerUnavailableError
 from shardwright.options.plan_options import PlanOptions
@@ -25,6 +26,7 @@ from shardwright.plans.plan import Plan
 from shardwright.plans.plan_json import decode
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
+from shardwright.protocol.session_secrets import session_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
@@ -36,10 +38,17 @@ class RawClient:
     def __init__(self, address: str, token: str | None = None) -> None:
         self.channel_address, self.token = address, token
         self.channel = grpc.insecure_channel(address, options=wire.CHANNEL_OPTIONS)
-        self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self.master = master_pb2_grpc.MasterStub(self.channel)
         self.session: master_pb2.OpenSessionReply | None = None
         self._data: dict[str, master_pb2_grpc.ArrayTransferStub] = {}
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The token (on loopback the local user's, unless one was given), and the secret of the session."""
+        token = read_token(int(self.channel_address.rpartition(":")[2])) if self.token is None else self.token
+        secret = self.session.session_secret if self.session is not None else ""
+        pairs = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        return pairs + (session_metadata(secret) if secret else ())
 
     def call(self, method: str, request: Any, timeout_s: float = DEADLINE_S) -> Any:
         """A unary call; raises our own error."""
@@ -229,10 +238,12 @@ def inline(array_id: int, array: np.ndarray, layout: Layout) -> master_pb2.Inlin
 class Server:
     """A server process of ours and its stderr."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, stderr: int | IO[bytes] = subprocess.PIPE
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shardwright.server", *arguments],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.errors import ClusterConfigError, ServerUnavailableError, WorkerLostError
 from shardwright.server.master import events as ev
-from shardwright.server.master.formation import CANNOT_START
+from shardwright.server.worker.exit_codes import CANNOT_START
 from tests.server.simulation import WAIT_S, World
 
 

@@ -36,7 +36,7 @@ def start_two(folder: Path, servers: list[Server]) -> str:
         nodes = [{"ip": "127.0.0.1", "port": each.getsockname()[1], "devices": 2} for each in sockets]
     path = folder / "cluster.json"
     path.write_text(json.dumps({"master": nodes[0], "workers": nodes[1:]}))
-    servers += [Server(str(path), str(task)) for task in range(2)]
+    servers += [Server(str(path), str(task), "--grace", "10") for task in range(2)]
     return f"127.0.0.1:{nodes[0]['port']}"
 
 

@@ -187,6 +187,16 @@ class MasterHistory(RuleBasedStateMachine):
         self.deliver()
 
     @rule(array_id=ids)
+    def reads_a_batch(self, array_id: int) -> None:
+        session = self.world.state.sessions.get("s")
+        accepted = session.last_number if session else 0
+        batch = ev.BatchStepInfo(output_bytes=(8,))
+        self.world.step(self.next_number, (), (array_id,), stream=self.stream, executable_id="", batch=batch)
+        if session is not None and session.last_number > accepted:
+            self.next_number = session.last_number + 1
+        self.deliver()
+
+    @rule(array_id=ids)
     def saves(self, array_id: int) -> None:
         session = self.world.state.sessions.get("s")
         accepted = session.last_number if session else 0

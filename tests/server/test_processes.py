@@ -201,6 +201,7 @@ def test_files_that_differ(tmp_path: Path, start: Start) -> None:
     assert master.process.poll() is None, "the master waits for the right one"
 
 
+@pytest.mark.slow
 def test_the_same_task_twice(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     start(path, 0)

@@ -46,6 +46,7 @@ def secure_cluster(folder: Path) -> tuple[Path, str]:
         cwd=folder, check=True, capture_output=True,
     )  # fmt: skip
     (folder / "token").write_text("secret\n")
+    (folder / "token").chmod(0o600)
     nodes = [{"ip": "127.0.0.1", "port": free_port("127.0.0.1"), "devices": 1} for _ in range(2)]
     security = {"token_file": "token", "certificate": "node.pem", "key": "node.key", "ca": "node.pem"}
     path = folder / "cluster.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -176,29 +176,32 @@ def test_no_wait_is_without_end() -> None:
 
 
 class Sleeping:
-    """Takes its time on the stage's thread, as a device would."""
+    """Takes its time on the stage's thread, as a device would, and notes which thread and when."""
 
-    def __init__(self, program: TaskProgram, time_s: float) -> None:
+    def __init__(self, program: TaskProgram, time_s: float, intervals: list[tuple[int, float, float]]) -> None:
         self._program = program
         self._time_s = time_s
+        self._intervals = intervals
 
     def run(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        started_s = time.monotonic()
         time.sleep(self._time_s)
+        self._intervals.append((threading.get_ident(), started_s, time.monotonic()))
         return self._program.run(arrays)
 
 
 def test_stages_work_at_the_same_time() -> None:
-    micro_batches, time_s = 8, 0.02
+    micro_batches = 8
     programs = jitted(micro_batches)
+    intervals: list[tuple[int, float, float]] = []
     slow = {
-        name: Sleeping(program, time_s) for name, program in programs.items() if name[:8] in ("forward.", "backward")
+        name: Sleeping(program, 0.02, intervals)
+        for name, program in programs.items()
+        if name[:8] in ("forward.", "backward")
     }
     runner = runner_of(micro_batches, "1f1b", programs | slow)
-    runner.run(1, StopSignal(WAIT_S), arguments(step.inputs(), micro_batches))  # compiles
-    took_s = math.inf
-    for number in range(2, 7):  # the fastest counts: whatever else the machine does makes a step slower
-        started_s = time.monotonic()
-        runner.run(number, StopSignal(WAIT_S), arguments(step.inputs(), micro_batches))
-        took_s = min(took_s, time.monotonic() - started_s)
-    alone_s = 3 * micro_batches * time_s
-    assert took_s < 0.95 * alone_s, f"{took_s:.3f} s for {alone_s:.3f} s of work on two stages"
+    runner.run(1, StopSignal(WAIT_S), arguments(step.inputs(), micro_batches))
+    at_the_same_time = [
+        (a, b) for a, b in itertools.combinations(intervals, 2) if a[0] != b[0] and max(a[1], b[1]) < min(a[2], b[2])
+    ]
+    assert len(at_the_same_time) >= micro_batches / 2, f"{len(at_the_same_time)} of {len(intervals)} tasks overlap"

@@ -30,6 +30,7 @@ from shardwright.client.array_specs import (
     type_of_value,
 )
 from shardwright.client.arrays import RemoteArray
+from shardwright.client.frontends.exports import serialize_function
 from shardwright.client.frontends.jax.argnums import Argnames, Argnums, Parameters, resolve_argnums
 from shardwright.client.frontends.jax.arguments import flatten_arguments, result_refusal, specs_of
 from shardwright.client.frontends.jax.jaxprs import (
@@ -144,6 +145,18 @@ class JaxFunction:
         others = tuple(arg for number, arg in enumerate(args) if number not in static.positions)
         return by_position + by_name, (others, {key: kwargs[key] for key in kwargs if key not in static.names})
 
+    @staticmethod
+    def join(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) of a call with these leaves and the signature's static arguments: `describe`, undone."""
+        others, kwargs = jax.tree.unflatten(signature.tree, leaves)
+        args = list(others)
+        for key, value in signature.statics:  # positions ascend, so each lands at its own place
+            if isinstance(key, int):
+                args.insert(key, value)
+            else:
+                kwargs[key] = value
+        return tuple(args), kwargs
+
     def _find_donated_leaves(self, dynamic: Any) -> frozenset[int]:
         """Numbers of the donated leaves of `dynamic` (the second item of `split`)."""
         args, kwargs = dynamic
@@ -164,7 +177,8 @@ class JaxFunction:
         Raises UnsupportedProgramError: the program cannot travel. Errors of the function itself in tracing come
         through.
         """
-        args, kwargs, marks = self._call(signature)
+        args, kwargs = self.join(signature, [spec.aval for spec in signature.specs])
+        marks = self._marks(signature, kwargs)
         changed: list[int] = []
 
         @functools.wraps(self.fn)
@@ -210,24 +224,32 @@ class JaxFunction:
             captured=dict(enumerate(handles, constants_at + len(constants))),
         )
 
+    def export(self, signature: Signature, output_names: Sequence[str], *, platform: str) -> bytes:
+        """The function in `jax.export`'s container; see `ExportingFrontEnd`. What it closes over is a part of it."""
+        names = self._leaf_names(jax.tree.unflatten(signature.tree, range(len(signature.specs))))
+
+        def function(arguments: Mapping[str, Any]) -> dict[str, Any]:
+            args, kwargs = self.join(signature, [arguments[name] for name in names])
+            before = record_variables((args, kwargs))
+            result = _require_arrays(self.fn(*args, **kwargs))
+            outputs = [*jax.tree.leaves(result), *find_changes(before, result).values()]
+            return dict(zip(output_names, outputs, strict=True))
+
+        function.__name__ = self.name
+        types = {name: spec.aval for name, spec in zip(names, signature.specs, strict=True)}
+        with jax.disable_jit(False), explain_trace_errors(self.name):
+            return serialize_function(function, types, platform=platform)
+
     # ---- the pieces of `lower` -------------------------------------------------
 
-    def _call(self, signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        """(args, kwargs, options of `jax.jit`) of a call, with types in place of arrays."""
-        others, kwargs = jax.tree.unflatten(signature.tree, [spec.aval for spec in signature.specs])
-        args = list(others)
-        for key, value in signature.statics:  # positions ascend, so each lands at its own place
-            if isinstance(key, int):
-                args.insert(key, value)
-            else:
-                kwargs[key] = value
-        marks = {
+    def _marks(self, signature: Signature, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of `jax.jit` for a call with these keywords."""
+        return {
             "static_argnums": tuple(key for key, _ in signature.statics if isinstance(key, int)),
             "static_argnames": tuple(key for key, _ in signature.statics if isinstance(key, str)),
             "donate_argnums": self._donated.positions,
             "donate_argnames": tuple(name for name in self._donated.names if name in kwargs) or None,
         }
-        return tuple(args), kwargs, marks
 
     def _trace_with_hoisted(self, hoisted: HoistedFunction, signature: Signature) -> Any:
         """Retraces with the constants and handles in one more positional argument."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax import export
 
+from shardwright.client.frontends.exports import serialize_function
 from shardwright.client.frontends.torch.function import Call, Traced, function_of
 from shardwright.client.frontends.torch.state import RANDOM
 from shardwright.errors import PlatformError
@@ -20,10 +19,6 @@ def export_step(call: Call, platform: str) -> bytes:
 
     Raises PlatformError without flatbuffers, the format of its container.
     """
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise PlatformError(
-            "flatbuffers is not installed, which jax.export needs", remedy="pip install 'shardwright[torch]'"
-        )
     graph = call.trace()
     traced = Traced.of(graph)
     run, held = function_of(graph, call, traced)
@@ -40,8 +35,7 @@ def export_step(call: Call, platform: str) -> bytes:
     state = {name: types[name] for name in state_names}
     inputs = {name: kind for name, kind in types.items() if name not in state}
     with jax.enable_x64(True):
-        exported = export.export(jax.jit(step), platforms=(platform,))(state, inputs)
-    return bytes(exported.serialize())
+        return serialize_function(step, state, inputs, platform=platform)
 
 
 def write_safetensors(model: Any, path: Path) -> None:

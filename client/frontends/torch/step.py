@@ -104,7 +104,7 @@ class TorchStep:
         self._front_end = TorchFunction(self.name)
         self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
-        reading = replace(options, background=False)  # where the state lies
+        reading = options.without_trials()  # where the state lies
         self._evaluation = Step(self._session, self._evaluation_end, reading, progress)
         self._keys: dict[Hashable, int] = {}
         self._trees: dict[Hashable, Any] = {}

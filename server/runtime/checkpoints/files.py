@@ -220,8 +220,8 @@ def contents(directory: str, step: int) -> Contents:
         metadata = ocp.PyTreeCheckpointHandler().metadata(_item(directory, step))
         own = (metadata.custom_metadata or {}).get(STRUCTURE)
         arrays: dict[str, StoredType] = {}
-        found = _tree_of(metadata.tree, (), arrays)
-        tree = found if own is None else trees.from_json(own)
+        stored = _tree_of(metadata.tree, (), arrays)
+        tree = stored if own is None else trees.from_json(own)
         return Contents(tree=tree, arrays=arrays, saved_at=_read_save_time(directory, step))
 
     return _with_checkpoint_errors(directory, f"holds no PyTree that can be read as checkpoint {step}", read)

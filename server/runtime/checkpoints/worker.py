@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -30,6 +30,8 @@ from shardwright.xla.jax_shardings import mesh_devices
 READ_AHEAD_BYTES = 1 << 30
 #: Saves of several sessions that are written at the same time.
 _WRITERS = 4
+#: Orders whose outcomes are remembered.
+_REMEMBERED = 64
 
 #: (sequence, error, bytes written): a command was carried out.
 OnDone = Callable[[int, ShardwrightError | None, int], None]
@@ -57,6 +59,7 @@ class CheckpointWorker:
         self._lock = threading.Lock()
         self._saves: dict[tuple[str, int], _Save] = {}
         self._claims = claims.ClaimRenewer(store.is_open)
+        self._works: dict[tuple[str | None, str], Future[tuple[ShardwrightError | None, int]]] = {}  # by command
         self._pool = ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="checkpoints")
 
     # ---- saving ----------------------------------------------------------------------------
@@ -86,8 +89,18 @@ class CheckpointWorker:
             )
 
     def carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
-        """`write` or `finish`, in the background; answered when it is done."""
-        self._pool.submit(self._carry_out, command)
+        """`write` or `finish`, in the background; answered when it is done.
+
+        A master that was started again may ask for what was done already: it gets the same answer.
+        """
+        key = command.WhichOneof("kind"), str(getattr(command, str(command.WhichOneof("kind"))))
+        with self._lock:
+            work = self._works.get(key)
+            if work is None:
+                work = self._works[key] = self._pool.submit(self._carry_out, command)
+                while len(self._works) > _REMEMBERED:
+                    del self._works[next(iter(self._works))]
+        work.add_done_callback(lambda done: self._done(command.sequence, *done.result()))
 
     def forget(self, session_id: str) -> None:
         """The session is closed: what it was saving is dropped, unless it is being committed this moment."""
@@ -97,7 +110,8 @@ class CheckpointWorker:
         for save in dropped:
             self._pool.submit(_abandon, save)
 
-    def _carry_out(self, command: worker_pb2.ExecutorCommand) -> None:
+    def _carry_out(self, command: worker_pb2.ExecutorCommand) -> tuple[ShardwrightError | None, int]:
+        """Its error, and the bytes written."""
         error, written = None, 0
         try:
             if command.WhichOneof("kind") == "write_checkpoint":
@@ -106,7 +120,7 @@ class CheckpointWorker:
                 self._finish(command.finish_checkpoint)
         except Exception as caught:
             error = wire.to_shardwright_error(caught)
-        self._done(command.sequence, error, written)
+        return error, written
 
     def _write(self, order: worker_pb2.WriteCheckpoint) -> int:
         with self._lock:
@@ -159,8 +173,8 @@ class CheckpointWorker:
                 for piece in shard_pieces(upload.layout, shard.holders[0])
             ]
             blocks = iter(files.read(order.directory, order.step, boxes))
-            made = [(upload.array_id, _put(upload, blocks)) for upload in batch]
-            self._store.add(step.session_id, made)
+            arrays = [(upload.array_id, _put(upload, blocks)) for upload in batch]
+            self._store.add(step.session_id, arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 from shardwright.proto.v1 import common_pb2 as _common_pb2
+from shardwright.proto.v1 import operators_pb2 as _operators_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,10 +9,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("client_version",)
+    __slots__ = ("client_version", "name")
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     client_version: str
-    def __init__(self, client_version: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, client_version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("index", "data_address", "first_device", "device_count")
@@ -26,7 +29,7 @@ class Node(_message.Message):
     def __init__(self, index: _Optional[int] = ..., data_address: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ...) -> None: ...
 
 class OpenSessionReply(_message.Message):
-    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version", "max_pending_steps", "grace_s", "read_back_bytes")
+    __slots__ = ("session_id", "server_version", "cluster_name", "platform", "nodes", "chunk_bytes", "jax_version", "max_pending_steps", "grace_s", "read_back_bytes", "is_taken_up", "last_step", "next_array_id", "kept", "snapshot_kept", "snapshot", "was_kept", "session_secret", "is_elastic")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +40,15 @@ class OpenSessionReply(_message.Message):
     MAX_PENDING_STEPS_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     READ_BACK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_TAKEN_UP_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ARRAY_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEPT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    WAS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_SECRET_FIELD_NUMBER: _ClassVar[int]
+    IS_ELASTIC_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     server_version: str
     cluster_name: str
@@ -47,7 +59,26 @@ class OpenSessionReply(_message.Message):
     max_pending_steps: int
     grace_s: float
     read_back_bytes: int
-    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ..., max_pending_steps: _Optional[int] = ..., grace_s: _Optional[float] = ..., read_back_bytes: _Optional[int] = ...) -> None: ...
+    is_taken_up: bool
+    last_step: int
+    next_array_id: int
+    kept: KeptState
+    snapshot_kept: KeptState
+    snapshot: int
+    was_kept: bool
+    session_secret: str
+    is_elastic: bool
+    def __init__(self, session_id: _Optional[str] = ..., server_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., chunk_bytes: _Optional[int] = ..., jax_version: _Optional[str] = ..., max_pending_steps: _Optional[int] = ..., grace_s: _Optional[float] = ..., read_back_bytes: _Optional[int] = ..., is_taken_up: _Optional[bool] = ..., last_step: _Optional[int] = ..., next_array_id: _Optional[int] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot_kept: _Optional[_Union[KeptState, _Mapping]] = ..., snapshot: _Optional[int] = ..., was_kept: _Optional[bool] = ..., session_secret: _Optional[str] = ..., is_elastic: _Optional[bool] = ...) -> None: ...
+
+class KeptState(_message.Message):
+    __slots__ = ("description", "array_ids", "updates")
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_IDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    description: bytes
+    array_ids: _containers.RepeatedScalarFieldContainer[int]
+    updates: int
+    def __init__(self, description: _Optional[bytes] = ..., array_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -58,6 +89,32 @@ class CloseSessionRequest(_message.Message):
 class CloseSessionReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EndSessionRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class EndSessionReply(_message.Message):
+    __slots__ = ("session_id", "owner")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    owner: str
+    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("limit_s",)
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    limit_s: float
+    def __init__(self, limit_s: _Optional[float] = ...) -> None: ...
 
 class UploadProgramRequest(_message.Message):
     __slots__ = ("session_id", "chunk")
@@ -96,7 +153,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ..., replicated: _Optional[bool] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints", "bucket_bytes", "rest", "first_plan", "in_background")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints", "bucket_bytes", "rest", "local_arguments", "first_plan", "in_background")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +180,7 @@ class PlanProgramRequest(_message.Message):
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_PLAN_FIELD_NUMBER: _ClassVar[int]
     IN_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     session_id: str
@@ -151,9 +209,10 @@ class PlanProgramRequest(_message.Message):
     constraints: str
     bucket_bytes: int
     rest: str
+    local_arguments: _containers.RepeatedScalarFieldContainer[int]
     first_plan: bool
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
@@ -292,7 +351,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "live_arrays", "kept")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +362,7 @@ class RunStepsRequest(_message.Message):
     READ_BACK_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    READ_BATCH_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CHECK_NANS_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +371,8 @@ class RunStepsRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LIVE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -321,6 +383,7 @@ class RunStepsRequest(_message.Message):
     read_back: _containers.RepeatedScalarFieldContainer[int]
     save: SaveArrays
     restore: RestoreArrays
+    read_batch: ReadBatch
     move: MoveArrays
     trace: bool
     check_nans: bool
@@ -329,19 +392,33 @@ class RunStepsRequest(_message.Message):
     snapshot: SnapshotArrays
     restore_snapshot: RestoreSnapshot
     generation: int
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
+    live_arrays: _containers.RepeatedScalarFieldContainer[int]
+    kept: KeptState
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
 
 class SnapshotArrays(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RestoreSnapshot(_message.Message):
-    __slots__ = ("snapshot", "layouts")
+    __slots__ = ("snapshot", "layouts", "stored")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     snapshot: int
     layouts: _containers.RepeatedCompositeFieldContainer[_common_pb2.ArrayLayout]
-    def __init__(self, snapshot: _Optional[int] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ...) -> None: ...
+    stored: _containers.RepeatedCompositeFieldContainer[StoredArray]
+    def __init__(self, snapshot: _Optional[int] = ..., layouts: _Optional[_Iterable[_Union[_common_pb2.ArrayLayout, _Mapping]]] = ..., stored: _Optional[_Iterable[_Union[StoredArray, _Mapping]]] = ...) -> None: ...
+
+class StoredArray(_message.Message):
+    __slots__ = ("ids", "parts", "first_row")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    parts: _containers.RepeatedCompositeFieldContainer[MovedPart]
+    first_row: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[MovedPart, _Mapping]]] = ..., first_row: _Optional[int] = ...) -> None: ...
 
 class SnapshotEnd(_message.Message):
     __slots__ = ("number", "error", "kept_bytes", "store_s")
@@ -422,6 +499,86 @@ class RestoreArrays(_message.Message):
     step: int
     parts: _containers.RepeatedCompositeFieldContainer[RestoredPart]
     def __init__(self, directory: _Optional[str] = ..., step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[RestoredPart, _Mapping]]] = ...) -> None: ...
+
+class Dataset(_message.Message):
+    __slots__ = ("dataset_id", "function", "batch", "options_json", "prefetch")
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    dataset_id: str
+    function: str
+    batch: int
+    options_json: str
+    prefetch: int
+    def __init__(self, dataset_id: _Optional[str] = ..., function: _Optional[str] = ..., batch: _Optional[int] = ..., options_json: _Optional[str] = ..., prefetch: _Optional[int] = ...) -> None: ...
+
+class BatchPart(_message.Message):
+    __slots__ = ("leaf", "layout", "first_row")
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
+    leaf: int
+    layout: _common_pb2.ArrayLayout
+    first_row: int
+    def __init__(self, leaf: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., first_row: _Optional[int] = ...) -> None: ...
+
+class ReadBatch(_message.Message):
+    __slots__ = ("dataset", "position", "parts")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    dataset: Dataset
+    position: int
+    parts: _containers.RepeatedCompositeFieldContainer[BatchPart]
+    def __init__(self, dataset: _Optional[_Union[Dataset, _Mapping]] = ..., position: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[BatchPart, _Mapping]]] = ...) -> None: ...
+
+class AwaitBatchRequest(_message.Message):
+    __slots__ = ("session_id", "dataset", "position", "first", "parts")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    dataset: Dataset
+    position: int
+    first: int
+    parts: _containers.RepeatedCompositeFieldContainer[BatchPart]
+    def __init__(self, session_id: _Optional[str] = ..., dataset: _Optional[_Union[Dataset, _Mapping]] = ..., position: _Optional[int] = ..., first: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[BatchPart, _Mapping]]] = ...) -> None: ...
+
+class BatchLeaf(_message.Message):
+    __slots__ = ("element_type", "row_shape")
+    ELEMENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ROW_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    element_type: str
+    row_shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, element_type: _Optional[str] = ..., row_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AwaitBatchReply(_message.Message):
+    __slots__ = ("ready", "is_end", "tree_json", "leaves")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    TREE_JSON_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    ready: int
+    is_end: bool
+    tree_json: str
+    leaves: _containers.RepeatedCompositeFieldContainer[BatchLeaf]
+    def __init__(self, ready: _Optional[int] = ..., is_end: _Optional[bool] = ..., tree_json: _Optional[str] = ..., leaves: _Optional[_Iterable[_Union[BatchLeaf, _Mapping]]] = ...) -> None: ...
+
+class CloseDatasetRequest(_message.Message):
+    __slots__ = ("session_id", "dataset_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    DATASET_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    dataset_id: str
+    def __init__(self, session_id: _Optional[str] = ..., dataset_id: _Optional[str] = ...) -> None: ...
+
+class CloseDatasetReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WaitForSaveRequest(_message.Message):
     __slots__ = ("session_id", "number")
@@ -606,19 +763,31 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "state", "generation", "detail")
+    __slots__ = ("node", "state", "generation", "detail", "host", "executor", "executor_pid", "executor_exits", "daemon_silent_s", "executor_silent_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_PID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EXITS_FIELD_NUMBER: _ClassVar[int]
+    DAEMON_SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_SILENT_S_FIELD_NUMBER: _ClassVar[int]
     node: Node
     state: str
     generation: int
     detail: str
-    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    host: _operators_pb2.HostFigures
+    executor: _operators_pb2.ExecutorFigures
+    executor_pid: int
+    executor_exits: int
+    daemon_silent_s: float
+    executor_silent_s: float
+    def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., detail: _Optional[str] = ..., host: _Optional[_Union[_operators_pb2.HostFigures, _Mapping]] = ..., executor: _Optional[_Union[_operators_pb2.ExecutorFigures, _Mapping]] = ..., executor_pid: _Optional[int] = ..., executor_exits: _Optional[int] = ..., daemon_silent_s: _Optional[float] = ..., executor_silent_s: _Optional[float] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count", "snapshot", "snapshot_bytes")
+    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count", "snapshot", "snapshot_bytes", "name", "owner", "running_steps", "queued_steps", "steps_per_s", "idle_s", "is_connected", "snapshot_age_s")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     ARRAY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +795,14 @@ class SessionStatus(_message.Message):
     EXECUTABLE_COUNT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_STEPS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     last_step: int
     array_count: int
@@ -633,10 +810,18 @@ class SessionStatus(_message.Message):
     executable_count: int
     snapshot: int
     snapshot_bytes: int
-    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ...) -> None: ...
+    name: str
+    owner: str
+    running_steps: int
+    queued_steps: int
+    steps_per_s: float
+    idle_s: float
+    is_connected: bool
+    snapshot_age_s: float
+    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., running_steps: _Optional[int] = ..., queued_steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., is_connected: _Optional[bool] = ..., snapshot_age_s: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for")
+    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for", "recovered_sessions", "has_adopted", "uptime_s", "planning", "compiling")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -645,6 +830,11 @@ class StatusReply(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    RECOVERED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    HAS_ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    PLANNING_FIELD_NUMBER: _ClassVar[int]
+    COMPILING_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     jax_version: str
     cluster_name: str
@@ -653,7 +843,20 @@ class StatusReply(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
     waiting_for: str
-    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    recovered_sessions: int
+    has_adopted: bool
+    uptime_s: float
+    planning: QueueStatus
+    compiling: QueueStatus
+    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., recovered_sessions: _Optional[int] = ..., has_adopted: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., planning: _Optional[_Union[QueueStatus, _Mapping]] = ..., compiling: _Optional[_Union[QueueStatus, _Mapping]] = ...) -> None: ...
+
+class QueueStatus(_message.Message):
+    __slots__ = ("running", "waiting")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class PutArrayHeader(_message.Message):
     __slots__ = ("session_id", "array_id", "layout", "devices")

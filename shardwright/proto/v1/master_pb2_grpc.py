@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class MasterStub:
-    """Served by the master (task 0 of the cluster file). When the file asks for a token, each call
-    carries it as metadata `authorization: Bearer <token>`.
+    """Served by the master (task 0 of the cluster file). Each call carries the caller's token as metadata
+    `authorization: Bearer <token>`, unless the cluster file says that nobody needs one; each call that names a
+    session, here and on the data ports, carries its secret as metadata `shardwright-session`.
     """
 
     def __init__(self, channel):
@@ -96,11 +97,22 @@ class MasterStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.StatusRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.EndSession = channel.unary_unary(
+                '/shardwright.proto.v1.Master/EndSession',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/shardwright.proto.v1.Master/Drain',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DrainRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class MasterServicer:
-    """Served by the master (task 0 of the cluster file). When the file asks for a token, each call
-    carries it as metadata `authorization: Bearer <token>`.
+    """Served by the master (task 0 of the cluster file). Each call carries the caller's token as metadata
+    `authorization: Bearer <token>`, unless the cluster file says that nobody needs one; each call that names a
+    session, here and on the data ports, carries its secret as metadata `shardwright-session`.
     """
 
     def OpenSession(self, request, context):
@@ -186,7 +198,22 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """State of the cluster and of the sessions, for people and for `shardwright doctor`.
+        """State of the cluster and of the sessions, for people and for `shardwright doctor`. Operators see all sessions,
+        others their own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSession(self, request, context):
+        """Operators only: closes a session, whoever's it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Operators only: begins nothing new, ends when what runs has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,6 +282,16 @@ def add_MasterServicer_to_server(servicer, server):
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.StatusRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.StatusReply.SerializeToString,
             ),
+            'EndSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSession,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DrainRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DrainReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'shardwright.proto.v1.Master', rpc_method_handlers)
@@ -264,8 +301,9 @@ def add_MasterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Master:
-    """Served by the master (task 0 of the cluster file). When the file asks for a token, each call
-    carries it as metadata `authorization: Bearer <token>`.
+    """Served by the master (task 0 of the cluster file). Each call carries the caller's token as metadata
+    `authorization: Bearer <token>`, unless the cluster file says that nobody needs one; each call that names a
+    session, here and on the data ports, carries its secret as metadata `shardwright-session`.
     """
 
     @staticmethod
@@ -582,6 +620,60 @@ class Master:
             '/shardwright.proto.v1.Master/Status',
             shardwright_dot_proto_dot_v1_dot_master__pb2.StatusRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/EndSession',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/Drain',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DrainRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -914,6 +1006,126 @@ class Checkpoints:
             '/shardwright.proto.v1.Checkpoints/DescribeCheckpoint',
             shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.DescribeCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class DatasetsStub:
+    """Served beside ArrayTransfer by every executor: batches that workers read themselves.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.AwaitBatch = channel.unary_unary(
+                '/shardwright.proto.v1.Datasets/AwaitBatch',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchReply.FromString,
+                _registered_method=True)
+        self.CloseDataset = channel.unary_unary(
+                '/shardwright.proto.v1.Datasets/CloseDataset',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetReply.FromString,
+                _registered_method=True)
+
+
+class DatasetsServicer:
+    """Served beside ArrayTransfer by every executor: batches that workers read themselves.
+    """
+
+    def AwaitBatch(self, request, context):
+        """Has the node read ahead to a batch; answers when it is there, at the end of the data, or after a moment without.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseDataset(self, request, context):
+        """Ends the reading of a dataset on this node. An unknown one has ended already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DatasetsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'AwaitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitBatch,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchReply.SerializeToString,
+            ),
+            'CloseDataset': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseDataset,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'shardwright.proto.v1.Datasets', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('shardwright.proto.v1.Datasets', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Datasets:
+    """Served beside ArrayTransfer by every executor: batches that workers read themselves.
+    """
+
+    @staticmethod
+    def AwaitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Datasets/AwaitBatch',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.AwaitBatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseDataset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Datasets/CloseDataset',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.CloseDatasetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,6 @@
 from shardwright.proto.v1 import common_pb2 as _common_pb2
 from shardwright.proto.v1 import master_pb2 as _master_pb2
+from shardwright.proto.v1 import operators_pb2 as _operators_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -79,7 +80,7 @@ class FetchPartsReply(_message.Message):
     def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
 
 class DaemonHello(_message.Message):
-    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation", "snapshot_address")
+    __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation", "snapshot_address", "snapshot_key")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_HASH_FIELD_NUMBER: _ClassVar[int]
     SHARDWRIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +88,7 @@ class DaemonHello(_message.Message):
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_GENERATION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEY_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     cluster_hash: str
     shardwright_version: str
@@ -94,7 +96,8 @@ class DaemonHello(_message.Message):
     coordinator_address: str
     executor_generation: int
     snapshot_address: str
-    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ..., snapshot_address: _Optional[str] = ...) -> None: ...
+    snapshot_key: str
+    def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ..., snapshot_address: _Optional[str] = ..., snapshot_key: _Optional[str] = ...) -> None: ...
 
 class ExecutorExited(_message.Message):
     __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address")
@@ -109,20 +112,24 @@ class ExecutorExited(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
 
 class SupervisorEvent(_message.Message):
-    __slots__ = ("hello", "exited", "heartbeat", "draining")
+    __slots__ = ("hello", "exited", "heartbeat", "draining", "logs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
     hello: DaemonHello
     exited: ExecutorExited
     heartbeat: Heartbeat
     draining: Draining
-    def __init__(self, hello: _Optional[_Union[DaemonHello, _Mapping]] = ..., exited: _Optional[_Union[ExecutorExited, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    logs: _operators_pb2.LogLines
+    def __init__(self, hello: _Optional[_Union[DaemonHello, _Mapping]] = ..., exited: _Optional[_Union[ExecutorExited, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., logs: _Optional[_Union[_operators_pb2.LogLines, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("figures",)
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    figures: _operators_pb2.HostFigures
+    def __init__(self, figures: _Optional[_Union[_operators_pb2.HostFigures, _Mapping]] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("reason", "limit_s")
@@ -133,18 +140,20 @@ class Draining(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., limit_s: _Optional[float] = ...) -> None: ...
 
 class StartExecutor(_message.Message):
-    __slots__ = ("generation", "coordinator_address", "process_count", "process_id", "data_port")
+    __slots__ = ("generation", "coordinator_address", "process_count", "process_id", "data_port", "lease_s")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_COUNT_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     generation: int
     coordinator_address: str
     process_count: int
     process_id: int
     data_port: int
-    def __init__(self, generation: _Optional[int] = ..., coordinator_address: _Optional[str] = ..., process_count: _Optional[int] = ..., process_id: _Optional[int] = ..., data_port: _Optional[int] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, generation: _Optional[int] = ..., coordinator_address: _Optional[str] = ..., process_count: _Optional[int] = ..., process_id: _Optional[int] = ..., data_port: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class StopExecutor(_message.Message):
     __slots__ = ("generation",)
@@ -195,30 +204,34 @@ class SupervisorCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., retain: _Optional[_Union[RetainSnapshots, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid")
+    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid", "received")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     generation: int
     data_address: str
     device_count: int
     transfer_address: str
     pid: int
-    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    received: int
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExecutorHeartbeat(_message.Message):
-    __slots__ = ("sequence", "doing", "transfers")
+    __slots__ = ("sequence", "doing", "transfers", "figures")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     doing: str
     transfers: int
-    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ..., transfers: _Optional[int] = ...) -> None: ...
+    figures: _operators_pb2.ExecutorFigures
+    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ..., transfers: _Optional[int] = ..., figures: _Optional[_Union[_operators_pb2.ExecutorFigures, _Mapping]] = ...) -> None: ...
 
 class CommandDone(_message.Message):
     __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces", "not_finite")
@@ -259,16 +272,62 @@ class ArraysArrived(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayArrived, _Mapping]]] = ...) -> None: ...
 
 class ExecutorEvent(_message.Message):
-    __slots__ = ("hello", "done", "arrived", "heartbeat")
+    __slots__ = ("hello", "done", "arrived", "heartbeat", "recent", "report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: ExecutorHello
     done: CommandDone
     arrived: ArraysArrived
     heartbeat: ExecutorHeartbeat
-    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArraysArrived, _Mapping]] = ..., heartbeat: _Optional[_Union[ExecutorHeartbeat, _Mapping]] = ...) -> None: ...
+    recent: RecentCommands
+    report: ExecutorReport
+    def __init__(self, hello: _Optional[_Union[ExecutorHello, _Mapping]] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., arrived: _Optional[_Union[ArraysArrived, _Mapping]] = ..., heartbeat: _Optional[_Union[ExecutorHeartbeat, _Mapping]] = ..., recent: _Optional[_Union[RecentCommands, _Mapping]] = ..., report: _Optional[_Union[ExecutorReport, _Mapping]] = ...) -> None: ...
+
+class RecentCommands(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[ExecutorCommand]
+    def __init__(self, commands: _Optional[_Iterable[_Union[ExecutorCommand, _Mapping]]] = ...) -> None: ...
+
+class StepRecord(_message.Message):
+    __slots__ = ("number", "done", "is_save", "is_snapshot", "kept")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVE_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    done: CommandDone
+    is_save: bool
+    is_snapshot: bool
+    kept: _master_pb2.KeptState
+    def __init__(self, number: _Optional[int] = ..., done: _Optional[_Union[CommandDone, _Mapping]] = ..., is_save: _Optional[bool] = ..., is_snapshot: _Optional[bool] = ..., kept: _Optional[_Union[_master_pb2.KeptState, _Mapping]] = ...) -> None: ...
+
+class SessionReport(_message.Message):
+    __slots__ = ("session_id", "arrays", "executables", "steps", "kept")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayArrived]
+    executables: _containers.RepeatedScalarFieldContainer[str]
+    steps: _containers.RepeatedCompositeFieldContainer[StepRecord]
+    kept: _master_pb2.KeptState
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayArrived, _Mapping]]] = ..., executables: _Optional[_Iterable[str]] = ..., steps: _Optional[_Iterable[_Union[StepRecord, _Mapping]]] = ..., kept: _Optional[_Union[_master_pb2.KeptState, _Mapping]] = ...) -> None: ...
+
+class ExecutorReport(_message.Message):
+    __slots__ = ("sequence", "sessions")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionReport]
+    def __init__(self, sequence: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
     __slots__ = ("session_id",)
@@ -369,18 +428,20 @@ class StageEntry(_message.Message):
     def __init__(self, value: _Optional[str] = ..., stage: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("node", "first_device", "device_count", "transfer_address", "snapshot_address")
+    __slots__ = ("node", "first_device", "device_count", "transfer_address", "snapshot_address", "snapshot_key")
     NODE_FIELD_NUMBER: _ClassVar[int]
     FIRST_DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_KEY_FIELD_NUMBER: _ClassVar[int]
     node: int
     first_device: int
     device_count: int
     transfer_address: str
     snapshot_address: str
-    def __init__(self, node: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., snapshot_address: _Optional[str] = ...) -> None: ...
+    snapshot_key: str
+    def __init__(self, node: _Optional[int] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., snapshot_address: _Optional[str] = ..., snapshot_key: _Optional[str] = ...) -> None: ...
 
 class LoadPipeline(_message.Message):
     __slots__ = ("session_id", "executable_id", "programs", "values", "arguments", "outputs", "donated", "tasks", "peers", "stages")
@@ -470,9 +531,24 @@ class StoreSnapshot(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., complete: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
+class SendRecent(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class SkipCommand(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ExecutorCommand(_message.Message):
-    __slots__ = ("sequence", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown", "load_pipeline", "store_snapshot", "abort")
+    __slots__ = ("sequence", "known", "open", "close", "chunk", "load", "unload", "run", "release", "write_checkpoint", "finish_checkpoint", "shutdown", "load_pipeline", "store_snapshot", "send_recent", "skip", "report", "abort")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -485,8 +561,12 @@ class ExecutorCommand(_message.Message):
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     LOAD_PIPELINE_FIELD_NUMBER: _ClassVar[int]
     STORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SEND_RECENT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
+    known: int
     open: OpenWorkerSession
     close: CloseWorkerSession
     chunk: ProgramChunk
@@ -499,5 +579,8 @@ class ExecutorCommand(_message.Message):
     shutdown: Shutdown
     load_pipeline: LoadPipeline
     store_snapshot: StoreSnapshot
+    send_recent: SendRecent
+    skip: SkipCommand
+    report: Report
     abort: AbortStep
-    def __init__(self, sequence: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., load_pipeline: _Optional[_Union[LoadPipeline, _Mapping]] = ..., store_snapshot: _Optional[_Union[StoreSnapshot, _Mapping]] = ..., abort: _Optional[_Union[AbortStep, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., known: _Optional[int] = ..., open: _Optional[_Union[OpenWorkerSession, _Mapping]] = ..., close: _Optional[_Union[CloseWorkerSession, _Mapping]] = ..., chunk: _Optional[_Union[ProgramChunk, _Mapping]] = ..., load: _Optional[_Union[LoadProgram, _Mapping]] = ..., unload: _Optional[_Union[UnloadProgram, _Mapping]] = ..., run: _Optional[_Union[RunStep, _Mapping]] = ..., release: _Optional[_Union[ReleaseWorkerArrays, _Mapping]] = ..., write_checkpoint: _Optional[_Union[WriteCheckpoint, _Mapping]] = ..., finish_checkpoint: _Optional[_Union[FinishCheckpoint, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., load_pipeline: _Optional[_Union[LoadPipeline, _Mapping]] = ..., store_snapshot: _Optional[_Union[StoreSnapshot, _Mapping]] = ..., send_recent: _Optional[_Union[SendRecent, _Mapping]] = ..., skip: _Optional[_Union[SkipCommand, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., abort: _Optional[_Union[AbortStep, _Mapping]] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ClusterStub:
-    """Served by the master, on the same port as `Master`.
+    """Served by the master, on the same port as `Master`. For holders of the nodes' token, and for operators.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class ClusterStub:
 
 
 class ClusterServicer:
-    """Served by the master, on the same port as `Master`.
+    """Served by the master, on the same port as `Master`. For holders of the nodes' token, and for operators.
     """
 
     def Supervise(self, request_iterator, context):
@@ -87,7 +87,7 @@ def add_ClusterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Cluster:
-    """Served by the master, on the same port as `Master`.
+    """Served by the master, on the same port as `Master`. For holders of the nodes' token, and for operators.
     """
 
     @staticmethod
@@ -146,7 +146,8 @@ class Cluster:
 
 
 class SnapshotsStub:
-    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors. Each call carries the
+    daemon's own key as metadata `shardwright-snapshots`: executors have it from the master, clients never.
     """
 
     def __init__(self, channel):
@@ -178,7 +179,8 @@ class SnapshotsStub:
 
 
 class SnapshotsServicer:
-    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors. Each call carries the
+    daemon's own key as metadata `shardwright-snapshots`: executors have it from the master, clients never.
     """
 
     def OfferParts(self, request, context):
@@ -242,7 +244,8 @@ def add_SnapshotsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Snapshots:
-    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors.
+    """Served by each worker's daemon: parts of arrays in host memory, which outlive the executors. Each call carries the
+    daemon's own key as metadata `shardwright-snapshots`: executors have it from the master, clients never.
     """
 
     @staticmethod

@@ -1,0 +1,329 @@
+"""Recovery on another cluster: arrays of a snapshot in new layouts, and calls run again under new plans.
+
+A cluster of fewer or more nodes runs no program of before. So the calls since the snapshot are not sent again as they
+were, but made again, as the user made them: each is planned for the devices that there are, around the arrays' new
+layouts. Arrays get new ids, since an id stands for contents in one layout; handles are changed to them at the end.
+
+Between recoveries an array is known by its *name*: the ids that its parts had when it was first made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.checks import Checks
+from shardwright.client.placement import Placement, RowParts, parts_of
+from shardwright.client.stream import StepResult
+from shardwright.client.transfer import Upload
+from shardwright.errors import WorkerLostError
+from shardwright.plans.layouts import Layout
+from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
+
+if TYPE_CHECKING:
+    from shardwright.client.array_specs import ArraySpec
+    from shardwright.client.programs import StepProgram
+    from shardwright.client.session_state import SessionState
+
+#: Ids that the parts of an array had when it was first made.
+Name = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownArray:
+    """An array by name, and how it lies: the ids of its parts, and their placement."""
+
+    name: Name
+    spec: ArraySpec
+    ids: tuple[int, ...]
+    place: Placement
+
+
+class Call(Protocol):
+    """What made a numbered step, so that it can be made again on another cluster."""
+
+    def repeat(self, relocation: Relocation, result: StepResult) -> None:
+        """Makes it again; `result` is to get the outcome. Raises the errors of planning and sending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCall:
+    """A program was run. leaves: what it was called with: arrays on the servers, or contents.
+
+    outputs: names of the results, by output number; () for unwanted ones. plan_again: a program for such leaves.
+    """
+
+    program: StepProgram
+    leaves: tuple[KnownArray | np.ndarray, ...]
+    outputs: tuple[Name, ...]
+    is_traced: bool
+    checks: Checks
+    timeout_s: float
+    plan_again: Callable[[Sequence[Any]], StepProgram]
+
+    def repeat(self, relocation: Relocation, result: StepResult) -> None:
+        from shardwright.client.resharding import place
+
+        state = relocation.state
+        leaves = [relocation.find(leaf) if isinstance(leaf, KnownArray) else leaf for leaf in self.leaves]
+        program = self.plan_again(leaves)
+        relocation.bring(
+            (leaf, where)
+            for leaf, where in zip(leaves, program.leaf_places, strict=True)
+            if isinstance(leaf, RemoteArray)
+        )
+        placed = place(state, leaves, program, program.donated)
+        wanted = [bool(name) for name in self.outputs]
+        built = state.build_request(program, placed, wanted, is_traced=self.is_traced, checks=self.checks)
+        built.request.timeout_s = self.timeout_s
+        relocation.send(built.request, result, state.list_arrays(program, built.request), built.consumed(program))
+        state.release_later(*built.temporary)
+        reused = set(program.lowered.aliases.values())
+        for number in program.donated:
+            relocation.consume(placed[number], is_reused=program.leaf_numbers[number] in reused)
+        for name, spec, ids, where in zip(
+            self.outputs, program.lowered.results, built.outputs, program.outputs, strict=True
+        ):
+            if name:
+                relocation.add(name, RemoteArray(state, spec, ids=ids, place=where))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyCall:
+    """Arrays were copied; the names of the copies, in the same order."""
+
+    arrays: tuple[KnownArray, ...]
+    copies: tuple[Name, ...]
+
+    def repeat(self, relocation: Relocation, result: StepResult) -> None:
+        sources = [relocation.find(array) for array in self.arrays]
+        relocation.bring((source, None) for source in sources)
+        places = [source._place for source in sources if source._place is not None]
+        request, ids = relocation.state.build_move(sources, places)
+        layouts = [layout for place in places for layout, _ in parts_of(place)]
+        relocation.send(request, result, list(zip(request.outputs, layouts, strict=True)))
+        for name, source, new_ids, place in zip(self.copies, sources, ids, places, strict=True):
+            relocation.add(name, RemoteArray(relocation.state, source.spec, ids=new_ids, place=place))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCall:
+    """Arrays were read by the workers, of a checkpoint or of a batch: (name there, type, name here).
+
+    order: the request without its parts; `add_part(request, name, layout, first row)` adds one.
+    """
+
+    order: master_pb2.RunStepsRequest
+    arrays: tuple[tuple[Any, ArraySpec, Name], ...]
+    add_part: Callable[[master_pb2.RunStepsRequest, Any, Layout, int], object]
+
+    def repeat(self, relocation: Relocation, result: StepResult) -> None:
+        state = relocation.state
+        request = master_pb2.RunStepsRequest()
+        request.CopyFrom(self.order)
+        places = [relocation.default_place(spec) for _, spec, _ in self.arrays]
+        for (origin, _, _), layout in zip(self.arrays, places, strict=True):
+            self.add_part(request, origin, layout, 0)
+            request.outputs.append(state.new_id())
+        relocation.send(request, result, list(zip(request.outputs, places, strict=True)))
+        for (_, spec, name), array_id, layout in zip(self.arrays, request.outputs, places, strict=True):
+            relocation.add(name, RemoteArray(state, spec, ids=(array_id,), place=layout))
+
+
+class Relocation:
+    """One replay on another cluster.
+
+    snapshot: number of the step that took it, 0: there is none. stored: its arrays, by the first id of their names.
+    check: raises where the executors are lost again.
+    """
+
+    def __init__(
+        self, state: SessionState, snapshot: int, stored: Mapping[int, KnownArray], check: Callable[[], None]
+    ) -> None:
+        self.state = state
+        self._snapshot = snapshot
+        self._stored = dict(stored)
+        self._check = check
+        self._uploads: dict[int, Upload] = {}
+        self._arrays: dict[int, tuple[Name, RemoteArray]] = {}  # handles of our own, by the first id of their names
+        self._results: list[StepResult] = []
+
+    # ---- what calls do ---------------------------------------------------------------------
+
+    def find(self, known: KnownArray) -> RemoteArray:
+        """A handle of an array; it has no place before `bring`."""
+        first = known.name[0]
+        entry = self._arrays.get(first)
+        if entry is not None and entry[0] == known.name:
+            return entry[1]
+        if len(known.name) > 1 and all(part in self._arrays for part in known.name):
+            handle = self._join(known)
+        elif first in self._stored or all(part in self._uploads for part in known.name):
+            handle = RemoteArray(self.state, known.spec)
+        else:
+            raise WorkerLostError(
+                f"an array of shape {list(known.spec.shape)} is in no snapshot, and no call made it",
+                remedy="run init again, or restore a checkpoint",
+            )
+        self._arrays[first] = known.name, handle
+        return handle
+
+    def _join(self, known: KnownArray) -> RemoteArray:
+        """Several arrays as rows of one."""
+        assert isinstance(known.place, RowParts)
+        handles = [self._arrays.pop(part)[1] for part in known.name]
+        layouts = tuple(handle._place for handle in handles if isinstance(handle._place, Layout))
+        place = RowParts(layouts, known.place.bounds)
+        ids = tuple(array_id for handle in handles for array_id in handle._ids)
+        for handle in handles:
+            handle._ids = ()
+        return RemoteArray(self.state, known.spec, ids=ids, place=place)
+
+    def bring(self, wanted: Iterable[tuple[RemoteArray, Placement | None]]) -> None:
+        """Makes the arrays that are nowhere yet, at these places; None: any."""
+        names = {id(handle): name for name, handle in self._arrays.values()}
+        places: dict[int, tuple[RemoteArray, Placement]] = {}
+        for handle, place in wanted:
+            if not handle._ids and id(handle) not in places:
+                places[id(handle)] = handle, place or self.default_place(handle.spec)
+        request = master_pb2.RunStepsRequest(restore_snapshot=master_pb2.RestoreSnapshot(snapshot=self._snapshot))
+        made: list[tuple[int, Layout]] = []
+        for handle, place in places.values():
+            name = names[id(handle)]
+            stored = self._stored.pop(name[0], None)
+            if stored is None:
+                value = _join_uploads([self._uploads[part] for part in name])
+                (handle._ids,) = self.state.upload([(value, place)])
+            else:
+                handle._ids = add_stored(self.state, request, stored, place)
+                made += zip(handle._ids, (layout for layout, _ in parts_of(place)), strict=True)
+            handle._place = place
+        if request.outputs:
+            self.send(request, self._follow("the restore of a snapshot"), made)
+
+    def send(
+        self,
+        request: master_pb2.RunStepsRequest,
+        result: StepResult,
+        made: Sequence[tuple[int, Layout]],
+        consumed: Sequence[int] = (),
+    ) -> None:
+        self._check()
+        result.made = tuple(array_id for array_id in request.outputs if array_id)
+        self.state.resend(request, result, made, consumed)
+
+    def _follow(self, name: str) -> StepResult:
+        result = StepResult(0, name, is_followed=True)
+        self._results.append(result)
+        return result
+
+    def add(self, name: Name, handle: RemoteArray) -> None:
+        self._arrays[name[0]] = name, handle
+
+    def consume(self, leaf: Any, *, is_reused: bool) -> None:
+        """A call has taken an array over."""
+        if not isinstance(leaf, RemoteArray):
+            return
+        if not is_reused:
+            self.state.release_later(*leaf._ids)
+        leaf._ids = ()
+        for first, (_, handle) in list(self._arrays.items()):
+            if handle is leaf:
+                del self._arrays[first]
+
+    def note_uploads(self, uploads: Sequence[Upload]) -> None:
+        """Arrays that the client had sent; they are sent again when they are needed."""
+        self._uploads.update((upload.array_id, upload) for upload in uploads)
+
+    def release(self, names: Iterable[int]) -> None:
+        """Arrays that nobody needs any more, by the first ids of their names."""
+        for first in names:
+            self._stored.pop(first, None)
+            self._arrays.pop(first, None)  # its handle frees it
+
+    def default_place(self, spec: ArraySpec) -> Layout:
+        """Spread over all devices where a dimension is divided by them, else on each."""
+        from shardwright.client.pending_arrays import even_layout
+
+        return self.state.program_cache.intern(even_layout(spec, self.state.info.device_count))
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Brings what is left, waits for all of it, and hands it over to the user's handles."""
+        own = {id(handle) for handle in self._own_handles()}
+        live = {
+            name[0]: (name, handle)
+            for handle in self.state.list_handles()
+            if id(handle) not in own and (name := self.state.name_of(handle._ids))
+        }
+        for name, handle in live.values():
+            if name[0] not in self._arrays and name[0] in self._stored:
+                self._arrays[name[0]] = name, RemoteArray(self.state, handle.spec)
+        self._settle_state(live)
+        unsettled = [first for first, (_, handle) in self._arrays.items() if first in live and not handle._ids]
+        self.bring((self._arrays[first][1], None) for first in unsettled)
+        for result in self._results:
+            result.wait_for_outcome()
+            self._check()
+            if result.error is not None:
+                raise result.error
+        names: dict[int, Name] = {}
+        for first, (name, handle) in live.items():
+            entry = self._arrays.pop(first, None)
+            if entry is None or entry[0] != name:
+                continue
+            made = entry[1]
+            names[made._ids[0]] = name
+            handle.relocate(made._ids, made._place, is_settled=first not in unsettled)
+            made._ids = ()
+        self.state.rename(names)
+
+    def _own_handles(self) -> Iterable[RemoteArray]:
+        return (handle for _, handle in self._arrays.values())
+
+    def _settle_state(self, live: Mapping[int, tuple[Name, RemoteArray]]) -> None:
+        """Lays out the state of steps as they will be called with it next."""
+        first_of = {id(handle): first for first, (_, handle) in live.items()}
+        for step in self.state.list_steps():
+            state = step.current_state()
+            mine = {
+                argument: first_of[id(handle)]
+                for argument, handle in state.items()
+                if (first := first_of.get(id(handle))) in self._arrays and not self._arrays[first][1]._ids
+            }
+            if mine:
+                places = step.plan_again_for_state()
+                self.bring((self._arrays[first][1], places[argument]) for argument, first in mine.items())
+
+    def abandon(self) -> None:
+        """The executors are lost again: what was made is gone."""
+        for handle in self._own_handles():
+            handle._ids = ()
+
+
+def add_stored(
+    state: SessionState, request: master_pb2.RunStepsRequest, stored: KnownArray, place: Placement
+) -> tuple[int, ...]:
+    """Adds an array of a snapshot, to be laid out anew, to the request of its restore; the new ids of its parts."""
+    parts = [
+        master_pb2.MovedPart(layout=wire.layout_to_proto(before), first_row=row)
+        for before, row in parts_of(stored.place)
+    ]
+    ids = []
+    for layout, first_row in parts_of(place):
+        request.restore_snapshot.layouts.append(wire.layout_to_proto(layout))
+        request.restore_snapshot.stored.add(ids=stored.ids, parts=parts, first_row=first_row)
+        ids.append(state.new_id())
+    request.outputs.extend(ids)
+    return tuple(ids)
+
+
+def _join_uploads(uploads: Sequence[Upload]) -> np.ndarray:
+    values = [upload.value for upload in uploads]
+    return values[0] if len(values) == 1 else np.concatenate(values)

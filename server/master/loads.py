@@ -1,0 +1,149 @@
+"""Programs of sessions on the master: compiled once for all, loaded by every node, called for by clients.
+
+| state     | what runs                          | next                      |
+|-----------|------------------------------------|---------------------------|
+| compiling | the compile child, for all who ask | loading, or an error      |
+| loading   | each node loads it                 | loaded, or an error       |
+| loaded    | nothing: steps may run it          | gone, once it is unloaded |
+
+Functions on `MasterState`, registered in its tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shardwright.errors import SessionError
+from shardwright.server.master import drain
+from shardwright.server.master import events as ev
+from shardwright.server.master.sessions import Executable, Session, unknown_session
+
+if TYPE_CHECKING:
+    from shardwright.server.master.state import Commands, MasterState, Pending
+
+
+def request(state: MasterState, event: ev.LoadRequested) -> Commands:
+    """A client asks for a program."""
+    session = state.sessions.get(event.session_id)
+    if session is None:
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+    session.last_seen_s = state._now_s
+    executable = session.executables.get(event.plan_id)
+    refused = drain.refusal_of_new(state)
+    if refused is not None and (executable is None or executable.state != "loaded"):
+        return [ev.Fail(call=event.call, error=refused)]
+    if executable is None:
+        executable = session.executables[event.plan_id] = Executable(plan_id=event.plan_id)
+        executable.waiting_calls.append(event.call)
+        return [
+            ev.Progress(call=event.call, phase="emit and compile"),
+            ev.Compile(plan_id=event.plan_id, session_id=event.session_id),
+        ]
+    if executable.state == "loaded":
+        return [ev.Answer(call=event.call, value=executable.program)]
+    executable.waiting_calls.append(event.call)
+    return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
+
+
+def abandon(state: MasterState, event: ev.LoadAbandoned) -> Commands:
+    """A program that nobody waits for is not compiled to its end; one that is being loaded stays."""
+    session = state.sessions.get(event.session_id)
+    executable = session.executables.get(event.plan_id) if session is not None else None
+    if session is None or executable is None or event.call not in executable.waiting_calls:
+        return []
+    executable.waiting_calls.remove(event.call)
+    if executable.waiting_calls or executable.state != "compiling":
+        return []
+    del session.executables[event.plan_id]
+    return cancel_compiles(state, [event.plan_id]) + state._advance(session)
+
+
+def cancel_compiles(state: MasterState, plan_ids: Iterable[str]) -> Commands:
+    """End the compilations that no session has under way."""
+    wanted = {
+        executable.plan_id
+        for session in state.sessions.values()
+        for executable in session.executables.values()
+        if executable.state == "compiling"
+    }
+    return [ev.CancelCompile(plan_id=plan_id) for plan_id in plan_ids if plan_id not in wanted]
+
+
+def finish_compile(state: MasterState, event: ev.CompileFinished) -> Commands:
+    """A program is compiled, or was refused: for every session that waits for it."""
+    commands: Commands = []
+    for session in state.sessions.values():
+        executable = session.executables.get(event.plan_id)
+        if executable is None or executable.state != "compiling":
+            continue
+        if event.error is not None:
+            del session.executables[event.plan_id]
+            commands += [ev.Fail(call=call, error=event.error) for call in executable.waiting_calls]
+            commands += state._advance(session)
+            continue
+        executable.program, executable.state = event.program, "loading"
+        commands += [ev.Progress(call=call, phase="load") for call in executable.waiting_calls]
+        if session.is_open:
+            commands += load(state, session, executable)
+    return commands
+
+
+def load(state: MasterState, session: Session, executable: Executable) -> Commands:
+    """Have every node load a compiled program."""
+    program = executable.program
+    assert program is not None
+    return state._broadcast(
+        lambda sequence: ev.LoadOnWorkers(sequence=sequence, session_id=session.session_id, program=program)
+    )
+
+
+def unload(state: MasterState, event: ev.UnloadRequested) -> Commands:
+    """A client needs a program no more."""
+    session = state.sessions.get(event.session_id)
+    if session is None:
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+    executable = session.executables.pop(event.executable_id, None)
+    commands: Commands = [ev.Answer(call=event.call)]
+    if executable is not None:
+        gone = SessionError(f"executable {event.executable_id} was unloaded while it was being loaded")
+        commands += [ev.Fail(call=call, error=gone) for call in executable.waiting_calls]
+        if executable.state == "compiling":
+            commands += cancel_compiles(state, [event.executable_id])
+        if session.is_open and executable.state != "compiling":
+            commands += state._broadcast(
+                lambda sequence: ev.UnloadOnWorkers(
+                    sequence=sequence, session_id=event.session_id, executable_id=event.executable_id
+                )
+            )
+        commands += state._advance(session)
+    return commands
+
+
+def finish(state: MasterState, item: Pending) -> Commands:
+    """All nodes have answered a load."""
+    assert isinstance(item.command, ev.LoadOnWorkers)
+    session = state.sessions.get(item.command.session_id)
+    executable = session.executables.get(item.command.program.plan_id) if session is not None else None
+    if session is None or executable is None:
+        return []
+    calls, executable.waiting_calls = executable.waiting_calls, []
+    if item.error is not None:
+        del session.executables[executable.plan_id]
+        fail: Commands = [ev.Fail(call=call, error=item.error) for call in calls]
+        return fail + state._advance(session)
+    executable.state = "loaded"
+    return [*(ev.Answer(call=call, value=executable.program) for call in calls), *state._advance(session)]
+
+
+def drop_refused(session: Session, pending: dict[int, Pending]) -> Commands:
+    """A load that hung is not tried again."""
+    commands: Commands = []
+    for item in pending.values():
+        command = item.command
+        if item.verdict is None or not isinstance(command, ev.LoadOnWorkers):
+            continue
+        if command.session_id == session.session_id and command.program.plan_id in session.executables:
+            calls = session.executables.pop(command.program.plan_id).waiting_calls
+            commands += [ev.Fail(call=call, error=item.verdict) for call in calls]
+    return commands

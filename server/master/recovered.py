@@ -1,0 +1,170 @@
+"""Sessions of a predecessor: their part in the store, and the rest, known again once their clients come back.
+
+| question                      | who knows it                                                              |
+|-------------------------------|---------------------------------------------------------------------------|
+| sessions, their programs      | the store                                                                 |
+| the next step number          | the client: it sends all again from the first unanswered step on          |
+| arrays of executors that ended| nobody: the client's are lost                                             |
+
+Functions on `MasterState`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardwright.errors import WorkerLostError
+from shardwright.proto.v1 import master_pb2
+from shardwright.server.master import elasticity
+from shardwright.server.master import events as ev
+from shardwright.server.master.sessions import Executable, Session
+from shardwright.server.master.snapshots import Snapshots
+from shardwright.server.master.store import SessionRow, StoredState
+
+if TYPE_CHECKING:
+    from shardwright.server.master.state import Commands, MasterState
+
+
+_TEAM_IS_GONE = "the nodes that a master before ran are not all in the cluster file any more: all executors start anew"
+
+
+@dataclass(slots=True)
+class Adoption:
+    """reports: by node. source: the node asked for its log; top: the last command of any executor."""
+
+    reports: dict[int, tuple[ev.SessionReport, ...]] = field(default_factory=dict)
+    source: int | None = None
+    top: int = 0
+    is_reporting: bool = False
+
+
+def row_of(session: Session) -> SessionRow:
+    """What the store keeps of a session. Of what is kept now the description alone: the steps bring the rest."""
+    snapshots = session.snapshots
+    description = ev.Kept(description=session.kept.description) if session.kept is not None else None
+    return SessionRow(
+        session_id=session.session_id,
+        name=session.name,
+        owner=session.owner,
+        salt=session.salt,
+        last_number=session.last_number,
+        highest_id=session.highest_id,
+        is_told=snapshots.is_told,
+        snapshot=snapshots.complete,
+        snapshot_bytes=snapshots.kept_bytes,
+        executables=tuple(session.executables),
+        kept=_to_bytes(description),
+        snapshot_kept=_to_bytes(snapshots.kept),
+    )
+
+
+def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
+    """Take over a store's sessions; their executables are to be compiled, and loaded on new executors."""
+    is_same_team = not stored.generation or state.formation.begin_adoption(stored.generation, stored.team, now_s)
+    state.team = state.formation.team
+    state.adoption = Adoption()
+    for index, port in stored.ports.items():
+        if index in state.formation.nodes:
+            state.formation.nodes[index].data_port = port  # so that clients find it again
+    for row in stored.sessions:
+        session = state.sessions[row.session_id] = Session(
+            session_id=row.session_id,
+            limits=state.limits,
+            last_seen_s=now_s,
+            name=row.name,
+            owner=row.owner,
+            salt=row.salt,
+            statistics=state.statistics,
+            first_number=row.last_number + 1,
+            last_number=row.last_number,
+            highest_id=row.highest_id,
+            kept=_from_bytes(row.kept),
+            is_unreported=True,
+            awaits_number=True,
+        )
+        session.snapshots = Snapshots(
+            complete=row.snapshot,
+            kept_bytes=row.snapshot_bytes,
+            completed_s=now_s,  # at the latest
+            is_told=row.is_told,
+            kept=_from_bytes(row.snapshot_kept),
+        )
+        session.executables = {plan_id: Executable(plan_id=plan_id) for plan_id in row.executables}
+        if not is_same_team:
+            elasticity.retire_programs(session)
+    state.recovered_sessions = len(stored.sessions)
+    return [] if is_same_team else [ev.Log(text=_TEAM_IS_GONE, is_warning=True)]
+
+
+def lose(state: MasterState) -> Commands:
+    """The executors of before are not taken up: arrays are lost, and steps that were held are looked at."""
+    loss = WorkerLostError(
+        "the servers were started again, and arrays of before are gone",
+        remedy="run init again, or restore a checkpoint; snapshot_every=… makes a session survive this",
+    )
+    commands: Commands = []
+    for session in list(state.sessions.values()):
+        if session.is_unreported:
+            session.is_unreported, session.loss = False, loss
+            if session.stream is not None:
+                commands += greet(state, session, session.stream)
+            commands += release_held(state, session)
+    return commands
+
+
+def release_held(state: MasterState, session: Session) -> Commands:
+    """Take in the steps of the time without executors."""
+    held, session.held = session.held, []
+    commands: Commands = []
+    for step in held:
+        if session.session_id in state.sessions:
+            commands += state._step_requested(step)
+    return commands + state._advance(session)
+
+
+def greet(state: MasterState, session: Session, stream: int) -> Commands:
+    """At the beginning of a stream: the fate of the client's arrays."""
+    loss = session.loss
+    if loss is None:
+        return []
+    lost = tuple(
+        array_id for array_id in session.live if array_id not in session.arrays and array_id not in session.drop_reasons
+    )
+    for array_id in lost:
+        session.drop_array(array_id, loss)
+    commands: Commands = []
+    if lost and session.is_open and not session.snapshots.is_told:
+        commands += state._release_on_workers(session, lost, loss)
+    is_told = session.snapshots.is_told or state.formation.roster is not None
+    if is_told and not session.is_loss_told:
+        commands.append(ev.Notice(stream=stream, lost=loss))
+    session.is_loss_told = True
+    return commands
+
+
+def take_number(session: Session, number: int) -> None:
+    """The first step of a client that is back: it had answers to all before."""
+    session.awaits_number = False
+    if session.loss is not None or number > session.last_number + 1:
+        session.first_number, session.last_number = number, number - 1
+        session.outcomes.clear()
+        session.cancelled.clear()
+
+
+def _to_bytes(kept: ev.Kept | None) -> bytes:
+    return b"" if kept is None else to_message(kept).SerializeToString()
+
+
+def to_message(kept: ev.Kept) -> master_pb2.KeptState:
+    """As clients get it."""
+    return master_pb2.KeptState(description=kept.description, array_ids=kept.array_ids, updates=kept.updates)
+
+
+def from_message(message: master_pb2.KeptState) -> ev.Kept:
+    """As clients send it."""
+    return ev.Kept(description=message.description, array_ids=tuple(message.array_ids), updates=message.updates)
+
+
+def _from_bytes(data: bytes) -> ev.Kept | None:
+    return from_message(master_pb2.KeptState.FromString(data)) if data else None
