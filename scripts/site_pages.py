@@ -13,7 +13,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_PATTERNS = ("*.md", "docs/**/*.md", "docs/*.json", "examples/**/README.md")
+_PATTERNS = ("*.md", "docs/**/*.md", "docs/**/*.svg", "docs/*.json", "examples/**/README.md")
 
 
 def paths() -> list[str]:
@@ -36,7 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def _group(found: list[str], folder: str) -> list[str]:
     """A folder's pages, its README first."""
-    inside = [path for path in found if path.startswith(folder)]
+    inside = [path for path in found if path.startswith(folder) and path.endswith(".md")]
     return sorted(inside, key=lambda path: (not path.endswith("README.md"), path))
 
 
