@@ -56,6 +56,8 @@ class Batch:
         value: Any
         if isinstance(leaf, RemoteArray):
             value, kind = leaf, TensorType(tuple(leaf.shape), torch_type(leaf.spec.dtype))
+        elif isinstance(leaf, jax.ShapeDtypeStruct):
+            value, kind = leaf, TensorType(tuple(leaf.shape), torch_type(leaf.dtype))
         elif isinstance(leaf, torch.Tensor):
             kind = TensorType(tuple(leaf.shape), leaf.dtype)
             value = array_spec(kind.shape, numpy_type(leaf.dtype)).aval if takes_types else _values(leaf, name)

@@ -155,7 +155,7 @@ class TorchStep:
         return self._run(self._step, batch, named, is_training=bool(self._optimizers), how=run)[1]
 
     def compile(self, *batch: Any, **named: Any) -> Plan | PipelinePlan:
-        """Plans, compiles and loads the program of a call without running it."""
+        """Plans, compiles and loads the program of a call without running it. Takes `jax.ShapeDtypeStruct`s, too."""
         call, _ = self._call(batch, named, bool(self._optimizers))
         return self._step.compile(call)
 
