@@ -8,7 +8,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import LaunchError
@@ -16,16 +16,13 @@ from shardwright.launch import control
 from shardwright.launch.control import ControlServer
 from shardwright.launch.discovery import Discovery
 from shardwright.launch.elastic_supervision import (
-    CloseNode,
     Dismiss,
     ElasticAction,
     ElasticEvent,
     ElasticSupervisor,
     FormGeneration,
     HostsDiscovered,
-    OpenNode,
     RanksStalled,
-    Say,
     TellChanged,
     TellLost,
     WorkerReady,
@@ -33,12 +30,21 @@ from shardwright.launch.elastic_supervision import (
 )
 from shardwright.launch.hosts import Host
 from shardwright.launch.job import Job, ProcessSpec, rank_variables, working_directory
-from shardwright.launch.launcher import RunOptions, close_nodes, forward_signals, next_event, ssh_of
-from shardwright.launch.node import Node, node_command
+from shardwright.launch.launcher import Nodes, RunOptions, forward_signals, next_event, ssh_of
 from shardwright.launch.output import JobOutput
 from shardwright.launch.service import LOOPBACK, CoordinationService
 from shardwright.launch.ssh import find_reachable_address
-from shardwright.launch.supervision import Finish, NodeLost, ProcessEnded, SendSignal, SignalReceived, StartProcesses
+from shardwright.launch.supervision import (
+    CloseNode,
+    Finish,
+    NodeLost,
+    OpenNode,
+    ProcessEnded,
+    Say,
+    SendSignal,
+    SignalReceived,
+    StartProcesses,
+)
 from shardwright.membership import Limits
 from shardwright.processes import describe_exit
 
@@ -52,7 +58,7 @@ class ElasticOptions:
 
     limits: how many workers, and what happens to hosts that fail. source: looks for hosts. hang_timeout_s: after how
     long a worker that is not heard is ended, 0 for never. elastic_timeout_s: how long to wait while they are too few.
-    coordinator_address: of this machine, as other hosts reach it; "" finds it. say: takes a line for the user.
+    coordinator_address: of this machine, as other hosts reach it; "" finds it.
     """
 
     limits: Limits
@@ -61,7 +67,6 @@ class ElasticOptions:
     elastic_timeout_s: float = 600.0
     reset_limit: int | None = None
     coordinator_address: str = ""
-    say: Callable[[str], None] = field(default=lambda text: None)
 
 
 def run_elastic(
@@ -121,8 +126,7 @@ class _Shell:
         self._elastic = elastic
         self._output = output
         self._events = events
-        self._nodes: dict[str, Node] = {}
-        self._closing: list[Node] = []
+        self._nodes = Nodes(output, events.put, options)
         self._services: list[CoordinationService] = []
         self._silent: set[int] = set()
         self._control = ControlServer(self._on_message)
@@ -143,7 +147,7 @@ class _Shell:
         while True:
             event = next_event(self._events, self._supervisor.deadline_s)
             if isinstance(event, _Note):
-                self._elastic.say(event.text)
+                self._options.say(event.text)
                 continue
             if isinstance(event, ProcessEnded):
                 self._control.forget(event.number)
@@ -155,7 +159,7 @@ class _Shell:
 
     def close(self) -> None:
         self._discovery.close()
-        close_nodes([*self._nodes.values(), *self._closing])
+        self._nodes.close_all()
         self._control.close()
         for service in self._services:
             service.close()
@@ -185,20 +189,16 @@ class _Shell:
     def _act(self, action: ElasticAction) -> None:
         match action:
             case Say(text):
-                self._elastic.say(text)
-            case OpenNode(host):
-                command = node_command(host, ssh_of(host, self._options.ssh), self._options.start_timeout_s)
-                self._nodes[host.name] = Node(host, command, self._output, self._events.put)
-            case CloseNode(host_name):
-                if node := self._nodes.pop(host_name, None):
-                    node.begin_close()
-                    self._closing.append(node)
+                self._options.say(text)
+            case OpenNode(name):
+                self._nodes.open(self._supervisor.host_named(name))
+            case CloseNode(name):
+                self._nodes.close(name)
             case StartProcesses(numbers):
                 for number in numbers:
                     self._start(number)
             case SendSignal(number, workers):
-                for node in self._nodes.values():
-                    node.send_signal(number, workers)
+                self._nodes.send_signal(number, workers)
             case FormGeneration():
                 self._form(action)
             case TellLost(generation, workers):
@@ -214,7 +214,6 @@ class _Shell:
 
     def _start(self, worker: int) -> None:
         host = self._supervisor.host_of(worker)
-        local = ssh_of(host, self._options.ssh) is None
         process = ProcessSpec(
             number=worker,
             kind="worker",
@@ -230,7 +229,7 @@ class _Shell:
         )
         self._output.add((process,))
         job = Job(processes=(process,), directory=self._directory, environment=self._environment)
-        self._nodes[host.name].start(job, (worker,), local=local)
+        self._nodes.start(job, (worker,))
 
     def _form(self, action: FormGeneration) -> None:
         """A service for the generation; that of the one before is asked by nobody any more."""

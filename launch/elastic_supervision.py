@@ -20,11 +20,14 @@ from shardwright import membership
 from shardwright.launch.hosts import Host, Placement, place_ranks
 from shardwright.launch.supervision import (
     Action,
+    CloseNode,
     Event,
     Finish,
     NodeLost,
     NodeReady,
+    OpenNode,
     ProcessEnded,
+    Say,
     SendSignal,
     SignalReceived,
     StartProcesses,
@@ -76,20 +79,6 @@ ElasticEvent = Event | HostsDiscovered | WorkerReady | WorkerSilent | RanksStall
 
 # ---- actions ----
 @dataclass(frozen=True, slots=True)
-class OpenNode:
-    """Reach a host."""
-
-    host: Host
-
-
-@dataclass(frozen=True, slots=True)
-class CloseNode:
-    """Let go of a host that was lost."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
 class FormGeneration:
     """Start a coordination service, and tell the workers, in the order of their ranks, where they stand."""
 
@@ -120,14 +109,7 @@ class Dismiss:
     workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the user."""
-
-    text: str
-
-
-ElasticAction = Action | OpenNode | CloseNode | FormGeneration | TellLost | TellChanged | Dismiss | Say
+ElasticAction = Action | FormGeneration | TellLost | TellChanged | Dismiss
 
 
 class ElasticSupervisor(Supervisor):
@@ -184,6 +166,10 @@ class ElasticSupervisor(Supervisor):
     def host_of(self, worker: int) -> Host:
         """The host that a worker runs on, or ran."""
         return self._found[self._hosts[worker]]
+
+    def host_named(self, name: str) -> Host:
+        """A host that was discovered."""
+        return self._found[name]
 
     def handle(self, event: ElasticEvent, now_s: float) -> list[ElasticAction]:  # type: ignore[override]
         """What to do about an event. After `Finish` nothing follows."""
@@ -354,7 +340,7 @@ class ElasticSupervisor(Supervisor):
         if host in self._opening:
             return []
         self._opening[host] = now_s + self._start_timeout_s
-        return [OpenNode(self._found[host])]
+        return [OpenNode(host)]
 
     def _retire(self, worker: int, now_s: float) -> list[ElasticAction]:
         if worker in self._unstarted:

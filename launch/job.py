@@ -55,13 +55,16 @@ class Job:
     """Processes with a common start and end.
 
     directory: their working directory. environment: variables of all of them, on every host.
-    fail_fast: the first failing process ends the others; else each runs to its end.
+    fail_fast: the first failing process ends the others; else each runs to its end. restarts: they are servers, which
+    are started again where they are lost; may_shrink: and the others go on where that is no use.
     """
 
     processes: tuple[ProcessSpec, ...]
     directory: str
     environment: Mapping[str, str] = field(default_factory=dict)
     fail_fast: bool = True
+    restarts: bool = False
+    may_shrink: bool = False
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -154,6 +157,8 @@ def server_job(path: Path, environment: Mapping[str, str], options: Sequence[str
         ),
         directory=working_directory(),
         environment=environment,
+        restarts=True,
+        may_shrink=cluster.is_elastic,
     )
 
 

@@ -19,14 +19,18 @@ from shardwright.launch.hosts import Host, is_this_machine
 from shardwright.launch.job import Job
 from shardwright.launch.node import Node, node_command
 from shardwright.launch.output import JobOutput, Sink
+from shardwright.launch.server_supervision import ServerSupervisor
 from shardwright.launch.ssh import SshOptions
 from shardwright.launch.supervision import (
     FORWARDED_SIGNALS,
+    CloseNode,
     Event,
     Finish,
     NodeLost,
     NodeReady,
+    OpenNode,
     ProcessEnded,
+    Say,
     SendSignal,
     SignalReceived,
     StartProcesses,
@@ -54,7 +58,7 @@ class RunOptions:
 
     sinks: targets of `stdout` and `stderr`. ssh: for other hosts. start_timeout_s: for all hosts to answer. grace_s:
     from a forwarded signal to SIGKILL. output_dir, timestamps: see `JobOutput`. take_signals: forward the launcher's
-    signals (from the main thread). note: called with lines of progress.
+    signals (from the main thread). note: called with lines of progress. say: with what the user should know.
     """
 
     sinks: Mapping[str, Sink]
@@ -65,6 +69,47 @@ class RunOptions:
     timestamps: bool = False
     take_signals: bool = True
     note: Callable[[str], None] = lambda text: None
+    say: Callable[[str], None] = lambda text: None
+
+
+class Nodes:
+    """The hosts of a job that are reached, by name. report: see `Node`."""
+
+    def __init__(self, output: JobOutput, report: Callable[[Event], None], options: RunOptions) -> None:
+        self._output = output
+        self._report = report
+        self._options = options
+        self._nodes: dict[str, Node] = {}
+        self._closing: list[Node] = []
+
+    def open(self, host: Host) -> None:
+        """Reach a host. Raises LaunchError without ssh."""
+        command = node_command(host, ssh_of(host, self._options.ssh), self._options.start_timeout_s)
+        self._nodes[host.name] = Node(host, command, self._output, self._report)
+
+    def close(self, name: str) -> None:
+        """Let go of a host; its agent ends what it runs."""
+        if node := self._nodes.pop(name, None):
+            node.begin_close()
+            self._closing.append(node)
+
+    def start(self, job: Job, numbers: Sequence[int]) -> None:
+        """Start these processes of a job, each on its host."""
+        for node in self._nodes.values():
+            node.start(job, numbers, local=ssh_of(node.host, self._options.ssh) is None)
+
+    def send_signal(self, number: int, numbers: Sequence[int]) -> None:
+        """See `Node.send_signal`."""
+        for node in self._nodes.values():
+            node.send_signal(number, numbers)
+
+    def close_all(self) -> None:
+        """End what still runs on hosts, all at once."""
+        until_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        for name in tuple(self._nodes):
+            self.close(name)
+        for node in self._closing:
+            node.finish_close(until_s)
 
 
 def run_job(job: Job, options: RunOptions) -> Finish:
@@ -77,22 +122,25 @@ def run_job(job: Job, options: RunOptions) -> Finish:
         timestamps=options.timestamps,
         on_broken_pipe=lambda: events.put(SignalReceived(signal.SIGPIPE)),
     )
-    nodes: dict[str, Node] = {}
+    nodes = Nodes(output, events.put, options)
     with contextlib.closing(output), forward_signals(events.put if options.take_signals else None):
-        supervisor = Supervisor(
-            {process.number: process.host.name for process in job.processes},
-            start_timeout_s=options.start_timeout_s,
-            grace_s=options.grace_s,
-            fail_fast=job.fail_fast,
-            now_s=time.monotonic(),
-        )
+        supervisor = _make_supervisor(job, options)
         try:
             for host in job.hosts:
-                command = node_command(host, ssh_of(host, options.ssh), options.start_timeout_s)
-                nodes[host.name] = Node(host, command, output, events.put)
+                nodes.open(host)
             return _supervise(job, supervisor, nodes, events, options)
         finally:
-            close_nodes(list(nodes.values()))
+            nodes.close_all()
+
+
+def _make_supervisor(job: Job, options: RunOptions) -> Supervisor:
+    hosts = {process.number: process.host.name for process in job.processes}
+    start_timeout_s, grace_s, now_s = options.start_timeout_s, options.grace_s, time.monotonic()
+    if job.restarts:
+        return ServerSupervisor(
+            hosts, may_shrink=job.may_shrink, start_timeout_s=start_timeout_s, grace_s=grace_s, now_s=now_s
+        )
+    return Supervisor(hosts, start_timeout_s=start_timeout_s, grace_s=grace_s, fail_fast=job.fail_fast, now_s=now_s)
 
 
 def failure_of(job: Job, outcome: Finish) -> LaunchError | None:
@@ -133,22 +181,26 @@ def ssh_of(host: Host, ssh: SshOptions) -> SshOptions | None:
 
 
 def _supervise(
-    job: Job, supervisor: Supervisor, nodes: Mapping[str, Node], events: queue.SimpleQueue[Event], options: RunOptions
+    job: Job, supervisor: Supervisor, nodes: Nodes, events: queue.SimpleQueue[Event], options: RunOptions
 ) -> Finish:
-    local = {host.name: ssh_of(host, options.ssh) is None for host in job.hosts}
+    hosts = {host.name: host for host in job.hosts}
     while True:
         event = next_event(events, supervisor.deadline_s)
         if text := _describe(event):
             options.note(text)
         for action in supervisor.handle(event, time.monotonic()):
             match action:
+                case OpenNode(name):
+                    nodes.open(hosts[name])
+                case CloseNode(name):
+                    nodes.close(name)
                 case StartProcesses(numbers):
-                    for name, node in nodes.items():
-                        node.start(job, numbers, local=local[name])
+                    nodes.start(job, numbers)
                 case SendSignal(number, numbers):
                     options.note(f"{signal.Signals(number).name} to {len(numbers)} processes")
-                    for node in nodes.values():
-                        node.send_signal(number, numbers)
+                    nodes.send_signal(number, numbers)
+                case Say(text):
+                    options.say(text)
                 case Finish():
                     return action
 
@@ -172,15 +224,6 @@ def _describe(event: Event) -> str:
             return f"got {signal.Signals(number).name}"
         case _:
             return ""
-
-
-def close_nodes(nodes: Sequence[Node]) -> None:
-    """End what still runs on hosts, all at once."""
-    until_s = time.monotonic() + _CLOSE_TIMEOUT_S
-    for node in nodes:
-        node.begin_close()
-    for node in nodes:
-        node.finish_close(until_s)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 A job starts once every host answers: a mistyped host costs nothing. The first failing process ends the others. Signals
 of the user are forwarded; processes still alive after the grace period are killed.
 
-A job's processes are fixed here; `elastic_supervision.py` replaces lost ones.
+A job's processes are fixed here; `elastic_supervision.py` replaces lost ranks, `server_supervision.py` starts lost
+servers again.
 """
 
 from __future__ import annotations
@@ -75,6 +76,27 @@ class SendSignal:
     numbers: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenNode:
+    """Reach a host, by name."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseNode:
+    """Let go of a host that was lost."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the user."""
+
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """The job is over.
@@ -91,7 +113,7 @@ class Finish:
     reason: str = ""
 
 
-Action = StartProcesses | SendSignal | Finish
+Action = StartProcesses | SendSignal | OpenNode | CloseNode | Say | Finish
 
 
 def shell_exit_code(code: int) -> int:

@@ -212,7 +212,6 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
             elastic_timeout_s=settings.elastic_timeout_s,
             reset_limit=settings.reset_limit,
             coordinator_address=settings.coordinator_address[0] if settings.coordinator_address else "",
-            say=lambda text: note(f"shardwright run: {text}"),
         ),
     )
     if failure := elastic_failure(outcome):
@@ -264,8 +263,7 @@ def _run_options(settings: RunSettings) -> RunOptions:
     from shardwright.launch.output import descriptor_sink
 
     def say(text: str) -> None:
-        if settings.verbose:
-            note(f"shardwright run: {text}")
+        note(f"shardwright run: {text}")
 
     return RunOptions(
         sinks={"stdout": descriptor_sink(1), "stderr": descriptor_sink(2)},
@@ -274,7 +272,8 @@ def _run_options(settings: RunSettings) -> RunOptions:
         grace_s=settings.grace_s,
         output_dir=settings.output_dir,
         timestamps=settings.timestamps,
-        note=say,
+        note=say if settings.verbose else lambda text: None,
+        say=say,
     )
 
 

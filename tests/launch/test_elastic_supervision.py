@@ -71,8 +71,7 @@ def formed(actions: list[ElasticAction]) -> tuple[int, tuple[int, ...]]:
 
 def test_the_first_generation_waits_for_all_that_were_started() -> None:
     job = Job()
-    a = Host(name="a", slots=3)
-    assert job.send(hosts(a=3)) == [OpenNode(a)]
+    assert job.send(hosts(a=3)) == [OpenNode("a")]
     assert job.send(NodeReady("a")) == [StartProcesses((0, 1, 2))]
     assert job.send(WorkerReady(0), WorkerReady(2)) == []
     assert formed(job.send(WorkerReady(1))) == (0, (0, 1, 2))
@@ -154,7 +153,7 @@ def test_a_lost_host_is_let_go_and_its_ranks_with_it() -> None:
     job.start(a=1, b=2)
     assert job.send(NodeLost("b", "ssh ended")) == [CloseNode("b"), TellLost(0, (0,))]
     assert formed(job.send(WorkerReady(0, lost=True))) == (1, (0,))
-    assert job.send(Tick(), at_s=2.0) == [OpenNode(Host(name="b", slots=2))]
+    assert job.send(Tick(), at_s=2.0) == [OpenNode("b")]
 
 
 def test_ranks_of_a_host_that_is_gone_leave_at_a_commit() -> None:
@@ -241,7 +240,7 @@ class World:
     def follow(self, action: ElasticAction) -> Finish | None:
         match action:
             case OpenNode(host):
-                return self.send(NodeReady(host.name))
+                return self.send(NodeReady(host))
             case StartProcesses(workers):
                 assert not self.finished, "a worker is started after the training was over"
                 self.alive.update(dict.fromkeys(workers, "starting"))

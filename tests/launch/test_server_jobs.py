@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import shardwright as sw
 from shardwright.cli import main
 from shardwright.server.security import free_port
-from tests.launch.jobs import launched, run_job
+from tests.launch.jobs import LaunchedJob, launched, run_job
+from tests.recovery.training import run
 
 
 def cluster_file(folder: Path) -> tuple[Path, str]:
@@ -49,6 +51,40 @@ def test_the_servers_of_a_cluster_take_steps_until_they_are_stopped(tmp_path: Pa
     assert code == 130
     assert f"[0 {address}]<stderr>:" in err
     assert (tmp_path / "logs" / "task.1.stderr").exists()
+
+
+@pytest.mark.slow
+def test_killed_servers_are_started_again_and_training_goes_on(tmp_path: Path) -> None:
+    path, address = cluster_file(tmp_path)
+    options = ("--", "--state-dir", str(tmp_path / "state"))
+    with launched("--servers", str(path), *options) as job:
+        wait_until_ready(address)
+        with sw.connect(address) as alone:
+            undisturbed = run(alone, 16)
+
+        def disturb(number: int) -> None:
+            if number in (5, 11):
+                server_of(job, path, task=1 if number == 5 else 0).kill()
+
+        with sw.connect(address, snapshot_every=4) as protected:
+            outcome = run(protected, 16, after_call=disturb)
+            assert protected.recoveries  # of the worker; executors outlive the master
+        job.process.send_signal(signal.SIGINT)
+        code, _, err = job.result()
+        job.gone_after_s(3.0)
+    assert outcome.losses == undisturbed.losses  # bit for bit
+    assert outcome.count == undisturbed.count
+    assert code == 130
+    for task in (0, 1):
+        assert f"shardwright run: task {task} on 127.0.0.1 ended with SIGKILL; it is started again in 1 s" in err
+
+
+def server_of(job: LaunchedJob, path: Path, *, task: int) -> psutil.Process:
+    """The server that the launcher has started; a durable master's node has a process of its own below it."""
+    words = ["shardwright.server", str(path), str(task)]
+    servers = [process for process in job.processes() if process.cmdline()[2:5] == words]
+    (server,) = [process for process in servers if process.parent() not in servers]
+    return server
 
 
 def test_a_server_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
