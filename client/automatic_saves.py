@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardwright.client.argument_checks import check_number
 from shardwright.errors import OptionError, ShardwrightError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ class CheckpointPolicy:
 
     def __post_init__(self) -> None:
         from shardwright.checkpoints.directories import MAX_STEP
-        from shardwright.client.checkpoints import MAX_KEPT, check_number  # loads JAX
+        from shardwright.client.checkpoints import check_max_to_keep  # loads JAX
 
-        check_number("every", self.every, 1, MAX_STEP)
-        check_number("max_to_keep", self.max_to_keep, 1, MAX_KEPT)
+        if self.every is not None:
+            check_number("every", self.every, 1, MAX_STEP)
+        check_max_to_keep(self.max_to_keep)
         if self.every_s is not None and not (isinstance(self.every_s, int | float) and self.every_s > 0):
             raise OptionError(f"every_s={self.every_s!r}", where="every_s", remedy="seconds, more than 0")
         if self.every is None and self.every_s is None and not self.at_drain:

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.checkpoints import trees
 from shardwright.checkpoints.directories import MAX_STEP, resolve_directory
+from shardwright.client.argument_checks import check_number
 from shardwright.client.array_specs import (
     ArraySpec,
     ArrayType,
@@ -32,7 +33,7 @@ from shardwright.client.placement import Placement, parts_of
 from shardwright.client.pytrees import rebuild, structure_of
 from shardwright.client.resharding import materialize
 from shardwright.dtypes import to_element_type
-from shardwright.errors import CheckpointError, OptionError, ServerUnavailableError, ShardwrightError
+from shardwright.errors import CheckpointError, ServerUnavailableError, ShardwrightError
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shard_pieces import chunk_shape
 from shardwright.plans.shardings import Mesh
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from shardwright.client.stream import StepResult
 
 #: The most that `max_to_keep` may ask for.
-MAX_KEPT = (1 << 31) - 1
+_MAX_KEPT = (1 << 31) - 1
 
 
 class Save:
@@ -121,14 +122,21 @@ def save(
 ) -> Save:
     """See `Session.save`."""
     check_step(step)
-    check_number("max_to_keep", max_to_keep, 1, MAX_KEPT)
+    check_max_to_keep(max_to_keep)
     tree, leaves = structure_of(state, _spec)
     return save_leaves(session, tree, leaves, directory, step=step, max_to_keep=max_to_keep)
 
 
 def check_step(step: int | None) -> None:
     """Raises OptionError unless it can be the number of a checkpoint; None: it is not given."""
-    check_number("step", step, 0, MAX_STEP)
+    if step is not None:
+        check_number("step", step, 0, MAX_STEP)
+
+
+def check_max_to_keep(max_to_keep: int | None) -> None:
+    """Raises OptionError unless so many checkpoints can be kept; None: all."""
+    if max_to_keep is not None:
+        check_number("max_to_keep", max_to_keep, 1, _MAX_KEPT)
 
 
 def save_leaves(
@@ -215,14 +223,6 @@ class PendingRestore(PendingArrays[str]):
 def _directory(session: SessionState, directory: str | os.PathLike[str]) -> str:
     """The directory for the workers. An embedded server shares this program's file system."""
     return resolve_directory(directory, is_local=session.server is not None)
-
-
-def check_number(name: str, number: int | None, least: int, most: int) -> None:
-    """Raises OptionError unless it is None, or a number in these bounds."""
-    if number is None:
-        return
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
-        raise OptionError(f"{name}={number!r}", where=name, remedy=f"a number from {least} to {most}")
 
 
 def _spec(leaf: Any) -> ArraySpec:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from shardwright.checkpoints import trees
+from shardwright.client.argument_checks import check_number
 from shardwright.client.array_specs import ArraySpec, array_spec
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.pending_arrays import PendingArrays
@@ -62,8 +63,8 @@ class Dataset:
     def __init__(
         self, session: SessionState, function: str, *, batch: int, prefetch: int, options: Mapping[str, Any]
     ) -> None:
-        _check_number("batch", batch, 1, _MAX_BATCH)
-        _check_number("prefetch", prefetch, 0, _MAX_PREFETCH)
+        check_number("batch", batch, 1, _MAX_BATCH)
+        check_number("prefetch", prefetch, 0, _MAX_PREFETCH)
         if not isinstance(function, str):
             raise OptionError(f"function={function!r}", where="function", remedy='name it: "module:function"')
         self._state = session
@@ -106,7 +107,7 @@ class Dataset:
 
         Raises OptionError on anything but a number from 0.
         """
-        _check_number("position", position, 0, _MAX_POSITION)
+        check_number("position", position, 0, _MAX_POSITION)
         with self._lock:
             self._position = int(position)
             self._ready.clear()
@@ -300,12 +301,6 @@ class _Batch(PendingArrays[int]):
 
 def _to_part(leaf: int, layout: Layout, first_row: int) -> master_pb2.BatchPart:
     return master_pb2.BatchPart(leaf=leaf, layout=wire.layout_to_proto(layout), first_row=first_row)
-
-
-def _check_number(name: str, number: Any, least: int, most: int) -> None:
-    is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not is_whole or not least <= number <= most:
-        raise OptionError(f"{name}={number!r}", where=name, remedy=f"a whole number from {least} to {most}")
 
 
 # ---- the function's arguments ------------------------------------------------------------------
