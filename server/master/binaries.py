@@ -74,6 +74,8 @@ def _maker() -> str:
 class _Compiled:
     """In the place of a `CompileService`: what it would give was compiled before."""
 
+    platform = ""
+
     def __init__(self, programs: Sequence[CompiledProgram]) -> None:
         self._programs = programs
 

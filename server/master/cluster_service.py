@@ -126,6 +126,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         device_count=hello.device_count,
                         transfer_address=hello.transfer_address,
                         pid=hello.pid,
+                        machine_code=hello.machine_code,
                         received=hello.received,
                     )
                 )

@@ -74,7 +74,8 @@ class ExecutorExited:
 class ExecutorJoined:
     """An executor owns its devices and opened its Execute stream.
 
-    received: sequence number of the last command that it got, of a master before; 0: none.
+    machine_code: see `machine_code_target`. received: sequence number of the last command that it got, of a master
+    before; 0: none.
     """
 
     connection: int
@@ -84,6 +85,7 @@ class ExecutorJoined:
     device_count: int
     transfer_address: str = ""
     pid: int = 0
+    machine_code: str = ""
     received: int = 0
 
 

@@ -18,6 +18,7 @@ from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.formation import Formation
 from shardwright.xla import Cancellation, CompileJob, CompileService
 from shardwright.xla.compiled import CompiledProgram
+from shardwright.xla.machine_code import machine_code_target
 
 #: The nodes that own some of these devices.
 NodesOf = Callable[[range], frozenset[int]]
@@ -25,20 +26,15 @@ NodesOf = Callable[[range], frozenset[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """A compiled program in the executors' form. nodes: those that run it."""
+    """A compiled program. nodes: those that run it."""
 
     compiled: CompiledProgram
     nodes: frozenset[int]
 
-    @property
-    def is_serialized(self) -> bool:
-        """Whether one process runs it, which then can load the executable itself."""
-        return self.compiled.serialized is not None
-
-    @property
-    def data(self) -> bytes:
-        serialized = self.compiled.serialized
-        return self.compiled.stablehlo.encode() if serialized is None else serialized
+    def executable_for(self, formation: Formation) -> bytes | None:
+        """XLA's executable, if all nodes that run it have this machine's code; None: they compile the text."""
+        targets = {formation.nodes[node].machine_code for node in self.nodes}
+        return self.compiled.serialized if targets == {machine_code_target()} else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +77,7 @@ def compile_program(
     nodes = nodes_of(range(record.first_device, record.first_device + plan.mesh.device_count))
     try:
         compiled = compiler.compile(
-            plan.require_hlo(), plan, want_executable=len(nodes) == 1, cancellation=cancellation
+            plan.require_hlo(), plan, want_executable=_can_be_sent(nodes, compiler), cancellation=cancellation
         )
     except CompilationError as error:  # of the compile child, on the master's machine
         raise add_place(error, "worker 0") from error
@@ -105,7 +101,7 @@ def _binaries_of(
                 name=f"{program.name} of stage {program.stage}",
                 hlo_text=program.plan.require_hlo(),
                 plan=program.plan,
-                want_executable=len(owners) == 1,
+                want_executable=_can_be_sent(owners, compiler),
             )
             for program, owners in zip(plan.programs, nodes, strict=True)
         ],
@@ -115,6 +111,14 @@ def _binaries_of(
         program.name: Binary(compiled=binary, nodes=owners)
         for program, binary, owners in zip(plan.programs, compiled, nodes, strict=True)
     }
+
+
+def _can_be_sent(nodes: frozenset[int], compiler: CompileService) -> bool:
+    """Whether the executable of the compile child, one process with all devices, runs on these nodes.
+
+    XLA:GPU compiles programs of several processes in each of them.
+    """
+    return len(nodes) == 1 or compiler.platform == "cpu"
 
 
 def _find_aliased(plan: PipelinePlan) -> frozenset[int]:
@@ -132,25 +136,27 @@ def load_messages(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[E
     """Every program to its nodes, then to all nodes the executable made of them."""
     payload: Payload = command.program.payload
     executable_id = command.program.plan_id
+    executables = {name: binary.executable_for(formation) for name, binary in payload.binaries.items()}
     for name, binary in payload.binaries.items():
         chunk_id = f"{executable_id}/{name}" if name else executable_id
-        for chunk in wire.chunks(binary.data):
+        executable = executables[name]
+        for chunk in wire.chunks(binary.compiled.stablehlo.encode() if executable is None else executable):
             message = worker_pb2.ProgramChunk(executable_id=chunk_id, chunk=chunk)
             yield ExecutorMessage(message=worker_pb2.ExecutorCommand(chunk=message), nodes=binary.nodes)
     plan = payload.record.plan
     order = worker_pb2.ExecutorCommand(sequence=command.sequence)
     if isinstance(plan, PipelinePlan):
-        order.load_pipeline.CopyFrom(_pipeline(plan, payload.binaries, formation))
+        order.load_pipeline.CopyFrom(_pipeline(plan, executables, formation))
         order.load_pipeline.session_id, order.load_pipeline.executable_id = command.session_id, executable_id
     else:
-        order.load.CopyFrom(_program(plan, payload.record.first_device, payload.binaries[""]))
+        order.load.CopyFrom(_program(plan, payload.record.first_device, executables[""]))
         order.load.session_id, order.load.executable_id = command.session_id, executable_id
     yield ExecutorMessage(message=order)
 
 
-def _program(plan: Plan, first_device: int, binary: Binary) -> worker_pb2.LoadProgram:
+def _program(plan: Plan, first_device: int, executable: bytes | None) -> worker_pb2.LoadProgram:
     return worker_pb2.LoadProgram(
-        is_serialized=binary.is_serialized,
+        is_serialized=executable is not None,
         arguments=_layouts(plan.parameters, plan.mesh, first_device),
         outputs=_layouts(plan.outputs, plan.mesh, first_device),
         donated=[variable.number for variable in plan.parameters if variable.alias is not None],
@@ -164,10 +170,15 @@ def _layouts(variables: tuple[VariablePlan, ...], mesh: Mesh, first_device: int)
     return [wire.layout_to_proto(Layout.of(variable, mesh, first_device)) for variable in variables]
 
 
-def _pipeline(plan: PipelinePlan, binaries: Mapping[str, Binary], formation: Formation) -> worker_pb2.LoadPipeline:
+def _pipeline(
+    plan: PipelinePlan, executables: Mapping[str, bytes | None], formation: Formation
+) -> worker_pb2.LoadPipeline:
     stages = plan.stages
     return worker_pb2.LoadPipeline(
-        programs=[_stage_program(part, stages[part.stage], binaries[part.name]) for part in plan.programs],
+        programs=[
+            _stage_program(part, stages[part.stage], is_serialized=executables[part.name] is not None)
+            for part in plan.programs
+        ],
         values=[
             worker_pb2.StageValue(
                 name=value.name,
@@ -218,12 +229,12 @@ def _stage_entry(entry: ArgumentEntry | OutputEntry, stages: tuple[PipelineStage
     return worker_pb2.StageEntry(value=entry.value, stage=entry.stage, layout=layout)
 
 
-def _stage_program(program: PipelineProgram, stage: PipelineStage, binary: Binary) -> worker_pb2.StageProgram:
+def _stage_program(program: PipelineProgram, stage: PipelineStage, *, is_serialized: bool) -> worker_pb2.StageProgram:
     plan = program.plan
     return worker_pb2.StageProgram(
         name=program.name,
         stage=program.stage,
-        is_serialized=binary.is_serialized,
+        is_serialized=is_serialized,
         arguments=_layouts(plan.parameters, stage.mesh, stage.first_device),
         outputs=_layouts(plan.outputs, stage.mesh, stage.first_device),
         donated=[variable.number for variable in plan.parameters if variable.alias is not None],

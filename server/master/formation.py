@@ -101,8 +101,8 @@ class Pulse:
 class NodeRecord:
     """daemon: its connection, or None. executor: whether one may be running, as far as is known.
 
-    executor_connection: its Execute stream, or None until it joined. pid: of the executor. transfers: calls at its data
-    port that move contents. farewell: why its daemon is about to leave.
+    executor_connection: its Execute stream, or None until it joined. pid, machine_code: of the executor. transfers:
+    calls at its data port that move contents. farewell: why its daemon is about to leave.
     """
 
     member: Member
@@ -117,6 +117,7 @@ class NodeRecord:
     data_port: int = 0
     detail: str = ""
     pid: int = 0
+    machine_code: str = ""
     received: int = 0  # sequence number of the executor's last command, when it joined
     transfers: int = 0
     farewell: str = ""
@@ -374,7 +375,7 @@ class Formation:
         record.transfer_address = event.transfer_address
         record.data_port = int(event.data_address.rpartition(":")[2])
         record.pid, record.busy, record.executor_pulse = event.pid, (0, ""), Pulse()
-        record.transfers, record.received = 0, event.received
+        record.transfers, record.received, record.machine_code = 0, event.received, event.machine_code
         if self.phase == "adopting":
             record.executor = True
             return self._finish_adoption()

@@ -199,6 +199,8 @@ def _first_line(error: Exception) -> str:
 def _hello(config: dict[str, Any], port: int, transfer_address: str) -> worker_pb2.ExecutorHello:
     import jax
 
+    from shardwright.xla.machine_code import machine_code_target
+
     return worker_pb2.ExecutorHello(
         node_index=config["node"],
         generation=config["generation"],
@@ -206,6 +208,7 @@ def _hello(config: dict[str, Any], port: int, transfer_address: str) -> worker_p
         device_count=jax.local_device_count(),
         transfer_address=transfer_address,
         pid=os.getpid(),
+        machine_code=machine_code_target(),
     )
 
 

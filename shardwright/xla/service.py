@@ -130,7 +130,8 @@ class CompileService:
     ) -> CompiledProgram:
         """Emit `plan` onto `hlo_text`, compile it, read its collectives and memory.
 
-        want_executable: also return XLA's serialized executable, for one process with all the devices.
+        want_executable: also return XLA's serialized executable. On CPUs several processes may load it, each with some
+          of the devices; elsewhere one with all of them.
         inspect="partition-pass" stops once XLA has partitioned the program (full compiles of deep models take minutes):
         no executable, no memory.
 

@@ -204,13 +204,14 @@ class SupervisorCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[StartExecutor, _Mapping]] = ..., stop: _Optional[_Union[StopExecutor, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., retain: _Optional[_Union[RetainSnapshots, _Mapping]] = ...) -> None: ...
 
 class ExecutorHello(_message.Message):
-    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid", "received")
+    __slots__ = ("node_index", "generation", "data_address", "device_count", "transfer_address", "pid", "machine_code", "received")
     NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_CODE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     node_index: int
     generation: int
@@ -218,8 +219,9 @@ class ExecutorHello(_message.Message):
     device_count: int
     transfer_address: str
     pid: int
+    machine_code: str
     received: int
-    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ..., machine_code: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExecutorHeartbeat(_message.Message):
     __slots__ = ("sequence", "doing", "transfers", "figures")
