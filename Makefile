@@ -15,7 +15,15 @@ PYTEST_ARGS ?=
 # one process more for them: many of them wait for servers, limits and clocks.
 WORKERS ?= 2
 SLOW_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
-PYTEST := $(BIN)/python -m pytest --dist worksteal
+PYTEST := $(BIN)/python -m pytest
+
+# Tests of servers, limits and clocks may fail because of what runs beside them. What failed is run once more, alone: a
+# fault fails again, and pytest's report of both stays. $(1): which tests. $(2): processes.
+define run_tests
+	@$(PYTEST) --dist worksteal -n $(2) -m "$(1)" $(PYTEST_ARGS) || { \
+		echo "what failed, once more, alone:"; \
+		$(PYTEST) -m "$(1)" --last-failed --last-failed-no-failures none --maxfail 3 $(PYTEST_ARGS); }
+endef
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
@@ -52,11 +60,11 @@ quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print
 
 .PHONY: test
 test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on two cores).
-	@$(PYTEST) -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+	$(call run_tests,not slow,$(WORKERS))
 
 .PHONY: test-all
 test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
-	@$(PYTEST) -n $(SLOW_WORKERS) -m slow $(PYTEST_ARGS)
+	$(call run_tests,slow,$(SLOW_WORKERS))
 
 # Front ends whose tests have an environment of their own, in build/frontends.
 FRONTENDS ?= keras torch tensorflow
