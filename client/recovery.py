@@ -349,8 +349,7 @@ class Recovery:
             self._journal.clear()
             self._base = self._pending = None
             self._timed_out.clear()
-            self._stream.generation, self._stream.recovery_error = 0, error
-            self._stream.fail(unfinished, error)
+            self._stream.end_recovery(unfinished, error)
             self._is_recovering = False
             self._stream.resume()
         if self._stream.is_usable:

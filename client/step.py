@@ -158,6 +158,7 @@ class Step:
         return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
+        self._state.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
         self._leave_other_nodes()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
         leaves = self._lower(signature).with_captured(leaves)

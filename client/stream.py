@@ -177,7 +177,8 @@ class StepStream:
         self.generation = 0
         self.sent_steps = 0
         self.lost_generations = 0  # that the server has told of
-        self.recovery_error: ShardwrightError | None = None  # of the last recovery that gave up
+        self._recovery_error: ShardwrightError | None = None  # of the last recovery that gave up
+        self._is_recovery_error_told = True  # to a caller, or by a step that failed with it
         self.steps_aside = False  # whether `submit` raises InterruptedByRecoveryError rather than wait for a recovery
         self.replayer = 0  # the thread that sends while others are held
         self._is_held = False
@@ -227,7 +228,7 @@ class StepStream:
             return result
         is_save = request.HasField("save")
         with self._changed:
-            before = self.recovery_error
+            before = self._recovery_error
             try:
                 while (
                     self.is_usable
@@ -241,8 +242,9 @@ class StepStream:
                 self.cancel_all()
                 raise
             self.check_open()
-            if self.recovery_error is not None and self.recovery_error is not before:
-                raise self.recovery_error
+            if self._recovery_error is not None and self._recovery_error is not before:
+                self._is_recovery_error_told = True
+                raise self._recovery_error
             if not is_save:
                 self.check_draining()
             outputs = tuple(array_id for array_id in request.outputs if array_id)
@@ -294,6 +296,12 @@ class StepStream:
                 self._changed.wait()
             self.check_open()
 
+    def end_recovery(self, unfinished: Sequence[StepResult], error: ShardwrightError) -> None:
+        """A recovery gave up: all arrays are gone, and some caller is to be told; the caller holds the lock."""
+        self.generation, self._recovery_error = 0, error
+        self._is_recovery_error_told = any(not result.is_followed for result in unfinished)
+        self.fail(unfinished, error)
+
     def fail(self, results: Iterable[StepResult], error: ShardwrightError) -> None:
         """Steps without an outcome, whose arrays are gone; the caller holds the lock."""
         self.losses += 1
@@ -342,10 +350,16 @@ class StepStream:
                 self._met[str(step.error)] = self._next_number - 1
         first = next((step for step in failed if step.number > self._met.get(str(step.error), 0)), None)
         if first is None:
-            return None
+            return self._tell_recovery_error()
         first.is_seen = True
         self._met[str(first.error)] = self._next_number - 1
         return first.error
+
+    def _tell_recovery_error(self) -> ShardwrightError | None:
+        if self._is_recovery_error_told:
+            return None
+        self._is_recovery_error_told = True
+        return self._recovery_error
 
     @property
     def has_lost_session(self) -> bool:
