@@ -1,7 +1,4 @@
-"""Eight CPU devices for every test, set before anything imports JAX; nothing is answered from plans of other runs.
-
-LLVM optimizes nothing: XLA's own passes are the same, and programs this small compile in less than half of the time.
-"""
+"""Eight CPU devices for every test, set before anything imports JAX; nothing is answered from plans of other runs."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ import signal
 import sys
 import tempfile
 
-_XLA_FLAGS = {"xla_force_host_platform_device_count": 8, "xla_backend_optimization_level": 0}
+_DEVICES = "--xla_force_host_platform_device_count"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-for _name, _value in _XLA_FLAGS.items():
-    if _name not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_name}={_value}".strip()
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}=8".strip()
 os.environ["SHARDWRIGHT_CACHE"] = "off"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of a thousand processes would compile every module again
 sys.dont_write_bytecode = False
