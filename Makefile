@@ -200,9 +200,17 @@ fuzz-memory: $(VENV)/.stamp-dev ## The same for random steps, layouts and memory
 check-programs: $(VENV)/.stamp-dev ## Hold pipelines against single-device JAX in one process: models, schedules, stages (20 minutes).
 	@$(BIN)/python -m oracles.pipeline_programs --proof
 
+# Others: make SCHEDULES=20 SEED=100 soak
+SCHEDULES ?= 200
+SEED ?= 0
+
+.PHONY: soak
+soak: $(VENV)/.stamp-dev ## Kill, freeze and cut off servers in 200 seeded schedules; results must not change (an hour and a half).
+	@$(BIN)/python -m tests.recovery.soak --schedules $(SCHEDULES) --seed $(SEED)
+
 .PHONY: soak-ranks
 soak-ranks: $(VENV)/.stamp-dev ## Kill, hang and add elastic ranks in 200 seeded schedules; losses must not change (two hours).
-	@$(BIN)/python -m tests.ranks.soak --schedules 200
+	@$(BIN)/python -m tests.ranks.soak --schedules $(SCHEDULES) --seed $(SEED)
 
 .PHONY: measure-cpu
 measure-cpu: $(VENV)/.stamp-dev ## Measure the numbers of the cpu hardware profile on this machine.

@@ -66,10 +66,13 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            if self._is_cut:
+            try:
+                if self._is_cut:
+                    raise ConnectionRefusedError
+                far = socket.create_connection(self._target)
+            except OSError:  # nobody listens there, either
                 near.close()
                 continue
-            far = socket.create_connection(self._target)
             self._pairs += [near, far]
             for source, target in ((near, far), (far, near)):
                 threading.Thread(target=self._copy, args=(source, target), daemon=True).start()

@@ -35,10 +35,10 @@ class Cluster:
         self._file.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
         self._options = ("--state-dir", str(folder / "state"), "--grace", str(GRACE_S), *options)
         self.address = f"127.0.0.1:{entries[0]['port']}"
-        self.servers = [self._start(task) for task in range(nodes)]
+        self.servers = [self._make_server(task) for task in range(nodes)]
         self.session = self.connect()
 
-    def _start(self, task: int) -> Server:
+    def _make_server(self, task: int) -> Server:
         return Server(str(self._file), str(task), *self._options)
 
     def connect(self, **options: object) -> sw.Session:
@@ -69,13 +69,19 @@ class Cluster:
         for process in self.executors():
             process.kill()
 
+    def kill_server(self, task: int) -> None:
+        self.servers[task].process.kill()
+        self.servers[task].end()
+
+    def start_server(self, task: int) -> None:
+        self.servers[task] = self._make_server(task)
+
     def kill_master(self) -> None:
-        self.servers[0].process.kill()
-        self.servers[0].end()
+        self.kill_server(0)
 
     def restart_master(self) -> None:
         self.kill_master()
-        self.servers[0] = self._start(0)
+        self.start_server(0)
 
     def stop(self) -> None:
         self.session._state.close_quietly()
@@ -214,7 +220,7 @@ def test_without_snapshots_their_loss_is_told_in_the_same_session(cluster: Clust
     first = float(loss)
     cluster.kill_master()
     cluster.kill_executors()
-    cluster.servers[0] = cluster._start(0)
+    cluster.start_server(0)
     with pytest.raises(sw.WorkerLostError):
         float(step(state, x)[1])
     _, loss = step(step.init(initial, jax.random.key(0)), x)
