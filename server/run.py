@@ -171,6 +171,7 @@ async def _serve(
     clock = asyncio.ensure_future(master.run())
     watch = None
     if source is not None:
+        master.description_every_s = source.every_s
         watch = asyncio.ensure_future(watch_cluster(source, cluster, master.change_cluster))
     waits: list[asyncio.Future[Any]] = [stop.exit_code, master.halted, master.drained, clock]
     waits += [task for task in (daemon_task, node_task) if task is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ from shardwright.server.master import events as ev
 from shardwright.server.master import recovered
 from shardwright.server.master.shell import Master, OutgoingStream
 
+#: Seconds between two looks for a new node.
+_LOOK_S = 0.1
+
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
 
@@ -26,7 +30,22 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         self._master = master
 
     async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
-        await self._stream(requests, context, self._handle_daemon_event, _to_refusal, ev.DaemonLeft)
+        messages = self._await_descriptions(requests)
+        await self._stream(messages, context, self._handle_daemon_event, _to_refusal, ev.DaemonLeft)
+
+    async def _await_descriptions(
+        self, requests: AsyncIterator[worker_pb2.SupervisorEvent]
+    ) -> AsyncIterator[worker_pb2.SupervisorEvent]:
+        """A daemon's messages. That of a new node may come before the description that has it was read."""
+        async for request in requests:
+            until_s = time.monotonic() + 2 * self._master.description_every_s
+            while (
+                request.HasField("hello")
+                and request.hello.node_index not in self._master.state.formation.nodes
+                and time.monotonic() < until_s
+            ):
+                await asyncio.sleep(_LOOK_S)
+            yield request
 
     def _handle_daemon_event(self, number: int, event: worker_pb2.SupervisorEvent) -> None:
         match event.WhichOneof("kind"):

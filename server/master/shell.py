@@ -111,6 +111,7 @@ class Master:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.cluster = cluster
+        self.description_every_s = 0.0  # seconds between two looks at a description of the cluster; 0: none
         self.log = log
         self.logs = LogStore((node.index for node in cluster.nodes), RecentLines() if log is None else log.recent)
         self.figures = Figures()

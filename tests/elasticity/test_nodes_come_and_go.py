@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import shardwright as sw
 from tests.elasticity.clusters import nodes_of, running, snapshot_of, wait_for_nodes
 from tests.elasticity.training import assert_close, run, run_on_one_device
-from tests.server.raw_client import wait_until
+from tests.server.raw_client import Server, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +58,23 @@ def test_a_node_that_is_written_into_the_file_joins_and_leaves(tmp_path: Path) -
         code, log = cluster.servers.pop(1).end()
         assert code == 1
         assert "no longer in the master's cluster file" in log
+        session.close()
+
+
+def test_a_node_may_come_before_the_master_has_read_of_it(tmp_path: Path) -> None:
+    """The new node's file has it; what the master discovers, every five seconds, has it three seconds later."""
+    with running(tmp_path, [2]) as cluster:
+        cluster.stop()
+        described, program = tmp_path / "described.json", tmp_path / "nodes.sh"
+        described.write_text(cluster.path.read_text())
+        program.write_text(f"#!/bin/sh\ncat {described}\n")
+        program.chmod(0o755)
+        cluster.servers[0] = Server(str(described), "0", "--discover", str(program))
+        session = cluster.connect()
+        cluster.start(cluster.add_entry(2))
+        time.sleep(3)
+        described.write_text(cluster.path.read_text())
+        wait_for_nodes(session, 0, 1)
         session.close()
 
 
