@@ -23,6 +23,13 @@ def describe(*ports: int, **fields: Any) -> str:
     return json.dumps({"master": master, "workers": workers, "min_nodes": 1, "insecure": True, **fields})
 
 
+def write_at_once(path: Path, text: str) -> None:
+    """As editors do: whoever reads meanwhile gets the old text or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
 def watch(source: ClusterSource, cluster: Cluster, *edits: Callable[[], object]) -> list[list[int]]:
     """The ports of each new cluster; each edit is made once what was before it has been looked at."""
     told: list[list[int]] = []
@@ -63,7 +70,8 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> ClusterSource:
 def test_each_change_of_the_nodes_is_told_once(source: ClusterSource, tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     cluster = Cluster.load(path)
-    edits = [lambda text=text: path.write_text(text) for text in (describe(2223, 2224), describe(2224), describe(2224))]
+    texts = (describe(2223, 2224), describe(2224), describe(2224))
+    edits = [lambda text=text: write_at_once(path, text) for text in texts]
     assert watch(source, cluster, *edits) == [[2222, 2223, 2224], [2222, 2224]]
 
 
@@ -74,8 +82,8 @@ def test_what_is_wrong_is_named_once_and_changes_nothing(
     cluster = Cluster.load(path)
     wrong = ["{", describe(2223, 2224, min_nodes=2), describe(2223, 2223)]
     with caplog.at_level(logging.WARNING, "shardwright.server"):
-        assert watch(source, cluster, *[lambda text=text: path.write_text(text) for text in wrong]) == []
-        assert watch(source, cluster, lambda: path.write_text(describe(2224))) == [[2222, 2224]]
+        assert watch(source, cluster, *[lambda text=text: write_at_once(path, text) for text in wrong]) == []
+        assert watch(source, cluster, lambda: write_at_once(path, describe(2224))) == [[2222, 2224]]
     assert len(caplog.messages) == len(wrong)
     assert all(f"{source.name}" in message and "stay as they are" in message for message in caplog.messages)
     assert "restart of the master" in caplog.messages[1]
