@@ -80,12 +80,15 @@ class Nodes:
         self._report = report
         self._options = options
         self._nodes: dict[str, Node] = {}
+        self._is_local: dict[str, bool] = {}
         self._closing: list[Node] = []
 
     def open(self, host: Host) -> None:
         """Reach a host. Raises LaunchError without ssh."""
-        command = node_command(host, ssh_of(host, self._options.ssh), self._options.start_timeout_s)
+        ssh = ssh_of(host, self._options.ssh)  # it may ask for addresses: once a host
+        command = node_command(host, ssh, self._options.start_timeout_s)
         self._nodes[host.name] = Node(host, command, self._output, self._report)
+        self._is_local[host.name] = ssh is None
 
     def close(self, name: str) -> None:
         """Let go of a host; its agent ends what it runs."""
@@ -95,8 +98,8 @@ class Nodes:
 
     def start(self, job: Job, numbers: Sequence[int]) -> None:
         """Start these processes of a job, each on its host."""
-        for node in self._nodes.values():
-            node.start(job, numbers, local=ssh_of(node.host, self._options.ssh) is None)
+        for name, node in self._nodes.items():
+            node.start(job, numbers, local=self._is_local[name])
 
     def send_signal(self, number: int, numbers: Sequence[int]) -> None:
         """See `Node.send_signal`."""
