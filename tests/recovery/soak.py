@@ -32,7 +32,7 @@ from shardwright.clusters.local_token import read_or_make_token
 from tests.faults.test_outages import ProxiedDialer
 from tests.recovery.test_restarted_master import Cluster
 from tests.recovery.training import Outcome, assert_same, batches, initial, run, slow_train, train
-from tests.server.raw_client import wait_until
+from tests.server.raw_client import command_of, wait_until
 
 STEPS = 16
 NODES = 3
@@ -107,13 +107,14 @@ class Schedule:
         self.actions.append(act())
 
     def _kill_executor(self) -> str:
-        return self._signal(self._find(self.cluster.processes(), "worker.executor"), signal.SIGKILL, "executor killed")
+        return self._signal(self.cluster.executors(), signal.SIGKILL, "executor killed")
 
     def _freeze_executor(self) -> str:
-        return self._signal(self._find(self.cluster.processes(), "worker.executor"), signal.SIGSTOP, "executor frozen")
+        return self._signal(self.cluster.executors(), signal.SIGSTOP, "executor frozen")
 
     def _kill_child(self) -> str:
-        children = self._find(self.cluster.processes(), "planner_child", "compile_child")
+        modules = ("planner_child", "compile_child")
+        children = [each for each in self.cluster.processes() if any(name in command_of(each) for name in modules)]
         return self._signal(children, signal.SIGKILL, "planner or compiler killed")
 
     def _kill_server(self) -> str:
@@ -143,9 +144,6 @@ class Schedule:
             proxy.mend()
         return f"network cut for {seconds:.1f} s"
 
-    def _find(self, processes: list[psutil.Process], *modules: str) -> list[psutil.Process]:
-        return [each for each in processes if any(module in " ".join(_words(each)) for module in modules)]
-
     def _signal(self, processes: list[psutil.Process], number: signal.Signals, text: str) -> str:
         if not processes:
             return f"no {text}"
@@ -153,13 +151,6 @@ class Schedule:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim.pid, number)
         return text
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it ended meanwhile
-        return []
 
 
 def run_schedules(seeds: range, folder: Path, tell: Callable[[str], None]) -> None:

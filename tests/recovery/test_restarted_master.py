@@ -17,7 +17,7 @@ import pytest
 
 import shardwright as sw
 from tests.recovery.training import Outcome, assert_same, initial, later, run, slow_train, train
-from tests.server.raw_client import ROOT, Server, all_gone, wait_until
+from tests.server.raw_client import ROOT, Server, all_gone, command_of, wait_until
 from tests.server.test_processes import free_port
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ class Cluster:
         return list({process.pid: process for process in found}.values())
 
     def executors(self) -> list[psutil.Process]:
-        return [each for each in self.processes() if "shardwright.server.worker.executor" in each.cmdline()]
+        return [each for each in self.processes() if "shardwright.server.worker.executor" in command_of(each)]
 
     def kill_executors(self) -> None:
         for process in self.executors():

@@ -257,13 +257,13 @@ class Server:
         return [mine, *mine.children(recursive=True)]
 
     def executors(self) -> list[psutil.Process]:
-        return [child for child in self.family() if "shardwright.server.worker.executor" in _command(child)]
+        return [child for child in self.family() if "shardwright.server.worker.executor" in command_of(child)]
 
     def planners(self) -> list[psutil.Process]:
-        return [child for child in self.family() if "planner_child" in _command(child)]
+        return [child for child in self.family() if "planner_child" in command_of(child)]
 
     def compilers(self) -> list[psutil.Process]:
-        return [child for child in self.family() if "compile_child" in _command(child)]
+        return [child for child in self.family() if "compile_child" in command_of(child)]
 
     def hang_up(self) -> None:
         """Close its stdin, like a client that ends; `stop` works afterwards, too."""
@@ -291,7 +291,8 @@ class Server:
                 self.process.communicate()
 
 
-def _command(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
+    """Its command line; empty where it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:  # it ended meanwhile

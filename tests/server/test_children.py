@@ -16,7 +16,7 @@ from shardwright.options.plan_options import PlanOptions
 from shardwright.server.worker.child import ExecutorChild
 from shardwright.server.worker.state import ChildExited, StartRequested
 from tests.server.programs import training_step
-from tests.server.raw_client import RawClient, Server, embedded, wait_until
+from tests.server.raw_client import RawClient, Server, command_of, embedded, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,7 @@ def running() -> Iterator[tuple[Server, RawClient]]:
 
 
 def children(server: Server, module: str) -> list[psutil.Process]:
-    return [child for child in server.family() if any(module in word for word in _command(child))]
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+    return [child for child in server.family() if module in command_of(child)]
 
 
 def errors_when_killed(child: psutil.Process, ask: Callable[[], object]) -> list[ShardwrightError]:
