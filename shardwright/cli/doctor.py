@@ -9,9 +9,11 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 
 from shardwright.cli.options import add_cluster_option, cluster_of
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json
@@ -87,7 +89,7 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """Each package required by Shardwright, its version, and whether that is new enough."""
-    for requirement in metadata.requires("shardwright") or ():
+    for requirement in _requirements():
         if "extra ==" in requirement:
             continue
         name, bounds = _split_requirement(requirement)
@@ -100,8 +102,18 @@ def _packages() -> Iterator[Finding]:
         yield Finding(name=name, ok=ok, detail=version, remedy="" if ok else f"pip install '{requirement}'")
 
 
+def _requirements() -> Sequence[str]:
+    """Of the installed package, or of the sources where they run in place."""
+    try:
+        return metadata.requires("shardwright") or ()
+    except metadata.PackageNotFoundError:
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"].items()
+        return [*project["dependencies"], *(f"{each}; extra == '{extra}'" for extra, of in extras for each in of)]
+
+
 def _extras() -> Iterator[Finding]:
-    yield from check_extras(metadata.requires("shardwright") or ())
+    yield from check_extras(_requirements())
 
 
 def check_extras(requirements: Sequence[str]) -> Iterator[Finding]:

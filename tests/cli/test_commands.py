@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardwright
 from shardwright import connect
 from shardwright.cli import main
 from shardwright.cli.doctor import Finding, _satisfies, _split_requirement
@@ -232,6 +235,24 @@ def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: 
     assert findings["jax"]["ok"]
     assert findings["jaxlib internals"]["ok"]
     assert "cpu" in findings["devices"]["detail"].lower()
+
+
+@pytest.mark.slow
+def test_doctor_knows_the_requirements_of_sources_that_run_in_place(tmp_path: Path) -> None:
+    """As `launch_worker.sh` runs them: their packages are installed, they themselves are not."""
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "shardwright" not in entry.name:
+            (tmp_path / entry.name).symlink_to(entry)
+    sources = Path(shardwright.__file__).parents[1]
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-S", "-m", "shardwright", *arguments]
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{sources}"}
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+    assert run("--version") == f"shardwright {shardwright.__version__}\n"
+    names = {finding["name"] for finding in json.loads(run("doctor", "--json"))["findings"]}
+    assert {"jax", "grpcio", "extra [torch]"} <= names
 
 
 @pytest.mark.slow
