@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,19 @@ MASTER_LIMIT_S = 5.0
 
 
 @contextmanager
-def cluster(nodes: int, *, has_state: bool = False) -> Iterator[tuple[list[subprocess.Popen[bytes]], str]]:
-    """Servers of that many nodes, and the address of their master. has_state: whether it keeps its state."""
-    entries = [{"ip": "127.0.0.1", "port": free_port("127.0.0.1"), "devices": 1} for _ in range(nodes)]
+def cluster(
+    nodes: int, *, has_state: bool = False, gpu: str | None = None
+) -> Iterator[tuple[list[subprocess.Popen[bytes]], str]]:
+    """Servers of that many nodes, and the address of their master.
+
+    has_state: whether it keeps its state. gpu: the hardware profile of this machine's first GPU, which is the one
+    device of the one node; else a node is a CPU device.
+    """
+    device: dict[str, Any] = {"gpu_ids": [0]} if gpu else {"devices": 1}
+    entries = [{"ip": "127.0.0.1", "port": free_port("127.0.0.1"), **device} for _ in range(nodes)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.json"
-        path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+        path.write_text(json.dumps({"master": entries[0], "workers": entries[1:]} | ({"hardware": gpu} if gpu else {})))
         options = ["--state-dir", f"{folder}/state"] if has_state else []
         servers = [
             subprocess.Popen(
@@ -80,8 +88,8 @@ def connect(address: str) -> sw.Session:
 class Training:
     """The quickstart's loop, in a session of its own."""
 
-    def __init__(self, address: str, snapshot_every: int | None) -> None:
-        self._config = PRESETS["small"]
+    def __init__(self, address: str, snapshot_every: int | None, preset: str = "small") -> None:
+        self._config = replace(PRESETS[preset], **({} if preset == "small" else {"batch": 8}))
         init, train_step, _ = make_steps(self._config, adamw(2e-3, STEPS))
         self.session = connect(address)
         self._step = self.session.parallelize(train_step, donate_argnums=(0, 1), snapshot_every=snapshot_every)
@@ -123,14 +131,14 @@ class Stopwatch:
         return sum(each.user + each.system for each in times)
 
 
-def measure(steps: int, nodes: int) -> dict[str, Any]:
+def measure(steps: int, nodes: int, preset: str, gpu: str | None) -> dict[str, Any]:
     began_s = time.perf_counter()
-    with cluster(nodes) as (servers, address):
-        kept = Training(address, EVERY)
+    with cluster(nodes, gpu=gpu) as (servers, address):
+        kept = Training(address, EVERY, preset)
         float(kept.step())
         cold_start_s = time.perf_counter() - began_s
         print(f"cold start {cold_start_s:.1f} s", flush=True)
-        bare = Training(address, None)
+        bare = Training(address, None, preset)
         for training in (kept, bare):
             training.run(EVERY)
         with_s, without_s = [], []
@@ -206,11 +214,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument("--preset", choices=list(PRESETS), default="small", help="of GPT-2; others than small: batch 8")
+    parser.add_argument("--gpu", metavar="PROFILE", help="this machine's first GPU, of this hardware, instead of nodes")
     parser.add_argument("--master", type=int, metavar="TIMES", help="restart the master so many times instead")
     arguments = parser.parse_args()
     if arguments.master:
         return _report_master(arguments)
-    figures = measure(arguments.steps, arguments.nodes)
+    nodes = 1 if arguments.gpu else arguments.nodes
+    figures = measure(arguments.steps, nodes, arguments.preset, arguments.gpu)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     step_s = sum(seconds for seconds, _ in figures["without_s"]) / figures["steps"]

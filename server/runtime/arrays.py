@@ -259,11 +259,25 @@ def _shard_numbers(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> d
 
 def shard_to_host(stored: StoredArray, position: int) -> np.ndarray:
     """The shard at a device position of this node, once it is computed; ArrayError for another node's."""
+    return np.ascontiguousarray(_shard_at(stored, position))
+
+
+def copy_shard_to_host(stored: StoredArray, position: int) -> jax.Array:
+    """A copy of the shard in this machine's memory, which is made beside what comes next.
+
+    A step may take the array's buffers over at once. Reading the copy waits, and raises what made the array fail.
+    """
+    shard = _shard_at(stored, position)
+    (device,) = shard.devices()
+    return jax.device_put(shard, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+
+
+def _shard_at(stored: StoredArray, position: int) -> jax.Array:
     device = local_positions().get(position)
     if device is None:
         raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
     value = stored.value
-    return np.ascontiguousarray(value.addressable_data(_shard_numbers(value.sharding, value.shape)[device]))
+    return value.addressable_data(_shard_numbers(value.sharding, value.shape)[device])
 
 
 def wait_until_computed(stored: StoredArray) -> None:

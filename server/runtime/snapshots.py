@@ -1,8 +1,8 @@
 """A worker's share of snapshots: parts of arrays, kept by two daemons and taken back after a loss.
 
-A snapshot is a numbered step that copies this process' parts off its devices, so that the next step may reuse the
-buffers. Then, while training goes on, they go to the daemon of this node and to that of the next one: either node may
-be lost. Of equal shards on several processes one is kept, of another process from array to array.
+A snapshot is a numbered step that begins to copy this process' parts off its devices. While training goes on, they
+arrive, and go to the daemon of this node and to that of the next one: either node may be lost. Of equal shards on
+several processes one is kept, of another process from array to array.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -34,7 +34,7 @@ from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
 from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of, parts_of
-from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions, shard_to_host
+from shardwright.server.runtime.arrays import ArrayStore, copy_shard_to_host, from_pieces, local_positions
 from shardwright.server.runtime.incoming_arrays import allocate_aligned
 from shardwright.server.runtime.relayout import Relayout, StoredSection
 from shardwright.server.runtime.resharding import RowSection
@@ -63,7 +63,7 @@ class _Part:
 
     layout: Layout
     position: int
-    data: np.ndarray | None
+    data: jax.Array | None
 
 
 class SnapshotWorker:
@@ -83,18 +83,15 @@ class SnapshotWorker:
     # ---- taking one ------------------------------------------------------------------------
 
     def copy(self, step: master_pb2.RunStepsRequest) -> None:
-        """Copy this process' parts of the arrays off the devices, once they are computed."""
+        """Begin to copy this process' parts of the arrays off the devices; steps after it may reuse their buffers."""
         with self._lock:
             before = set(self._stored.get(step.session_id, ()))
         here = [(array_id, self._store.find(step.session_id, array_id)) for array_id in step.arguments]
-        for array_id, stored in here:
-            if stored is not None and array_id not in before:
-                stored.value.copy_to_host_async()
         parts = {
             (array_id, number): _Part(
                 layout=stored.layout,
                 position=position,
-                data=None if array_id in before else _copy_of(stored, position),
+                data=None if array_id in before else copy_shard_to_host(stored, position),
             )
             for array_id, stored in here
             if stored is not None
@@ -140,7 +137,7 @@ class SnapshotWorker:
             try:
                 daemon = self._daemon(peer)
                 missing = daemon.offer(order, sizes)
-                daemon.put(session_id, {key: self._contents(session_id, key, parts[key]) for key in missing})
+                daemon.put(session_id, missing, (self._contents(session_id, key, parts[key]) for key in missing))
                 copies += 1
             except (ServerUnavailableError, DeadlineError) as error:
                 failures.append(error)
@@ -157,9 +154,9 @@ class SnapshotWorker:
 
     def _contents(self, session_id: str, key: PartKey, part: _Part) -> np.ndarray:
         if part.data is not None:
-            return part.data
+            return np.asarray(part.data)
         (stored,) = self._store.get_all(session_id, [key[0]])  # a daemon lost what it had
-        return _copy_of(stored, part.position)
+        return np.asarray(copy_shard_to_host(stored, part.position))
 
     def _daemon(self, peer: worker_pb2.Peer) -> _DaemonClient:
         if not peer.snapshot_address:
@@ -263,8 +260,9 @@ class _DaemonClient:
         )
         return list(keys_of(self._ask(lambda: call(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)).missing))
 
-    def put(self, session_id: str, contents: Mapping[PartKey, np.ndarray]) -> None:
-        if not contents:
+    def put(self, session_id: str, keys: Sequence[PartKey], contents: Iterable[np.ndarray]) -> None:
+        """Send parts; contents: of each of them, in this order."""
+        if not keys:
             return
         call = self._channel.stream_unary(
             f"/{SNAPSHOTS}/PutParts",
@@ -273,10 +271,10 @@ class _DaemonClient:
         )
 
         def requests() -> Iterator[ChunkedMessage[worker_pb2.PutPartsRequest]]:
-            first = worker_pb2.PutPartsRequest(session_id=session_id, arrays=parts_of(contents))
+            first = worker_pb2.PutPartsRequest(session_id=session_id, arrays=parts_of(keys))
             yield ChunkedMessage(message=first)
             rest = worker_pb2.PutPartsRequest(session_id=session_id)
-            for pieces in cut_chunks(map(_bytes_of, contents.values()), wire.CHUNK_BYTES):
+            for pieces in cut_chunks(map(_bytes_of, contents), wire.CHUNK_BYTES):
                 yield ChunkedMessage(message=rest, pieces=pieces)
 
         self._ask(lambda: call(requests(), timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata))
@@ -356,12 +354,6 @@ def _from_own(peers: Sequence[worker_pb2.Peer]) -> Iterator[worker_pb2.Peer]:
         if peer.first_device <= position < peer.first_device + peer.device_count
     )
     return itertools.chain(peers[own:], peers[:own])
-
-
-def _copy_of(stored: StoredArray, position: int) -> np.ndarray:
-    """A shard in host memory of its own: on CPU, JAX gives a view of the device's buffer."""
-    host = shard_to_host(stored, position)
-    return host.copy() if jax.default_backend() == "cpu" else host
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

@@ -14,6 +14,7 @@ from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.log_lines import ChildOutput, LineCutter, fields
 from shardwright.processes import describe_exit
 from shardwright.server.worker.exit_codes import CANNOT_START
+from shardwright.server.worker.host_memory import host_memory
 from shardwright.server.worker.state import ChildExited, StartRequested
 
 _log = logging.getLogger("shardwright.server")
@@ -48,7 +49,14 @@ def executor_environment(cluster: Cluster, node: ClusterNode) -> dict[str, str]:
     elif cluster.platform == "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, node.gpu_ids))
         environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_FRACTION)
+        environment.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", _host_memory_gib())
     return environment
+
+
+def _host_memory_gib() -> str:
+    """All of this machine's memory: snapshots and saves go through memory that XLA takes of it, 64 GiB by default."""
+    total, _ = host_memory()
+    return str(max(1, total >> 30))
 
 
 async def _read(stream: asyncio.StreamReader, output: ChildOutput) -> None:

@@ -1,9 +1,9 @@
 """A worker's share of saves and restores, as the master commands them.
 
-A save is a numbered step that copies what this process writes to host memory, so that the
-next step may reuse the devices' buffers; then, while training goes on, `write` and `finish`
-follow. Of equal shards on several processes one writes, a different one from shard to
-shard. No process waits for another here.
+A save is a numbered step that begins to copy what this process writes to host memory; the
+next step may reuse the devices' buffers. While training goes on, `write` and `finish` follow.
+Of equal shards on several processes one writes, a different one from shard to shard. No
+process waits for another here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwright.plans.layouts import Layout, Shard, distinct_shards
 from shardwright.plans.shard_pieces import shard_pieces, shift_rows
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
-from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
+from shardwright.server.runtime.arrays import ArrayStore, StoredArray, copy_shard_to_host, from_pieces, local_positions
 from shardwright.server.runtime.checkpoints import claims, files
 from shardwright.xla.jax_shardings import mesh_devices
 
@@ -39,7 +39,7 @@ OnDone = Callable[[int, ShardwrightError | None, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Save:
-    """A save with its arrays in host memory; `token` is the same on all workers, "session/number"."""
+    """A save whose arrays come to host memory; `token` is the same on all workers, "session/number"."""
 
     session_id: str
     directory: str
@@ -47,7 +47,36 @@ class _Save:
     token: str
     max_to_keep: int
     tree: trees.Tree
-    parts: dict[str, files.ArrayPart]
+    parts: dict[str, _Part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What this process writes of one array: copies of shards, and the blocks of the array that they hold."""
+
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    shards: list[_ShardCopy]
+
+    def read(self) -> files.ArrayPart:
+        """The same, once it has arrived."""
+        blocks = tuple(block for shard in self.shards for block in shard.read())
+        return files.ArrayPart(shape=self.shape, chunk=self.chunk, blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardCopy:
+    """A copy of the shard of `layout` at a device position; its rows are those of the array from `first_row` on."""
+
+    data: jax.Array
+    layout: Layout
+    position: int
+    first_row: int
+
+    def read(self) -> Iterator[files.Block]:
+        shard = np.asarray(self.data)
+        for piece in shard_pieces(self.layout, self.position):
+            yield shift_rows(piece.box, self.first_row), shard[piece.within].reshape(piece.shape)
 
 
 class CheckpointWorker:
@@ -65,7 +94,7 @@ class CheckpointWorker:
     # ---- saving ----------------------------------------------------------------------------
 
     def snapshot(self, step: master_pb2.RunStepsRequest) -> None:
-        """Copy this process' part of the arrays, once they are computed. The first process makes the directory."""
+        """Begin to copy this process' part of the arrays. The first process makes the directory."""
         save = step.save
         token = f"{step.session_id}/{step.number}"
         if jax.process_index() == 0:
@@ -127,7 +156,8 @@ class CheckpointWorker:
             save = self._saves.get((order.session_id, order.number))
         if save is None:
             raise SessionError("nothing was copied for this save", remedy="save again")
-        return files.write(save.directory, save.step, save.token, save.tree, save.parts)
+        parts = {name: part.read() for name, part in save.parts.items()}
+        return files.write(save.directory, save.step, save.token, save.tree, parts)
 
     def _finish(self, order: worker_pb2.FinishCheckpoint) -> None:
         with self._lock:
@@ -142,17 +172,18 @@ class CheckpointWorker:
         if save.max_to_keep:
             files.keep_latest(save.directory, save.max_to_keep)
 
-    def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, files.ArrayPart]:
+    def _parts(self, step: master_pb2.RunStepsRequest) -> dict[str, _Part]:
         """By name, this process' part of each array; arrays on other nodes only are left out."""
-        blocks: dict[str, list[files.Block]] = {part.name: [] for part in step.save.parts}
+        shards: dict[str, list[_ShardCopy]] = {part.name: [] for part in step.save.parts}
         for number, (array_id, part) in enumerate(zip(step.arguments, step.save.parts, strict=True)):
             stored = self._store.find(step.session_id, array_id)
             if stored is not None:
-                blocks[part.name] += _blocks(stored, number, part.first_row)
+                shards[part.name] += [
+                    _ShardCopy(copy_shard_to_host(stored, position), stored.layout, position, part.first_row)
+                    for position in _positions_to_write(stored.layout, number)
+                ]
         return {
-            part.name: files.ArrayPart(
-                shape=tuple(part.shape), chunk=tuple(part.chunk), blocks=tuple(blocks[part.name])
-            )
+            part.name: _Part(shape=tuple(part.shape), chunk=tuple(part.chunk), shards=shards[part.name])
             for part in step.save.parts
         }
 
@@ -187,15 +218,6 @@ class _RestoredArray:
     first_row: int
 
 
-def _blocks(stored: StoredArray, number: int, first_row: int) -> Iterator[files.Block]:
-    """What this process writes of an array, in host memory."""
-    layout = stored.layout
-    for position in _positions_to_write(layout, number):
-        shard = _shard_at(stored, position)
-        for piece in shard_pieces(layout, position):
-            yield shift_rows(piece.box, first_row), shard[piece.within].reshape(piece.shape)
-
-
 def _abandon(save: _Save) -> None:
     if jax.process_index() == 0:
         files.abandon(save.directory, save.step, save.token)
@@ -209,13 +231,6 @@ def _positions_to_write(layout: Layout, number: int) -> Iterator[int]:
         processes = sorted({devices[position].process_index for position in shard.holders})
         if processes[(number + at) % len(processes)] == here:
             yield next(position for position in shard.holders if devices[position].process_index == here)
-
-
-def _shard_at(stored: StoredArray, position: int) -> np.ndarray:
-    """A copy of the shard on a device of this process: the device's own buffer may be reused by the next step."""
-    device = local_positions()[position]
-    data = next(shard.data for shard in stored.value.addressable_shards if shard.device == device)
-    return np.array(data, copy=True)
 
 
 def _local_shards(layout: Layout) -> tuple[Shard, ...]:
