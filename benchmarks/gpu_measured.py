@@ -1,9 +1,10 @@
 """Compare the figures of `measure_gpu` with the benchmark's judge and the planner's prices. Needs no GPU.
 
-    python -m benchmarks.gpu_measured DIR [--machine h100] [--predict] [--kinds]
+    python -m benchmarks.gpu_measured DIR [--machine h100] [--predict h200] [--kinds]
 
-Per case: seconds of a step and of its kernels, measured, judged and, with `--predict`, predicted by the planner for one
-device. `--kinds`: kernels by kind, with the part of the peak they attain (products: of operations, others: of bytes).
+Per case: seconds of a step and of its kernels, measured, judged as of `--machine` and, with `--predict`, predicted by
+the planner for one device of that hardware profile. `--kinds`: kernels by kind, with the part of the peak they attain
+(products: of operations, others: of bytes).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from benchmarks.planner.counter import ProgramCounter
 from benchmarks.planner.judge import MACHINES, Machine, kernel_s
 from benchmarks.planner.loops import trip_count
 from benchmarks.planner.partitioned_text import read_module
-from benchmarks.planner.suite import cluster_json
 from workloads.every_model import EVERY_MODEL
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", choices=MACHINES, default="h100")
-    parser.add_argument("--predict", action="store_true", help="plan each case for one device (a minute)")
+    parser.add_argument("--predict", metavar="PROFILE", help="plan each case for one such device (a minute)")
     parser.add_argument("--kinds", action="store_true", help="what kernels of each kind attain")
     arguments = parser.parse_args()
     machine = MACHINES[arguments.machine]
@@ -102,13 +102,13 @@ def _print_case(
         f"({judged_products_s * 1e3:6.2f})"
     )
     if arguments.predict:
-        plan = _plan_case(case, arguments.machine)
+        plan = _plan_case(case, arguments.predict)
         line += f", predicted {plan.cost.step_s * 1e3:7.2f} ms, {plan.memory.peak_bytes / 1e9:.2f} GB"
     size = measured["argument_bytes"] + measured["temporary_bytes"]
     print(f"{line}; compiled {size / 1e9:.2f} GB", flush=True)
 
 
-def _plan_case(case: str, machine: str) -> Any:
+def _plan_case(case: str, hardware: str) -> Any:
     import shardwright as sw
 
     model, size = case.split(":")
@@ -119,7 +119,8 @@ def _plan_case(case: str, machine: str) -> Any:
         .compiler_ir("hlo")
         .as_hlo_text(print_large_constants=True)
     )
-    return sw.plan(hlo, sw.Cluster.from_json(cluster_json(1, machine)))
+    cluster = {"hardware": hardware, "insecure": True, "master": {"ip": "10.0.0.1", "port": 2222, "gpu_ids": [0]}}
+    return sw.plan(hlo, sw.Cluster.from_json(json.dumps(cluster)))
 
 
 def _print_kinds(by_kind: dict[str, list[MeasuredKernel]], machine: Machine) -> None:

@@ -32,11 +32,20 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """nanoGPT's shape: learned positions, a head tied to the embedding."""
 
-    def __init__(self, vocabulary: int = 96, width: int = 32, layers: int = 2, tokens: int = 16, dropout: float = 0.0):
+    def __init__(
+        self,
+        vocabulary: int = 96,
+        width: int = 32,
+        layers: int = 2,
+        tokens: int = 16,
+        dropout: float = 0.0,
+        *,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.ModuleList(Block(width, 4, dropout) for _ in range(layers))
+        self.h = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.lm_head.weight = self.wte.weight
