@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 import shardwright as sw
-from tests.recovery.training import Outcome, assert_same, initial, later, run, slow_train, train
+from tests.recovery.node_network import NodeNetwork
+from tests.recovery.small_disk import full_disk, small_disk
+from tests.recovery.training import Outcome, assert_same, batches, initial, later, run, slow_train, train
 from tests.server.raw_client import ROOT, Server, all_gone, command_of, wait_until
 from tests.server.test_processes import free_port
 
@@ -27,19 +29,26 @@ GRACE_S = 40.0
 
 
 class Cluster:
-    """Nodes of two devices; the master keeps its state, and may be killed and started again."""
+    """Nodes of two devices; the master keeps its state, and may be killed and started again.
 
-    def __init__(self, folder: Path, nodes: int, *options: str) -> None:
-        entries = [{"ip": "127.0.0.1", "port": free_port(), "devices": 2} for _ in range(nodes)]
+    network: where the nodes are; else all are on loopback.
+    """
+
+    def __init__(self, folder: Path, nodes: int, *options: str, network: NodeNetwork | None = None) -> None:
+        self._network = network
+        hosts = [network.address_of(node) if network else "127.0.0.1" for node in range(nodes)]
+        entries = [{"ip": host, "port": free_port(), "devices": 2} for host in hosts]
         self._file = folder / "cluster.json"
-        self._file.write_text(json.dumps({"master": entries[0], "workers": entries[1:]}))
+        protection = {"insecure": True} if network else {}
+        self._file.write_text(json.dumps({"master": entries[0], "workers": entries[1:], **protection}))
         self._options = ("--state-dir", str(folder / "state"), "--grace", str(GRACE_S), *options)
-        self.address = f"127.0.0.1:{entries[0]['port']}"
+        self.address = f"{hosts[0]}:{entries[0]['port']}"
         self.servers = [self._make_server(task) for task in range(nodes)]
         self.session = self.connect()
 
     def _make_server(self, task: int) -> Server:
-        return Server(str(self._file), str(task), *self._options)
+        prefix = self._network.command(task) if self._network else ()
+        return Server(str(self._file), str(task), *self._options, prefix=prefix)
 
     def connect(self, **options: object) -> sw.Session:
         opened: list[sw.Session] = []
@@ -225,6 +234,40 @@ def test_without_snapshots_their_loss_is_told_in_the_same_session(cluster: Clust
         float(step(state, x)[1])
     _, loss = step(step.init(initial, jax.random.key(0)), x)
     assert float(loss) == first
+
+
+def test_a_full_disk_of_its_state_costs_nothing_that_runs(tmp_path: Path) -> None:
+    """New programs are refused meanwhile; what was decided meanwhile is written as soon as there is room."""
+    with small_disk(tmp_path, 16 << 20) as disk:
+        if not disk.is_mount():
+            pytest.skip("this process may not mount a disk")
+        cluster = Cluster(disk, 2)
+        expected = run(cluster.session, STEPS)
+        with cluster.connect() as session:
+            step = session.parallelize(train, donate_argnums=0)
+            state, losses, inputs = step.init(initial, jax.random.key(0)), [], list(batches(STEPS))
+
+            def go_on(count: int) -> None:
+                nonlocal state
+                for x in inputs[len(losses) : len(losses) + count]:
+                    state, loss = step(state, x)
+                    losses.append(float(loss))
+
+            go_on(4)
+            with full_disk(disk):
+                go_on(4)
+                large = np.random.default_rng(1).random(1 << 20, np.float32)
+                shift = session.parallelize(lambda x: x + large)
+                with pytest.raises(sw.StateStoreError, match=r"disk is full.*\n.*free space"):
+                    shift(large)
+                go_on(2)
+            np.testing.assert_array_equal(shift(large), large + large)
+            cluster.restart_master()
+            go_on(6)
+            np.testing.assert_array_equal(shift(large), large + large)
+            assert losses == expected.losses
+            assert not session.recoveries
+        cluster.stop()
 
 
 CLIENT = """

@@ -43,6 +43,23 @@ def _update(state: State, x: jax.Array, noise: jax.Array) -> tuple[State, jax.Ar
     return (weights - 0.1 * momentum, momentum, count + 1), loss
 
 
+def deep_train(state: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    """A step of SGD with momentum of two layers, for two stages, at a rate that the counter decides."""
+    weights, momentum, count = state
+
+    def loss_of(weights: dict[str, jax.Array]) -> jax.Array:
+        return jnp.mean((jnp.tanh(jnp.tanh(x @ weights["in"]) @ weights["out"]) - x) ** 2)
+
+    loss, gradient = jax.value_and_grad(loss_of)(weights)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
+    return (jax.tree.map(lambda w, m: w - 0.1 / (1 + count) * m, weights, momentum), momentum, count + 1), loss
+
+
+def deep_initial(key: jax.Array) -> Any:
+    weights, momentum, count = initial(key)
+    return {"in": weights, "out": jnp.cos(weights.T)}, {"in": momentum, "out": momentum.T}, count
+
+
 def initial(key: jax.Array, size: int = 64) -> State:
     """Weights of (16, size) that are soon made, whatever the size."""
     weights = jnp.sin(jax.random.uniform(key, (16, 1)) * jnp.arange(1.0, 1 + size))

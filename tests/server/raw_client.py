@@ -236,13 +236,17 @@ def inline(array_id: int, array: np.ndarray, layout: Layout) -> master_pb2.Inlin
 
 # ---- processes ---------------------------------------------------------------
 class Server:
-    """A server process of ours and its stderr."""
+    """A server process of ours and its stderr. prefix: a command that becomes the one behind it."""
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, stderr: int | IO[bytes] = subprocess.PIPE
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright.server", *arguments],
+            [*prefix, sys.executable, "-m", "shardwright.server", *arguments],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
