@@ -147,6 +147,7 @@ class ProgramCache:
         takes_first: bool = False,
     ) -> LoadedPlan:
         is_known = False
+        started, master = time.monotonic(), self._state.master
 
         def planning(step: PlanProgress) -> None:
             nonlocal is_known
@@ -157,8 +158,9 @@ class ProgramCache:
 
         def loading(phase: str, elapsed_s: float) -> None:
             _log.info("%s: %s (%.1f s)", lowered.name, phase, elapsed_s)
+            if progress is not None:
+                progress(PlanProgress(phase=phase, elapsed_s=time.monotonic() - started))
 
-        started, master = time.monotonic(), self._state.master
         program_id = master.upload_program(lowered.hlo_text)
 
         def make(options: PlanOptions) -> tuple[str, Plan | PipelinePlan]:

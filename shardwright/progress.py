@@ -1,4 +1,4 @@
-"""Planning progress: the planner's reports to its listener."""
+"""Progress of a step's preparation: reports of the planner, and of the servers that compile and load the plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanProgress:
-    """One report of a planner; 0.0: a figure not known yet.
+    """One report; 0.0: a figure not known yet.
 
     phase: queue (other clients plan), parse, rules, search, rewrite (when memory binds) or check; stages and programs
-    of a pipeline; cache: an earlier plan is the answer; background: what became of a search beside the run.
+    of a pipeline; cache: an earlier plan is the answer; emit and compile, load: of the plan, on the servers;
+    background: what became of a search beside the run.
     detail: in the phase, e.g. the mesh being searched.
     incumbent_s: predicted seconds a step of the best plan so far.
     lower_bound_s: no plan of the search is faster.
