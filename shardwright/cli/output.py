@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ def read_program_file(path: str) -> str:
 
 def _unreadable(path: str, error: OSError) -> OptionError:
     remedy = "check the path, or give - for standard input"
+    if re.fullmatch(r"[\w.]+:\w+", path):
+        remedy = f"lower the function first: shardwright lower {path} --args 'f32[8,16]' --out step.hlo"
     return OptionError(f"cannot be read ({error.strerror})", where=path, remedy=remedy)
 
 

@@ -212,6 +212,11 @@ def test_wrong_usage_exits_2(command: list[str], capsys: pytest.CaptureFixture[s
     assert "usage: shardwright" in capsys.readouterr().err
 
 
+def test_a_function_is_no_program_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "usermodel:step", "--cluster", "4"]) == 1
+    assert "lower the function first: shardwright lower usermodel:step --args" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["plan", "lower", "explain", "verify", "serve", "doctor"])
 def test_help_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
