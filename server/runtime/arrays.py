@@ -48,9 +48,12 @@ class StoredArray:
 
 
 class _SessionArrays:
+    """gone: why those are that are asked for no more. withdrawn: of them, those that the master said it of."""
+
     def __init__(self) -> None:
         self.there: dict[int, StoredArray] = {}
         self.gone: dict[int, ShardwrightError] = {}
+        self.withdrawn: set[int] = set()
 
 
 def array_arrived(array_id: int, layout: Layout) -> worker_pb2.ArrayArrived:
@@ -177,6 +180,28 @@ class ArrayStore:
             while len(session.gone) > MAX_REMEMBERED_DROPS:
                 del session.gone[next(iter(session.gone))]
             self._note_change()
+
+    def withdraw(self, session_id: str, array_ids: Sequence[int], why: ShardwrightError | None) -> None:
+        """Free arrays as the master says; until a step reads or makes arrays of these ids."""
+        with self._changed:
+            self.drop(session_id, array_ids, why)
+            session = self._sessions.get(session_id)
+            if session is not None:
+                session.withdrawn.update(array_ids)
+                if len(session.withdrawn) > 2 * MAX_REMEMBERED_DROPS:  # seldom, and then all at once
+                    session.withdrawn.intersection_update(session.gone)
+
+    def expect(self, session_id: str, array_ids: Iterable[int]) -> None:
+        """A step reads or makes arrays of these ids: what the master said of such ids before is over.
+
+        After a loss the same ids are made again, on some of the nodes; the others hear of it here only.
+        """
+        with self._changed:
+            session = self._sessions.get(session_id)
+            for array_id in session.withdrawn.intersection(array_ids) if session is not None else ():
+                assert session is not None
+                session.withdrawn.remove(array_id)
+                session.gone.pop(array_id, None)
 
     def _note_change(self) -> None:
         self._version += 1

@@ -181,7 +181,7 @@ class Executor:
         elif kind == "release":
             release = command.release
             why = wire.error_from_proto(release.error) if release.HasField("error") else None
-            self._store.drop(release.session_id, release.array_ids, why)
+            self._store.withdraw(release.session_id, release.array_ids, why)
 
     def _close(self, session_id: str) -> None:
         with self._executables_lock:
@@ -284,6 +284,7 @@ class Executor:
     def _run(self, sequence: int, order: worker_pb2.RunStep) -> None:
         step = order.step
         try:
+            self._store.expect(step.session_id, (*step.arguments, *step.outputs))
             self._dispatched.put(self._dispatch(sequence, order))
         except Exception as caught:
             error = self._explain(caught, step.session_id, step.number)

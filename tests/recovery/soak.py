@@ -68,7 +68,10 @@ Outcome = tuple[list[float], list[np.ndarray]]
 
 
 def run_training(
-    session: sw.Session, training: Training, after_call: Callable[[int, sw.Step, Any], None], **options: Any
+    session: sw.Session,
+    training: Training,
+    after_call: Callable[[int, sw.Step, Any], None] = lambda number, step, state: None,
+    **options: Any,
 ) -> Outcome:
     """A user's loop. after_call: is told of each call when it has been sent; of 0 before the first."""
     step = session.parallelize(training.step, donate_argnums=0, **training.options, **options)
@@ -230,9 +233,7 @@ def run_schedules(seeds: range, folder: Path, tell: Callable[[str], None]) -> No
     with small_disk(folder, DISK_BYTES) as disk, node_network() as network:
         cluster = Cluster(folder, NODES, "--silence", "5", network=network)
         try:
-            undisturbed = {
-                name: run_training(cluster.session, each, lambda *_: None) for name, each in TRAININGS.items()
-            }
+            undisturbed = {name: run_training(cluster.session, each) for name, each in TRAININGS.items()}
             for seed in seeds:
                 start_s = time.monotonic()
                 schedule = Schedule(seed, cluster, disk, network)

@@ -11,6 +11,7 @@ import pytest
 
 import shardwright as sw
 from tests.client.clusters import running_nodes
+from tests.recovery.soak import TRAININGS, run_training
 from tests.recovery.training import assert_same, run
 from tests.server.raw_client import Server
 
@@ -41,6 +42,21 @@ def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session])
         assert_same(run(protected, 16, snapshot_every=4, after_call=disturb), expected)
         (report,) = protected.recoveries
         assert "has been silent" in report.loss
+
+
+@pytest.mark.parametrize("kind", ["program", "pipeline"])
+def test_an_executor_that_is_frozen_before_the_first_step(cluster: tuple[list[Server], sw.Session], kind: str) -> None:
+    """Steps are refused by the executors that follow it, and run on them again; of a pipeline each has some arrays."""
+    servers, session = cluster
+    with sw.connect(session._state.master.address) as alone:
+        expected = run_training(alone, TRAININGS[kind])
+    with sw.connect(session._state.master.address) as protected:
+        servers[1].executors()[0].suspend()
+        losses, state = run_training(protected, TRAININGS[kind], snapshot_every=3)
+        assert len(protected.recoveries) == 1
+    assert losses == expected[0]
+    for leaf, expected_leaf in zip(state, expected[1], strict=True):
+        np.testing.assert_array_equal(leaf, expected_leaf)
 
 
 def test_an_endless_step_is_tried_once_more_and_then_fails(cluster: tuple[list[Server], sw.Session]) -> None:
