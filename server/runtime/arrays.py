@@ -302,7 +302,8 @@ def _shard_at(stored: StoredArray, position: int) -> jax.Array:
     if device is None:
         raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
     value = stored.value
-    return value.addressable_data(_shard_numbers(value.sharding, value.shape)[device])
+    shard: jax.Array = value.addressable_data(_shard_numbers(value.sharding, value.shape)[device])
+    return shard
 
 
 def wait_until_computed(stored: StoredArray) -> None:
