@@ -1,23 +1,27 @@
-"""What one client may not do to the others: waiting reads, bombs, malformed messages, idle sessions, a full log."""
+"""Many clients, and what one may not do to the others: waiting reads, bombs, malformed messages, a full log, dying."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import jax
 import numpy as np
 import psutil
 import pytest
 
+import shardwright as sw
+from benchmarks.bench_clients import measure
 from shardwright.errors import (
     DeadlineError,
     HloSyntaxError,
@@ -28,11 +32,14 @@ from shardwright.errors import (
 )
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
+from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.logs import LogWriter
+from shardwright.server.master.planning import core_count
+from tests.faults.test_hung_steps import in_thread
 from tests.server.programs import inputs, layouts, reference, training_step
-from tests.server.raw_client import DEADLINE_S, ROOT, RawClient, Server, embedded, inline, wait_until
+from tests.server.raw_client import DEADLINE_S, ROOT, RawClient, Server, command_of, embedded, inline, wait_until
 from tests.server.test_processes import free_port
 
 LAYOUT = Layout(
@@ -218,6 +225,126 @@ def test_a_session_that_asks_for_nothing_ends() -> None:
         assert client.call("Status", master_pb2.StatusRequest()).sessions
         with pytest.raises(SessionError, match="its client asked for nothing for 3 s"):
             stream.reply()
+
+
+#: Cores of the servers that plan for many.
+CORES = min(2, core_count())
+
+
+@contextlib.contextmanager
+def few_cores() -> Iterator[None]:
+    """Processes that are started within have no more than those."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:CORES])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[tuple[Server, sw.Session, str]]:
+    """A server that keeps a lost client's session for a second, a client of it, and its token."""
+    with contextlib.ExitStack() as stack:
+        with few_cores():
+            server, client = stack.enter_context(contextlib.contextmanager(embedded)(1, "--grace", "1"))
+        assert client.token is not None
+        with sw.connect(client.channel_address, token=client.token) as session:
+            yield server, session, client.token
+
+
+@pytest.mark.slow
+def test_many_clients_at_once_take_turns_and_lose_nothing() -> None:
+    """Each checks a counter in its own state, see `measure`."""
+    clients = 8
+    with few_cores():
+        load = measure(clients, 5)
+    assert len(load.first_s) == len(load.step_s) == clients
+    assert 1 <= load.planners <= CORES
+    assert load.first_s[-1] <= 4 * statistics.median(load.first_s)
+
+
+@pytest.mark.slow
+def test_a_client_that_waits_for_a_planner_hears_its_place(forgetful: tuple[Server, sw.Session, str]) -> None:
+    """All planners are frozen meanwhile."""
+    server, first, token = forgetful
+    heard: list[PlanProgress] = []
+    sessions = [sw.connect(first._state.master.address, token=token) for _ in range(CORES + 2)]
+
+    def freeze_planners() -> bool:
+        for planner in server.planners():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                planner.suspend()
+        return any(report.phase == "queue" for report in heard)
+
+    wait_until(server.planners, timeout_s=60)
+    freeze_planners()
+    steps = [session.parallelize(times(number), progress=heard.append) for number, session in enumerate(sessions, 2)]
+    calls = [in_thread(lambda step=step: np.asarray(step(np.ones(4, np.float32)))) for step in steps]
+    try:
+        wait_until(freeze_planners, timeout_s=90)
+        assert len(server.planners()) <= CORES
+    finally:
+        for planner in server.planners():
+            planner.resume()
+        for thread, _ in calls:
+            thread.join(90)
+    for number, (_, outcome) in enumerate(calls, 2):
+        np.testing.assert_array_equal(outcome, [np.full(4, number)])
+    assert {report.detail for report in heard if report.phase == "queue"} <= {"position 1", "position 2"}
+    for session in sessions:
+        session.close()
+
+
+def times(factor: float) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: x * factor
+
+
+_HOLDER = """
+import sys, time
+import numpy as np, shardwright as sw
+
+session = sw.connect(sys.argv[1])
+array = session.parallelize(lambda x: x)(np.ones(32 << 20, np.float32)).block_until_ready()
+print("holds", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_a_killed_client_is_freed(forgetful: tuple[Server, sw.Session, str]) -> None:
+    server, session, token = forgetful
+    (executor,) = server.executors()
+    command = [sys.executable, "-c", _HOLDER, session._state.master.address]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "SHARDWRIGHT_TOKEN": token}
+    ) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "holds\n"
+            full_bytes = executor.memory_info().rss
+        finally:
+            holder.kill()
+    wait_until(lambda: len(session.status().sessions) == 1, timeout_s=60)
+    wait_until(lambda: full_bytes - executor.memory_info().rss > 100e6, timeout_s=60)
+    assert float(session.parallelize(lambda x: x + 1)(np.float32(1))) == 2
+
+
+@pytest.mark.slow
+def test_thousands_of_steps_leave_no_memory_taken(forgetful: tuple[Server, sw.Session, str]) -> None:
+    server, session, _ = forgetful
+    processes = [psutil.Process(server.process.pid), *server.executors()]
+    count_up = session.parallelize(lambda n: n + 1, donate_argnums=0)
+    n = count_up(np.int32(0))
+    for _ in range(200):
+        n = count_up(n)
+    assert int(n) == 201
+    before_bytes = [process.memory_info().rss for process in processes]
+    for _ in range(2000):
+        n = count_up(n)
+    assert int(n) == 2201
+    for process, bytes_before in zip(processes, before_bytes, strict=True):
+        assert process.memory_info().rss - bytes_before < 16e6, command_of(process)
 
 
 @pytest.mark.slow
