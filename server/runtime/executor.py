@@ -475,6 +475,8 @@ class Executor:
     def _explain(self, caught: Exception, session_id: str, number: int) -> ShardwrightError:
         """As the client gets it, in one line; the whole message goes to the server's log."""
         error = caught if isinstance(caught, ShardwrightError) else None
+        if isinstance(error, ExecutionError) and not error.where:
+            error = type(error)(error.message, where=f"step {number}", remedy=error.remedy)
         if error is None:
             _log.warning(
                 "step %d: %s", number, str(caught) or repr(caught), extra=fields(session=session_id, step=number)

@@ -19,6 +19,7 @@ from shardwright.errors import ExecutionError, ShardwrightError
 from shardwright.server.runtime.cross_mesh_reshard import CrossMeshReshard, PendingValue
 from shardwright.server.runtime.transport import StopSignal, first_number
 from shardwright.tasks import MICRO_BATCH, Buffer, Task
+from shardwright.xla.compiled import remedy_of
 
 Buffers = dict[Buffer, jax.Array]
 
@@ -191,9 +192,7 @@ def execution_error(caught: Exception, where: str, remedy: str = "") -> Executio
     """An error of XLA or JAX, in one line. remedy: used when the error has none."""
     lines = str(caught).strip().splitlines()
     message = lines[0] if lines else type(caught).__name__
-    if "RESOURCE_EXHAUSTED" in message:
-        remedy = "give the planner a smaller memory_budget, more stages or more micro-batches"
-    return ExecutionError(message, where=where, remedy=remedy)
+    return ExecutionError(message, where=where, remedy=remedy_of(caught) or remedy)
 
 
 def _start(task: Task, programs: Mapping[str, TaskProgram], handovers: Mapping[int, CrossMeshReshard]) -> _Start:

@@ -92,6 +92,13 @@ def refusal(error: Exception, options: Mapping[str, OptionValue]) -> Compilation
     )
 
 
+def remedy_of(error: Exception) -> str:
+    """What to do about an error of XLA in a step; empty where only its message can say."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return ""
+    return "give the planner a smaller memory_budget, make the batch smaller, or take more stages or micro-batches"
+
+
 def beginning_of(error: Exception, limit: int = 2000) -> str:
     """XLA's message, cut before stack dumps and module text: `limit` characters."""
     message = str(error).strip()

@@ -16,7 +16,7 @@ from shardwright.errors import CompilationError, ExecutionError
 from shardwright.plans.plan import OptionValue, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
-from shardwright.xla.compiled import beginning_of, refusal
+from shardwright.xla.compiled import beginning_of, refusal, remedy_of
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, require_shardings, to_named_sharding
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class LoadedProgram:
             gone = [number for number, array in enumerate(arrays) if array.is_deleted()]
             if gone:
                 raise ExecutionError("the array was deleted or donated before", where=f"argument {gone[0]}") from None
-            raise ExecutionError(f"XLA could not start the program: {beginning_of(error)}") from error
+            said = f"XLA could not start the program: {beginning_of(error)}"
+            raise ExecutionError(said, remedy=remedy_of(error)) from error
 
     def _refuse(self, number: int, array: jax.Array) -> None:
         """Raises on an argument of another type; other spellings of its sharding pass."""
