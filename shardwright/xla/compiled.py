@@ -92,11 +92,16 @@ def refusal(error: Exception, options: Mapping[str, OptionValue]) -> Compilation
     )
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether XLA found no memory on a device."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
 def remedy_of(error: Exception) -> str:
     """What to do about an error of XLA in a step; empty where only its message can say."""
-    if "RESOURCE_EXHAUSTED" not in str(error):
+    if not is_out_of_memory(error):
         return ""
-    return "give the planner a smaller memory_budget, make the batch smaller, or take more stages or micro-batches"
+    return "drop arrays that nobody needs, make the batch smaller, or plan with a smaller memory_budget or more stages"
 
 
 def beginning_of(error: Exception, limit: int = 2000) -> str:

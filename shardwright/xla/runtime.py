@@ -16,7 +16,7 @@ from shardwright.errors import CompilationError, ExecutionError
 from shardwright.plans.plan import OptionValue, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.xla import private
-from shardwright.xla.compiled import beginning_of, refusal, remedy_of
+from shardwright.xla.compiled import beginning_of, is_out_of_memory, refusal, remedy_of
 from shardwright.xla.jax_shardings import jax_mesh, mesh_devices, require_shardings, to_named_sharding
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class LoadedProgram:
             return private.execute(self._executable, arrays, self._handlers)
         except Exception as error:
             gone = [number for number, array in enumerate(arrays) if array.is_deleted()]
-            if gone:
+            if gone and not is_out_of_memory(error):  # else they are gone since it failed
                 raise ExecutionError("the array was deleted or donated before", where=f"argument {gone[0]}") from None
             said = f"XLA could not start the program: {beginning_of(error)}"
             raise ExecutionError(said, remedy=remedy_of(error)) from error
