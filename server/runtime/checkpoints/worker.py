@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import jax
@@ -167,7 +168,12 @@ class CheckpointWorker:
         if not order.is_commit:
             _abandon(save)
             return
-        folder = files.commit(save.directory, save.step, save.token)
+        try:
+            folder = files.commit(save.directory, save.step, save.token)
+        except Exception:
+            with suppress(OSError):
+                _abandon(save)
+            raise
         self._claims.settle(save.session_id, save.directory, folder)
         if save.max_to_keep:
             files.keep_latest(save.directory, save.max_to_keep)
