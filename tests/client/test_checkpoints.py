@@ -331,6 +331,21 @@ def test_a_directory_that_cannot_be_written(session: sw.Session, tmp_path: Path)
     assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 
+@pytest.mark.slow
+def test_a_save_right_after_failed_ones(two_workers: sw.Session, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    for number in range(1, 6):
+        with pytest.raises(sw.CheckpointError, match="cannot be written"):
+            two_workers.save({"n": number}, tmp_path / "file" / "run", step=1).wait()
+        two_workers.save({"n": number}, tmp_path / "run", step=number).wait()
+        assert two_workers.restore(tmp_path / "run")["n"].item() == number
+    for _ in range(5):
+        with pytest.raises(sw.CheckpointError, match="cannot be written"):
+            two_workers.save({"n": 0}, tmp_path / "file" / "run", step=1).wait()
+    two_workers.save({"n": 6}, tmp_path / "run", step=6).wait()
+    assert two_workers.checkpoints(tmp_path / "run") == (1, 2, 3, 4, 5, 6)
+
+
 def test_nothing_to_restore(session: sw.Session, saved: Any, tmp_path: Path) -> None:
     with pytest.raises(sw.CheckpointError, match="no complete checkpoint"):
         session.restore(tmp_path)

@@ -1,10 +1,13 @@
-"""Saves that a lost worker or a killed server interrupts: what was complete stays, and nobody hangs."""
+"""Saves that a lost worker, client or server interrupts: what was complete stays, and nobody hangs."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -17,7 +20,8 @@ import psutil
 import pytest
 
 import shardwright as sw
-from tests.server.raw_client import Server, all_gone, wait_until
+from tests.client.clusters import running_nodes
+from tests.server.raw_client import ROOT, Server, all_gone, wait_until
 
 
 @pytest.fixture
@@ -120,3 +124,81 @@ def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path
 def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
+    """Two nodes that no test ends; they keep a lost client's session for a second."""
+    with running_nodes(tmp_path_factory.mktemp("nodes"), [2, 2], "--grace", "1") as running:
+        yield running
+
+
+_SAVER = """
+import sys, time
+import numpy as np, shardwright as sw
+
+session = sw.connect(sys.argv[1])
+state = session.parallelize(lambda state: state, force="fsdp")({"w": np.arange(16 << 20, dtype=np.float32)})
+state["w"].block_until_ready()
+print("computed", flush=True)
+sys.stdin.readline()
+session.save(state, sys.argv[2], step=1)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_the_save_of_a_killed_client_becomes_complete(tmp_path: Path, cluster: tuple[list[Server], sw.Session]) -> None:
+    servers, session = cluster
+    directory = tmp_path / "run"
+    command = [sys.executable, "-c", _SAVER, session._state.master.address, str(directory)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        try:
+            assert client.stdout.readline() == "computed\n"
+            (hanging,) = servers[1].executors()
+            hanging.suspend()  # the save is under way until it goes on
+            client.stdin.write("save\n")
+            client.stdin.flush()
+            wait_until(lambda: directory.exists() and bool(names_in(directory)))
+        finally:
+            client.kill()
+    time.sleep(2.5)  # longer than the session is kept, were it not for the save
+    assert names_in(directory) != ["1"]
+    hanging.resume()
+    wait_until(lambda: session.checkpoints(directory) == (1,), timeout_s=60)
+    assert names_in(directory) == ["1"]
+    np.testing.assert_array_equal(np.asarray(session.restore(directory)["w"]), np.arange(16 << 20))
+    wait_until(lambda: len(session.status().sessions) == 1, timeout_s=60)
+    session.save({"w": np.ones(4)}, directory, step=2).wait()  # the directory is nobody's now
+
+
+@pytest.mark.slow
+def test_debris_of_the_node_that_begins_saves_goes_with_the_next(
+    tmp_path: Path, cluster: tuple[list[Server], sw.Session]
+) -> None:
+    servers, session = cluster
+    directory = tmp_path / "run"
+    step = step_of(session)
+    state = step({"w": np.ones((8, 6), np.float32)})
+    session.save(state, directory, step=1).wait()
+    state = step(state)
+    state["w"].block_until_ready()
+    (hanging,), (beginning,) = servers[1].executors(), servers[0].executors()
+    hanging.suspend()
+    save = session.save(state, directory, step=2)
+    wait_until(lambda: len(names_in(directory)) == 2)
+    beginning.kill()
+    with pytest.raises(sw.WorkerLostError):
+        save.wait()
+    wait_until(lambda: all_gone([hanging, beginning]), timeout_s=60)
+    assert session.checkpoints(directory) == (1,)
+    assert len(names_in(directory)) == 2
+
+    state = step(step.restore(directory))
+    session.save(state, directory, step=2).wait()
+    assert names_in(directory) == ["1", "2"]
+    np.testing.assert_array_equal(np.asarray(session.restore(directory)["w"]), 4)
