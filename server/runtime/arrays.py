@@ -294,7 +294,8 @@ def copy_shard_to_host(stored: StoredArray, position: int) -> jax.Array:
     """
     shard = _shard_at(stored, position)
     (device,) = shard.devices()
-    return jax.device_put(shard, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+    copy: jax.Array = jax.device_put(shard, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+    return copy
 
 
 def _shard_at(stored: StoredArray, position: int) -> jax.Array:
@@ -302,8 +303,7 @@ def _shard_at(stored: StoredArray, position: int) -> jax.Array:
     if device is None:
         raise ArrayError(f"device {position} is not on this node", remedy="ask the node that owns it")
     value = stored.value
-    shard: jax.Array = value.addressable_data(_shard_numbers(value.sharding, value.shape)[device])
-    return shard
+    return value.addressable_data(_shard_numbers(value.sharding, value.shape)[device])
 
 
 def wait_until_computed(stored: StoredArray) -> None:
