@@ -43,12 +43,14 @@ def start_nodes(folder: Path, devices: Sequence[int], *options: str) -> tuple[li
 def running_nodes(folder: Path, devices: Sequence[int], *options: str) -> Iterator[tuple[list[Server], sw.Session]]:
     """`start_nodes`, stopped at the end, also those that a test froze."""
     servers, session = start_nodes(folder, devices, *options)
-    yield servers, session
-    session._state.close_quietly()
-    for server in servers:
-        for process in server.family():
-            process.resume()
-        server.stop()
+    try:
+        yield servers, session
+    finally:
+        session._state.close_quietly()
+        for server in servers:
+            for process in server.family() if server.process.poll() is None else ():
+                process.resume()
+            server.stop()
 
 
 class Clusters:
