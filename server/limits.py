@@ -21,7 +21,8 @@ class Limits:
     evict_idle_s: time without a call after which a session gives way to a new one, where there is no room, if its
         client is not connected or it holds neither arrays nor executables.
     session_idle_s: longest time of a session without a call of its client, connected or not.
-    argument_wait_s: a step's longest wait on arguments still on their way.
+    argument_wait_s: a step's longest wait on arguments still on their way; also its own and a load's on executors that
+        are not ready, unless the client restores snapshots.
     step_s: a step's time limit, at least: a plan that predicts more, or a step that took long before, has a longer one;
         the user's `step_timeout` takes its place. It counts from the end of the steps before.
     stall_s: age from which a step is a suspect, and named to all who wait.

@@ -115,6 +115,12 @@ _LIMIT_OPTIONS = (
     _LimitOption(
         "--step-timeout", "step_s", _seconds, "how long a step may run, unless its plan or its client says longer"
     ),
+    _LimitOption(
+        "--step-wait",
+        "argument_wait_s",
+        _seconds,
+        "how long steps and new programs wait for nodes that were lost, and steps for their arguments",
+    ),
     _LimitOption("--stall", "stall_s", _seconds, "how long a step runs before it is named to all who wait for it"),
     _LimitOption("--silence", "silence_s", _silence, "how long a process may give no sign of life; 5 or more"),
     _LimitOption(

@@ -35,7 +35,13 @@ import signal
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shardwright.errors import ClusterConfigError, ServerUnavailableError, ShardwrightError, WorkerLostError
+from shardwright.errors import (
+    ClusterConfigError,
+    DeadlineError,
+    ServerUnavailableError,
+    ShardwrightError,
+    WorkerLostError,
+)
 from shardwright.server.limits import Limits
 from shardwright.server.master.events import (
     Command,
@@ -242,6 +248,26 @@ class Formation:
         if record.daemon is not None or record.executor_connection is not None:
             return record.detail
         return f"{record.member.address}: {record.detail or 'it has not come yet'}"
+
+    def not_ready(self, what: str, waited_s: float) -> DeadlineError:
+        """The error of what has waited in vain for the executors."""
+        absent = [
+            record.member.index
+            for record in self.team_records
+            if record.daemon is None and record.executor_connection is None
+        ]
+        text = f"{what}: the workers were not ready within {waited_s:g} s"
+        if absent:
+            numbers = ", ".join(map(str, absent))
+            start = f"start launch_worker.sh with the same cluster file and task number {numbers}"
+            causes = [f"node {index} is missing ({self.detail_of(index)})" for index in absent]
+        else:
+            start = "start the nodes that the master's log misses"
+            causes = [] if self.last_loss is None else [self.last_loss.message]
+        return DeadlineError(
+            ": ".join((text, *filter(None, ["; ".join(causes)]))),
+            remedy=f"{start}, then run init again or restore a checkpoint",
+        )
 
     @property
     def has_suspects(self) -> bool:

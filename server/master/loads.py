@@ -43,6 +43,7 @@ def request(state: MasterState, event: ev.LoadRequested) -> Commands:
     if executable.state == "loaded":
         return [ev.Answer(call=event.call, value=executable.program)]
     executable.waiting_calls.append(event.call)
+    executable.since_s = state._now_s
     return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
 
 
@@ -82,7 +83,7 @@ def finish_compile(state: MasterState, event: ev.CompileFinished) -> Commands:
             commands += [ev.Fail(call=call, error=event.error) for call in executable.waiting_calls]
             commands += state._advance(session)
             continue
-        executable.program, executable.state = event.program, "loading"
+        executable.program, executable.state, executable.since_s = event.program, "loading", state._now_s
         commands += [ev.Progress(call=call, phase="load") for call in executable.waiting_calls]
         if session.is_open:
             commands += load(state, session, executable)
@@ -96,6 +97,19 @@ def load(state: MasterState, session: Session, executable: Executable) -> Comman
     return state._broadcast(
         lambda sequence: ev.LoadOnWorkers(sequence=sequence, session_id=session.session_id, program=program)
     )
+
+
+def end_waits(state: MasterState, session: Session) -> Commands:
+    """Fail calls that have waited too long for executors; their programs are loaded once there are some."""
+    limits, commands = state.limits, list[ev.Command]()
+    wait_s = limits.restart_patience_s if session.snapshots.is_told else limits.argument_wait_s
+    for executable in session.executables.values():
+        is_late = not session.is_open and state._now_s - executable.since_s > wait_s
+        if is_late and executable.state == "loading":
+            calls, executable.waiting_calls = executable.waiting_calls, []
+            error = state.formation.not_ready("the load of a program", wait_s)
+            commands += [ev.Fail(call=call, error=error) for call in calls]
+    return commands
 
 
 def unload(state: MasterState, event: ev.UnloadRequested) -> Commands:

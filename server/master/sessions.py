@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from shardwright.errors import ArrayError, DeadlineError, ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import ArrayError, ResourceLimitError, SessionError, ShardwrightError
 from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
@@ -33,12 +33,16 @@ MAX_REMEMBERED_DROPS = 65_536
 
 @dataclass(slots=True)
 class Executable:
-    """state: "compiling", "loading" (or waiting for a cluster to load on), "loaded". longest_run_s: of its steps."""
+    """state: "compiling", "loading" (or waiting for a cluster to load on), "loaded". longest_run_s: of its steps.
+
+    since_s: since when the calls wait that are as they are now: the latest call, the end of the compilation, a loss.
+    """
 
     plan_id: str
     state: str = "compiling"
     program: ProgramInfo | None = None
     waiting_calls: list[int] = field(default_factory=list)
+    since_s: float = 0.0
     longest_run_s: float = 0.0
 
 
@@ -273,23 +277,16 @@ class Session:
         return now_s - item.since_s > self.limits.argument_wait_s
 
     def lateness(self, item: QueuedRequest, now_s: float) -> ShardwrightError | None:
-        """Why the step has waited too long, or None."""
+        """Why the step has waited too long for its arguments, or None."""
         if not self.is_late(item, now_s) or not isinstance(item.request, StepRequested):
             return None
-        waited = f"{self.limits.argument_wait_s:g} s"
         missing = self.missing_arguments(item.request)
-        if self.is_open and not self.being_read.isdisjoint(missing):
-            return None  # reading takes as long as its own step may
-        if self.is_open and missing:
-            return ArrayError(
-                f"array {missing[0]}, an argument of step {item.request.number}, was not written within {waited}",
-                remedy="put it on every node, or run the step that makes it",
-            )
-        if self.is_open and not self.is_loaded(item.request):
-            return None  # compiling takes as long as it takes
-        return DeadlineError(
-            f"step {item.request.number}: the workers were not ready within {waited}",
-            remedy="start the nodes that the master's log misses, then run init again or restore a checkpoint",
+        if not missing or not self.being_read.isdisjoint(missing):
+            return None  # compiling takes as long as it takes, and reading as long as its own step may
+        return ArrayError(
+            f"array {missing[0]}, an argument of step {item.request.number}, was not written within "
+            f"{self.limits.argument_wait_s:g} s",
+            remedy="put it on every node, or run the step that makes it",
         )
 
     def is_loaded(self, step: StepRequested) -> bool:

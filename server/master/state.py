@@ -146,6 +146,7 @@ class MasterState:
                 item = pending[sequence]
                 session.finish(number, StepOutcome(error=self._loss_of(session, item, loss)), _kind(item.command))
             for executable in session.executables.values():
+                executable.since_s = self._now_s
                 if executable.state == "loaded":
                     executable.state = "loading"
             commands += loads.drop_refused(session, pending)
@@ -517,7 +518,7 @@ class MasterState:
                 drain.refusal(self, session, item)
                 or snapshots.stale(self, request)
                 or session.refusal(request)
-                or session.lateness(item, self._now_s)
+                or self._lateness(session, item)
             )
             if error is not None:
                 queue.popleft()
@@ -528,6 +529,14 @@ class MasterState:
             else:
                 break
         return commands
+
+    def _lateness(self, session: Session, item: QueuedRequest) -> ShardwrightError | None:
+        """Why a step has waited too long, or None."""
+        if session.is_open:
+            return session.lateness(item, self._now_s)
+        if not isinstance(item.request, ev.StepRequested) or not session.is_late(item, self._now_s):
+            return None
+        return self.formation.not_ready(f"step {item.request.number}", self.limits.argument_wait_s)
 
     def _run(self, session: Session, step: ev.StepRequested) -> Commands:
         commands = self._broadcast(lambda sequence: ev.RunOnWorkers(sequence=sequence, step=step))
@@ -565,7 +574,7 @@ class MasterState:
         commands = self._with_formation(self.formation.tick(self._now_s))
         commands += self._with_formation(self.formation.watch(self.watchdog.clock.now_s, self._now_s))
         for session in list(self.sessions.values()):
-            commands += self._advance(session)
+            commands += self._advance(session) + loads.end_waits(self, session)
             commands += idle_sessions.expire(self, session)
         commands += saves.tick(self) + self._check_divergence() + watchdog.tick(self) + elasticity.tick(self)
         return commands + drain.tick(self)

@@ -326,7 +326,56 @@ def test_a_step_for_a_cluster_that_stays_away_is_an_error() -> None:
     world.later(world.limits.argument_wait_s + 1)
     error = error_of(world)
     assert isinstance(error, DeadlineError)
+    assert "the executor of node 1 was lost" in error.message
     assert "start the nodes" in error.remedy
+
+
+def test_a_step_for_a_node_that_stays_away_names_it() -> None:
+    world = ready_world()
+    world.node_leaves(1)
+    world.executor_dies(0)
+    world.step(1, (50, 51), (7, 8), inline=((50, 8), (51, 8)))
+    world.later(world.limits.argument_wait_s + 1)
+    error = error_of(world)
+    assert isinstance(error, DeadlineError)
+    assert "node 1 is missing (host:1: its daemon ended" in error.message
+    assert "task number 1" in error.remedy
+
+
+def test_a_program_for_a_node_that_stays_away_is_an_error_and_loaded_once_it_is_back() -> None:
+    world = ready_world()
+    world.node_leaves(1)
+    world.executor_dies(0)
+    world.later(3600.0)
+    world.send(ev.LoadRequested(call=20, session_id="s", plan_id="new"))
+    world.later(world.limits.argument_wait_s - 1)
+    world.send(ev.CompileFinished(plan_id="new", program=replace(PROGRAM, plan_id="new")))
+    world.later(world.limits.argument_wait_s - 1)
+    assert not world.take(ev.Fail), "it has waited for the node since it was compiled"
+    world.later(2.0)
+    (failure,) = world.take(ev.Fail)
+    assert failure.call == 20
+    assert isinstance(failure.error, DeadlineError)
+    assert "node 1 is missing" in failure.error.message
+    world.send(ev.LoadRequested(call=21, session_id="s", plan_id="new"))
+    world.daemon_joins(1, connection=31)
+    for node in range(2):
+        world.executor_joins(node)
+    world.all_done()
+    assert [answer.call for answer in world.take(ev.Answer)] == [21]
+
+
+def test_a_step_that_waited_for_its_program_runs_once_it_is_loaded() -> None:
+    world = ready_world()
+    world.executor_dies(1)
+    world.executor_dies(0)
+    world.step(1, (50, 51), (7, 8), inline=((50, 8), (51, 8)))
+    for node in range(2):
+        world.executor_joins(node)
+    world.all_done_of(ev.OpenOnWorkers)
+    world.later(world.limits.argument_wait_s + 1)
+    world.all_done()
+    assert [reply.error for reply in world.take(ev.ReplyStep)] == [None]
 
 
 def test_a_session_asked_for_before_the_workers_come_is_opened_then() -> None:
