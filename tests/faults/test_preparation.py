@@ -1,8 +1,9 @@
-"""Calls that are being planned or compiled, and given up by their client: their children end, too."""
+"""Calls that are being planned, compiled or loaded: given up by their client, or while the executor is killed."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -105,3 +106,30 @@ def test_a_call_that_is_given_up_ends_its_child(
     if how == "cancel":
         assert step.cancel() == 0
         assert np.asarray(step(X)).shape == X.shape, "the same call again works"
+
+
+@pytest.mark.parametrize("moment", ["compiled", "loaded"])
+def test_an_executor_that_dies_while_a_program_is_prepared(
+    cluster: tuple[Server, sw.Session], session: sw.Session, caplog: pytest.LogCaptureFixture, moment: str
+) -> None:
+    """The caller hears nothing of it: the program goes to the executor that follows."""
+    server, other = cluster
+    compiler = only_child(server, other, "compiler")
+    (executor,), (node,) = server.executors(), session.status().nodes
+    function, factor = new_function()
+    step = session.parallelize(function)
+    with caplog.at_level(logging.INFO, logger="shardwright"):
+        waiting, outcome = in_thread(lambda: np.asarray(step(X)))
+        wait_until(lambda: session.status().compiling.running == 1, timeout_s=60)
+        if moment == "loaded":
+            executor.suspend()
+            compiler.resume()
+            wait_until(lambda: ": load (" in caplog.text, timeout_s=60)
+            assert not outcome
+        executor.kill()
+        wait_until(lambda: all_gone([executor]))
+        compiler.resume()
+        waiting.join(90)
+    np.testing.assert_array_equal(outcome[0], factor * X)
+    assert session.status().nodes[0].generation == node.generation + 1
+    np.testing.assert_array_equal(step(2 * X), 2 * factor * X)
