@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
 
 import shardwright as sw
+from shardwright.cli.app import main
 from tests.client.clusters import running_nodes
-from tests.faults.test_hung_steps import X, double
+from tests.faults.test_hung_steps import X, double, in_thread
 from tests.server.raw_client import Server, wait_until
 
 pytestmark = pytest.mark.slow
@@ -62,3 +65,47 @@ def test_a_frozen_executor_is_replaced(cluster: tuple[list[Server], sw.Session])
         np.asarray(step(state))
     assert time.monotonic() - began_s < 20
     np.testing.assert_array_equal(session.parallelize(double)(X), 2 * X)
+
+
+def count(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """One more step, all over the devices."""
+    return {"n": state["n"] + 1, "w": state["w"] + 1}
+
+
+@pytest.mark.parametrize(("who", "frozen_s"), [("master", 7.0), ("executor", 2.5)])
+def test_who_goes_on_in_time_has_lost_nothing(
+    cluster: tuple[list[Server], sw.Session], capsys: pytest.CaptureFixture[str], who: str, frozen_s: float
+) -> None:
+    """A master may stand still for longer than it lets the others be silent: it blames nobody for its own absence."""
+    servers, session = cluster
+    wait_until(lambda: session.status().state == "ready", timeout_s=60)
+
+    def blames() -> int:
+        assert main(["logs", session._state.master.address]) == 0
+        log = capsys.readouterr().out
+        return log.count("silent") + log.count("lost")
+
+    step = session.parallelize(count, donate_argnums=0)
+    state = step(step.init(lambda: {"n": jnp.int32(0), "w": jnp.zeros(8)}))
+    assert int(state["n"]) == 1
+    nodes, blamed = session.status().nodes, blames()
+    frozen = psutil.Process(servers[0].process.pid) if who == "master" else servers[1].executors()[0]
+
+    def train(state: dict[str, jax.Array]) -> tuple[int, list[float]]:
+        for _ in range(50):
+            state = step(state)
+        return int(state["n"]), np.asarray(state["w"]).tolist()
+
+    frozen.suspend()
+    waiting, outcome = in_thread(lambda: train(state))
+    time.sleep(frozen_s)
+    assert not outcome
+    frozen.resume()
+    waiting.join(90)
+    assert outcome == [(51, [51.0] * 8)]
+    time.sleep(1.0)  # the master has looked at everybody again
+    wait_until(lambda: session.status().state == "ready")
+    assert [(n.generation, n.executor_pid, n.detail) for n in session.status().nodes] == [
+        (n.generation, n.executor_pid, "") for n in nodes
+    ]
+    assert blames() == blamed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import shardwright as sw
 from tests.client.clusters import start_nodes
 from tests.recovery.training import Outcome, assert_same, batches, initial, later, run, slow_train, train
-from tests.server.raw_client import Server, wait_until
+from tests.server.raw_client import Server, all_gone, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +36,11 @@ class Cluster:
             executor.kill()
 
     def restart_worker(self) -> None:
-        """The daemon of node 1 is killed, and started again."""
+        """The daemon of node 1 is killed, its executor ends with it, and it is started again."""
+        family = self.servers[1].family()
         self.servers[1].process.kill()
         self.servers[1].end()
+        wait_until(lambda: all_gone(family))
         self.servers[1] = Server(self._file, "1")
 
     def connect(self) -> sw.Session:
@@ -131,6 +134,7 @@ def test_a_worker_that_is_killed_and_started_again(cluster: Cluster, session: sw
     outcome = run(session, STEPS, snapshot_every=4, after_call=disturb, force="fsdp")
     assert_same(outcome, cluster.run_undisturbed(STEPS, force="fsdp"))
     (report,) = session.recoveries
+    assert re.match(r"node 1 .* was lost: its daemon ended", report.loss), report.loss
     assert report.restored_bytes > 0
 
 
