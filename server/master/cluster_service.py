@@ -20,6 +20,9 @@ from shardwright.server.master.shell import Master, OutgoingStream
 #: Seconds between two looks for a new node.
 _LOOK_S = 0.1
 
+#: Time from the end of an executor's connection, in which its daemon may say why.
+_CAUSE_S = 0.25
+
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
 
@@ -31,7 +34,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
 
     async def Supervise(self, requests: AsyncIterator[worker_pb2.SupervisorEvent], context: Context) -> None:
         messages = self._await_descriptions(requests)
-        await self._stream(messages, context, self._handle_daemon_event, _to_refusal, ev.DaemonLeft)
+        await self._stream(messages, context, self._handle_daemon_event, _to_refusal, self._lose_daemon)
 
     async def _await_descriptions(
         self, requests: AsyncIterator[worker_pb2.SupervisorEvent]
@@ -98,7 +101,19 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         return next((node for node, record in nodes if record.daemon == number), None)
 
     async def Execute(self, requests: AsyncIterator[worker_pb2.ExecutorEvent], context: Context) -> None:
-        await self._stream(requests, context, self._handle_executor_event, _to_shutdown, ev.ExecutorLeft)
+        await self._stream(requests, context, self._handle_executor_event, _to_shutdown, self._lose_executor)
+
+    def _lose_daemon(self, number: int) -> None:
+        self._master.handle_event(ev.DaemonLeft(connection=number))
+
+    def _lose_executor(self, number: int) -> None:
+        """Its daemon has time to say why, or to be missed itself: that is what clients are told then."""
+
+        def tell() -> None:
+            if not self._master.is_closing:
+                self._master.handle_event(ev.ExecutorLeft(connection=number))
+
+        asyncio.get_running_loop().call_later(_CAUSE_S, tell)
 
     def _handle_executor_event(self, number: int, event: worker_pb2.ExecutorEvent) -> None:
         match event.WhichOneof("kind"):
@@ -168,11 +183,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         context: Context,
         say: Callable[[int, Any], None],
         ended: Callable[[ShardwrightError], Any],
-        left: type[ev.DaemonLeft | ev.ExecutorLeft],
+        lose: Callable[[int], None],
     ) -> None:
         """Send commands to the end; meanwhile messages of the other side are handed on.
 
-        ended: the last command, if an error ends the stream. left: the event at its end, either way.
+        ended: the last command, if an error ends the stream. lose: called at its end, either way.
         """
         number, outlet = self._master.open_outgoing()
         reader = asyncio.ensure_future(self._read(requests, outlet, functools.partial(say, number)))
@@ -184,7 +199,7 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
         finally:
             reader.cancel()
             self._master.close_outgoing(number)
-            self._master.handle_event(left(connection=number))
+            lose(number)
 
     @staticmethod
     async def _read(requests: AsyncIterator[Any], outlet: OutgoingStream, say: Callable[[Any], None]) -> None:

@@ -152,7 +152,7 @@ class Master:
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
-        self._is_closing = False
+        self.is_closing = False
         self._loop = loop
         self.ledger: Ledger | None = None
         if store is not None:
@@ -228,7 +228,7 @@ class Master:
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
-        self._is_closing = True
+        self.is_closing = True
         is_failure = self.halted.done()
         stopping = ServerUnavailableError(reason, remedy="connect again once the server is back")
         daemons = {record.daemon for record in self.state.formation.nodes.values()}
@@ -490,7 +490,7 @@ class Master:
         self._compiled = {plan_id: facts for plan_id, facts in self._compiled.items() if self.plans.is_held(plan_id)}
 
     def _log_line(self, command: ev.Log) -> None:
-        if not self._is_closing:  # that workers leave is no news then
+        if not self.is_closing:  # that workers leave is no news then
             level = logging.WARNING if command.is_warning else logging.INFO
             about_it = {"session": command.session, "step": command.step} if command.session else {}
             _log.log(level, "%s", command.text, extra=fields(**about_it))

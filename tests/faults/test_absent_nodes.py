@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 import shardwright as sw
@@ -24,10 +25,12 @@ def test_everybody_is_told_which_node_is_missing(tmp_path: Path) -> None:
         state = step(X)
         np.testing.assert_array_equal(state, 2 * X)
         assert float(total(LARGE)) == LARGE.size
-        family = servers[1].family()
+        family, master = servers[1].family(), psutil.Process(servers[0].process.pid)
+        master.suspend()  # it hears of the daemon's end and of the executor's at the same time
         servers[1].process.kill()
         servers[1].end()
         wait_until(lambda: all_gone(family))
+        master.resume()
         waiting, outcome = in_thread(lambda: sw.connect(address))
         wait_until(lambda: session.status().nodes[1].state == "lost")
         assert session.status().state == "degraded"
