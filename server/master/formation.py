@@ -410,6 +410,8 @@ class Formation:
         self.phase = "ready"
         self._was_ready = True
         self._failed_starts = 0
+        for each in self.team_records:
+            each.detail = ""  # of executors of before
         counts = [record.member.device_count for record in self.team_records]
         shape = f"{len(counts)} × {counts[0]}" if len(set(counts)) == 1 else " + ".join(map(str, counts))
         absent = ", ".join(str(index) for index in self.nodes if index not in self.team)

@@ -81,6 +81,9 @@ def test_one_dead_executor_takes_the_generation_with_it() -> None:
         "SIGKILL: somebody killed it, or the kernel did for want of memory: last words"
         in world.state.formation.nodes[1].detail
     )
+    for node in range(2):
+        world.executor_joins(node)
+    assert not world.state.formation.detail_of(1), "of the one that is gone"
 
 
 def test_a_lost_stream_is_explained_once_the_exit_is_known() -> None:
