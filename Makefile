@@ -205,7 +205,7 @@ SCHEDULES ?= 200
 SEED ?= 0
 
 .PHONY: soak
-soak: $(VENV)/.stamp-dev ## Kill, freeze and cut off servers in 200 seeded schedules; results must not change (an hour and a half).
+soak: $(VENV)/.stamp-dev ## Kill, freeze and cut off servers in 200 seeded schedules; results must not change (three quarters of an hour).
 	@$(BIN)/python -m tests.recovery.soak --schedules $(SCHEDULES) --seed $(SEED)
 
 .PHONY: soak-ranks

@@ -21,7 +21,7 @@ from shardwright.server.master.shell import Master, OutgoingStream
 _LOOK_S = 0.1
 
 #: Time from the end of an executor's connection, in which its daemon may say why.
-_CAUSE_S = 0.25
+_CAUSE_S = 0.1
 
 Context = Any  # grpc.aio.ServicerContext: generic in ways that its stubs do not agree on
 
