@@ -175,7 +175,7 @@ class Session:
             of `fn`, when it is a `jax.jit`.
           static_argnums, static_argnames: arguments compiled into the program by value, besides those of a `jax.jit`.
           progress: called in this thread with a `PlanProgress` during planning.
-          step_timeout: seconds that a call may run on the servers, from the end of the calls before it. Afterwards it
+          step_timeout: seconds, 1 or more, that a call may run on the servers, from the end of those before it. Then it
             fails with StepTimeoutError, the executors are replaced, and the arrays of every session are gone. Default:
             ten minutes, a hundred times the plan's prediction, or ten times its longest run so far; the longest counts.
           snapshot_every: every so many steps of the session, all its arrays are copied to the memory of the servers'

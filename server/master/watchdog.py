@@ -33,6 +33,8 @@ LONGEST_PAUSE_S = 2.0
 PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
 #: No step runs longer without its user's consent.
 LONGEST_LIMIT_S = 24 * 3600.0
+#: Whatever a user asks for: everybody's arrays go with a step that is ended, so a healthy one has to have had a chance.
+SHORTEST_LIMIT_S = 1.0
 #: A step older than so many of its longest runs is a suspect; a cancelled one may run for so many.
 STALL_FACTOR, GRACE_FACTOR = 3.0, 2.0
 #: Age from which Status names the head.
@@ -64,11 +66,11 @@ class Watchdog:
 
 
 def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
-    """Seconds that a step may take: the user's limit, else a generous one, never below `limits.step_s`."""
+    """Seconds that a step may take: the user's limit (1 or more), else a generous one, never below `limits.step_s`."""
     if step.files is not None or step.snapshot is not None:
         return limits.save_s
     if step.timeout_s > 0:
-        return step.timeout_s
+        return max(step.timeout_s, SHORTEST_LIMIT_S)
     if executable is None or executable.program is None:
         return limits.step_s
     predicted_s = PREDICTED_FACTOR * executable.program.predicted_s

@@ -60,7 +60,7 @@ def test_a_step_over_its_limit_fails_and_the_executors_are_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("timeout_s", "predicted_s", "took_s", "limit_s"),
-    [(0, 0, 0, 60), (5, 0, 0, 5), (300, 0, 0, 300), (0, 2, 0, 200), (0, 2, 30, 300), (5, 2, 30, 5)],
+    [(0, 0, 0, 60), (5, 0, 0, 5), (300, 0, 0, 300), (0, 2, 0, 200), (0, 2, 30, 300), (5, 2, 30, 5), (1e-9, 0, 0, 1.5)],
 )
 def test_the_limit_comes_from_the_user_the_plan_and_earlier_runs(
     timeout_s: float, predicted_s: float, took_s: float, limit_s: float
