@@ -22,6 +22,7 @@ from shardwright.errors import (
     HloSyntaxError,
     InternalError,
     OptionError,
+    PlanError,
     ResourceLimitError,
     ServerUnavailableError,
     SessionError,
@@ -38,6 +39,9 @@ from shardwright.xla.compiled import CompiledProgram, ObservedCollective
 
 #: Preferred size of one stream message; gRPC's default limit is 4 MiB.
 CHUNK_BYTES = 1 << 20
+
+#: Of one array; what is done for each of them takes moments.
+MAX_DEVICES = 1 << 16
 
 #: Trailing metadata of a failed call that holds a serialized `Error`.
 ERROR_METADATA_KEY = "shardwright-error-bin"
@@ -78,8 +82,8 @@ def layout_to_proto(layout: Layout) -> common_pb2.ArrayLayout:
 
 
 def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
-    """Raises PlanError if the message does not describe a layout."""
-    return Layout(
+    """Raises PlanError if the message does not describe a layout, or one on more devices than a cluster has."""
+    layout = Layout(
         element_type=message.type.element_type,
         shape=tuple(message.type.dimensions),
         mesh=mesh_from_proto(message.mesh),
@@ -88,6 +92,9 @@ def layout_from_proto(message: common_pb2.ArrayLayout) -> Layout:
         view_of=tuple(message.view_of) or None,
         first_device=message.first_device,
     )
+    if layout.mesh.device_count > MAX_DEVICES:
+        raise PlanError(f"a layout on {layout.mesh.device_count} devices", where=f"mesh {layout.mesh}")
+    return layout
 
 
 def array_type_to_proto(element_type: str, shape: tuple[int, ...]) -> common_pb2.ArrayType:

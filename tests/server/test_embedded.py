@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import jax
@@ -22,13 +22,14 @@ from shardwright.errors import (
     PlanError,
     ResourceLimitError,
     SessionError,
+    ShardwrightError,
     WorkerLostError,
 )
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout, distinct_shards, pad_to_stored
 from shardwright.plans.plan import Plan
 from shardwright.plans.shardings import Mesh, TensorSharding
-from shardwright.proto.v1 import master_pb2
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, StepStream, all_gone, embedded, inline, wait_until
@@ -161,6 +162,73 @@ def test_an_upload_over_the_limit_is_refused_before_it_comes(client: RawClient) 
     )
     with pytest.raises(ResourceLimitError, match="limit is"):
         client.put_bytes(client.session.nodes[0], header, b"")
+
+
+def odd_calls(client: RawClient, array: Layout) -> Iterator[tuple[str, Callable[[], object]]]:
+    """(what, a call) of sizes that no client of ours asks for."""
+    assert client.session is not None
+    (node,) = client.session.nodes
+
+    def put(layout: Layout, devices: list[int]) -> None:
+        header = master_pb2.PutArrayHeader(
+            session_id=client.session_id, array_id=900, layout=wire.layout_to_proto(layout), devices=devices
+        )
+        client.put_bytes(node, header, b"")
+
+    for name, length in (("34 GB", 1 << 33), ("2^63 bytes", 1 << 61)):
+        layout = Layout.replicated("f32", (length,), Mesh.of({"data": DEVICES}))
+        yield f"an upload of {name}", lambda layout=layout: put(layout, [0])
+    yield "a device named a million times", lambda: put(array, [0] * 1_000_000)
+    fetched = master_pb2.FetchArrayRequest(session_id=client.session_id, array_id=2, devices=[77] * 1_000_000)
+    yield (
+        "a million reads of a device that there is not",
+        lambda: list(client.data(node).FetchArray(fetched, metadata=client.metadata, timeout=60)),
+    )
+    over_bytes = bytes((64 << 20) + 1)
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    chunk = master_pb2.PutArrayRequest(chunk=over_bytes)
+    part = master_pb2.UploadProgramRequest(session_id=client.session_id, chunk=over_bytes)
+    version = master_pb2.OpenSessionRequest(client_version="x" * len(over_bytes))
+    for address, stub, method, message in (
+        (node.data_address, master_pb2_grpc.ArrayTransferStub, "PutArray", chunk),
+        (client.channel_address, master_pb2_grpc.MasterStub, "UploadProgram", part),
+        (client.channel_address, master_pb2_grpc.MasterStub, "OpenSession", version),
+    ):
+        with grpc.insecure_channel(address, options=options) as channel:
+            make = getattr(stub(channel), method)
+            request = message if method == "OpenSession" else iter([message])
+            yield (
+                f"{method} with a message over gRPC's limit",
+                lambda make=make, request=request: make(request, metadata=client.metadata, timeout=60),
+            )
+
+
+def test_odd_sizes_are_refused_by_type_and_cost_nothing(
+    running: tuple[Server, RawClient], ready: tuple[RawClient, StepStream, str, Plan]
+) -> None:
+    server, _ = running
+    client, steps, executable, plan = ready
+    before = [process.pid for process in server.executors()]
+    for what, call in odd_calls(client, layouts(plan)[0][0]):
+        try:
+            call()
+        except (grpc.RpcError, ShardwrightError) as error:
+            ours = wire.error_from_rpc(error) if isinstance(error, grpc.RpcError) else error
+            assert isinstance(ours, ResourceLimitError | ArrayError), (what, ours)
+            assert ours.message, what
+        else:
+            raise AssertionError(f"{what} was accepted")
+    known = wire.layout_to_proto(layouts(plan)[0][1])
+    vast = wire.layout_to_proto(Layout.replicated("f32", (16, 8), Mesh.of({"data": (1 << 31) - 1})))
+    move = master_pb2.MovedArray(
+        sources=[master_pb2.MovedPart(layout=vast)], targets=[master_pb2.MovedPart(layout=known)]
+    )
+    steps.send(1, "", [2], [20], move=master_pb2.MoveArrays(arrays=[move]))
+    with pytest.raises(PlanError, match="a layout on 2147483647 devices"):
+        steps.value()
+    assert [process.pid for process in server.executors()] == before
+    steps.send(2, executable, [1, 2, 3], [10, 11], read_back=[11])
+    np.testing.assert_allclose(steps.value(), reference(*inputs())[1], rtol=1e-5)
 
 
 def test_arrays_far_over_a_message_travel_in_chunks(client: RawClient) -> None:
