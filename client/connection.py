@@ -17,7 +17,14 @@ import grpc
 
 from shardwright.client.retries import OutageError, Retries, is_outage, to_outage
 from shardwright.clusters.cluster import Cluster, ClusterNode
-from shardwright.errors import DeadlineError, InternalError, OptionError, ServerUnavailableError, StepCancelledError
+from shardwright.errors import (
+    DeadlineError,
+    InternalError,
+    OptionError,
+    ServerUnavailableError,
+    SessionError,
+    StepCancelledError,
+)
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
@@ -337,6 +344,15 @@ class MasterConnection:
             return reply
 
         return self.retries.call(ask)
+
+    def require_session(self, status: master_pb2.StatusReply) -> None:
+        """Raises SessionError where the server does not have this session any more."""
+        mine = self.info.session_id
+        if not any(mine.startswith(other.session_id) for other in status.sessions):
+            raise SessionError(
+                f"no session {mine[:8]}: it was closed, expired, or belongs to a server that was restarted",
+                remedy="open a new session, and restore a checkpoint",
+            )
 
     # ---- one way to call, one way to fail -----------------------------------------
 

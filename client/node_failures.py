@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from shardwright.client.connection import MasterConnection, NodeInfo
 from shardwright.client.retries import OutageError
 from shardwright.errors import ShardwrightError, WorkerLostError
+from shardwright.proto.v1 import master_pb2
 
 #: The master has heard of a process that died after so long.
 _NOTICE_S = 3.0
@@ -16,28 +18,20 @@ _PAUSE_S = 0.1
 def explain_node_failure(master: MasterConnection, node: NodeInfo, error: ShardwrightError) -> ShardwrightError:
     """The error of a broken call to a node's data port, given `error` and the master's view of the node.
 
-    WorkerLostError: its executor is gone, maybe because another node was lost, which is named then. The master's own
-    error: the master does not answer either. Otherwise OutageError, naming the connection between this client and the
-    node.
+    WorkerLostError: its executor is gone, maybe because another node was lost, which is named then. SessionError: the
+        master does not have the session any more. The master's own error: it does not answer either. Otherwise OutageError,
+        naming the connection between this client and the node.
     """
     until_s = time.monotonic() + _NOTICE_S
     while time.monotonic() < until_s:
         try:
-            nodes = master.status().nodes
+            reply = master.status()
+            master.require_session(reply)
         except ShardwrightError as unreachable:
             return unreachable
-        own = next((each for each in nodes if each.node.index == node.index), None)
+        own = next((each for each in reply.nodes if each.node.index == node.index), None)
         if own is None or own.state != "ready":
-            lost = own if own is None or own.state == "lost" else next((n for n in nodes if n.state == "lost"), own)
-            index, place = node.index, "it"
-            if lost is not None and lost is not own:
-                index, place = lost.node.index, f"node {node.index}"
-            return WorkerLostError(
-                f"node {index} was lost while arrays went to {place} or came from it"
-                + (f": {lost.detail}" if lost is not None and lost.detail else ""),
-                where=node.data_address,
-                remedy="run init again, or restore a checkpoint, once the cluster is ready: arrays of before are gone",
-            )
+            return _describe_loss(node, own, [each for each in reply.nodes if each.state == "lost"])
         time.sleep(_PAUSE_S)
     outage = OutageError(
         f"the data port of node {node.index} does not answer, and the master takes the node for ready: {error.message}",
@@ -46,3 +40,17 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
     )
     outage.is_explained = True
     return outage
+
+
+def _describe_loss(
+    node: NodeInfo, own: master_pb2.NodeStatus | None, lost: Sequence[master_pb2.NodeStatus]
+) -> WorkerLostError:
+    """own: the status of the node, if it is still in the cluster; without executors it waits where another is lost."""
+    culprit = own if own is None or own in lost or not lost else lost[0]
+    index, place = (node.index, "it") if culprit is own else (lost[0].node.index, f"node {node.index}")
+    reason = f": {culprit.detail}" if culprit is not None and culprit.detail else ""
+    return WorkerLostError(
+        f"node {index} was lost while arrays went to {place} or came from it{reason}",
+        where=node.data_address,
+        remedy="run init again, or restore a checkpoint, once the cluster is ready: arrays of before are gone",
+    )

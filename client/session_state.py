@@ -657,9 +657,8 @@ class SessionState:
             try:
                 return self._transfer.ask_nodes(service, method, requests)
             except (ServerUnavailableError, SessionError):
-                status = self.master.status()  # raises where the master is gone as well
-                is_mine = any(self.info.session_id.startswith(other.session_id) for other in status.sessions)
-                if not is_mine or time.monotonic() > deadline_s:
+                self.master.require_session(self.master.status())  # raises where the master is gone as well
+                if time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.5)
 
