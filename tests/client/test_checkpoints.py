@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -367,6 +368,54 @@ def test_a_checkpoint_of_which_a_file_is_gone(session: sw.Session, tmp_path: Pat
         data.unlink()
     with pytest.raises(sw.CheckpointError, match="checkpoint 1 cannot be read"):
         np.asarray(restored["w"])
+
+
+def _flipped(data: bytes) -> bytes:
+    """With some wrong bits in the middle and at the end."""
+    damaged = bytearray(data)
+    for at in (len(data) // 2, len(data) // 2 + 1, len(data) - 1):
+        damaged[at % len(data)] ^= 0x41
+    return bytes(damaged)
+
+
+#: What may become of a file's contents; None: the file is gone.
+DAMAGES: dict[str, Any] = {
+    "deleted": lambda data: None,
+    "emptied": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "flipped": _flipped,
+    "garbled": lambda data: np.random.default_rng(len(data)).bytes(len(data)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_an_error_or_not_needed(session: sw.Session, tmp_path: Path, damage: str) -> None:
+    """Whichever file of a checkpoint it is: nothing is restored wrongly."""
+    values = {"w": np.arange(96, dtype=np.float32).reshape(8, 12), "n": np.asarray(7, np.int32)}
+    session.save(values, tmp_path / "good", step=1).wait()
+    files = [path.relative_to(tmp_path / "good") for path in sorted((tmp_path / "good").rglob("*")) if path.is_file()]
+    assert len(files) > 5
+    refused = 0
+    for number, file in enumerate(files):
+        folder = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "good", folder)
+        contents = DAMAGES[damage]((folder / file).read_bytes() or b"x")
+        (folder / file).unlink()
+        if contents is not None:
+            (folder / file).write_bytes(contents)
+        for step in (1, None):
+            try:
+                restored = {name: np.asarray(value) for name, value in session.restore(folder, step=step).items()}
+            except sw.CheckpointError:
+                refused += 1
+                continue
+            assert restored.keys() == values.keys(), (file, damage)
+            for name, value in values.items():
+                assert restored[name].dtype == value.dtype, (file, damage)
+                np.testing.assert_array_equal(restored[name], value, err_msg=f"{file} {damage}")
+    assert refused
+    assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 
 @pytest.mark.slow
