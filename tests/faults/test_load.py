@@ -33,7 +33,7 @@ from shardwright.errors import (
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.progress import PlanProgress
-from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.proto.v1 import master_pb2, operators_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.logs import LogWriter
 from shardwright.server.master.planning import core_count
@@ -158,22 +158,35 @@ def methods(service: str, module: object) -> list[tuple[str, bool, bool]]:
     ]
 
 
+def everywhere(master: grpc.Channel, data: grpc.Channel) -> list[tuple[grpc.Channel, tuple[str, bool, bool]]]:
+    """Each method that clients, operators and nodes call, and where."""
+    of_master = [*methods("Master", master_pb2), *methods("Cluster", worker_pb2), *methods("Operators", operators_pb2)]
+    of_data = [method for name in ("ArrayTransfer", "Checkpoints", "Datasets") for method in methods(name, master_pb2)]
+    return [*((master, method) for method in of_master), *((data, method) for method in of_data)]
+
+
 def test_malformed_messages_are_refused_by_type(server: tuple[Server, RawClient]) -> None:
     client = server[1]
     (node,) = client.session.nodes
     with grpc.insecure_channel(node.data_address) as data:
-        everywhere = [
-            *((client.channel, method) for name in ("Master",) for method in methods(name, master_pb2)),
-            *((client.channel, method) for method in methods("Cluster", worker_pb2)),
-            *((data, method) for name in ("ArrayTransfer", "Checkpoints") for method in methods(name, master_pb2)),
-        ]
-        assert len(everywhere) > 15
-        for channel, (path, streams_in, streams_out) in everywhere:
+        calls = everywhere(client.channel, data)
+        assert len(calls) >= 25
+        for channel, (path, streams_in, streams_out) in calls:
             for garbage in (b"\xff\xff\xff\xff", b"\x0a\x7fxx", b"\x08" + b"\xff" * 11):
-                answer = refusal(channel, path, streams_in, streams_out, garbage, client.metadata)
                 if path.endswith(("/Supervise", "/Execute")):
-                    continue  # it says so in its last message
+                    told = last_message(channel, path, garbage, client.metadata)
+                    assert "the message cannot be read" in told, (path, garbage, told)
+                    continue
+                answer = refusal(channel, path, streams_in, streams_out, garbage, client.metadata)
                 assert isinstance(answer, ProtocolError), (path, garbage, answer)
+
+
+def last_message(channel: grpc.Channel, path: str, message: bytes, metadata: object) -> str:
+    """What a node is told last whose stream has these bytes."""
+    replies = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=20)
+    last = list(replies)[-1]
+    command = worker_pb2.SupervisorCommand if path.endswith("/Supervise") else worker_pb2.ExecutorCommand
+    return str(command.FromString(last))
 
 
 def refusal(

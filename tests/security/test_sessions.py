@@ -15,7 +15,7 @@ from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
 from shardwright.protocol.session_secrets import id_of, new_secret
 from tests.security.people import EVERYWHERE, PeoplesCluster, put_values, still_has_values, stubs_of
-from tests.server.raw_client import RawClient, wait_until
+from tests.server.raw_client import RawClient, is_loopback, listening_addresses, wait_until
 
 #: A session that never was.
 NOBODYS = id_of(new_secret())
@@ -152,7 +152,7 @@ def test_snapshots_ask_for_the_daemon_s_key(cluster: PeoplesCluster, alice: RawC
     put_values(alice)
     request = worker_pb2.ListPartsRequest(session_id=alice.session_id, number=1)
     answers = []
-    for port in sorted(listening_ports(cluster)):
+    for _, port in sorted(listening_addresses(cluster.family())):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask = channel.unary_unary(
                 "/shardwright.proto.v1.Snapshots/ListParts",
@@ -167,13 +167,10 @@ def test_snapshots_ask_for_the_daemon_s_key(cluster: PeoplesCluster, alice: RawC
     assert sum("does not carry this service's key" in answer for answer in answers) == 4, "two daemons, twice"
 
 
-def listening_ports(cluster: PeoplesCluster) -> set[int]:
-    return {
-        connection.laddr.port
-        for process in cluster.family()
-        for connection in process.net_connections("tcp")
-        if connection.status == "LISTEN"
-    }
+def test_a_cluster_on_loopback_listens_nowhere_else(cluster: PeoplesCluster) -> None:
+    hosts = [host for host, _ in listening_addresses(cluster.family())]
+    assert len(hosts) >= 5, "the master's, two daemons', two executors'"
+    assert all(map(is_loopback, hosts)), hosts
 
 
 def test_a_closed_session_stays_closed_for_its_holder(alice: RawClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import queue
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -301,6 +302,22 @@ def command_of(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:  # it ended meanwhile
         return ""
+
+
+def listening_addresses(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
+    """(host, port) of all TCP sockets that they listen at."""
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+def is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def wait_until(condition: Any, timeout_s: float = 30.0) -> None:

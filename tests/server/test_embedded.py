@@ -32,7 +32,17 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from tests.server.programs import inputs, layouts, reference, training_step
-from tests.server.raw_client import RawClient, Server, StepStream, all_gone, embedded, inline, wait_until
+from tests.server.raw_client import (
+    RawClient,
+    Server,
+    StepStream,
+    all_gone,
+    embedded,
+    inline,
+    is_loopback,
+    listening_addresses,
+    wait_until,
+)
 
 DEVICES = 4
 
@@ -396,6 +406,12 @@ def test_every_port_asks_for_the_token(running: tuple[Server, RawClient], token:
     with pytest.raises(AuthenticationError):
         stream.reply()
     stranger.close()
+
+
+def test_it_listens_on_loopback_alone(running: tuple[Server, RawClient]) -> None:
+    hosts = [host for host, _ in listening_addresses(running[0].family())]
+    assert len(hosts) >= 2, "the master's and the data port"
+    assert all(map(is_loopback, hosts)), hosts
 
 
 def test_health_and_reflection_are_served(running: tuple[Server, RawClient]) -> None:

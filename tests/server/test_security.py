@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import shardwright as sw
 from shardwright.errors import AuthenticationError, ServerUnavailableError
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
-from shardwright.proto.v1 import master_pb2_grpc
+from shardwright.proto.v1 import master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.security import check_port, free_port
-from tests.server.raw_client import RawClient, Server
+from tests.faults.test_load import everywhere, methods
+from tests.server.raw_client import RawClient, Server, command_of, is_loopback, listening_addresses
 
 openssl = shutil.which("openssl")
 
@@ -54,25 +58,104 @@ def secure_cluster(folder: Path) -> tuple[Path, str]:
     return path, f"127.0.0.1:{nodes[0]['port']}"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(openssl is None, reason="needs the openssl command to make certificates")
-def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_token(tmp_path: Path) -> None:
-    path, address = secure_cluster(tmp_path)
+needs_openssl = pytest.mark.skipif(openssl is None, reason="needs the openssl command to make certificates")
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], TlsClient]]:
+    """Two nodes with TLS and a token, and a client with a session."""
+    folder = tmp_path_factory.mktemp("secured")
+    path, address = secure_cluster(folder)
     servers = [Server(str(path), str(task)) for task in (0, 1)]
     try:
-        certificate = (tmp_path / "node.pem").read_bytes()
-        client = TlsClient(address, "secret", certificate)
+        client = TlsClient(address, "secret", (folder / "node.pem").read_bytes())
         client.open_soon()
-        layout = Layout.replicated("f32", (3,), Mesh.of({"data": 2}))
-        client.put(1, np.arange(3, dtype=np.float32), layout)
-        np.testing.assert_array_equal(client.fetch(1, layout), np.arange(3))
-        with pytest.raises(AuthenticationError):
-            TlsClient(address, "guess", certificate).open()
-        with pytest.raises(ServerUnavailableError):
-            RawClient(address, "secret").open()  # no TLS
+        yield servers, client
     finally:
         for server in servers:
             server.stop()
+
+
+@needs_openssl
+@pytest.mark.slow
+def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_token(
+    secured: tuple[list[Server], TlsClient],
+) -> None:
+    _, client = secured
+    layout = Layout.replicated("f32", (3,), Mesh.of({"data": 2}))
+    client.put(1, np.arange(3, dtype=np.float32), layout)
+    np.testing.assert_array_equal(client.fetch(1, layout), np.arange(3))
+    with pytest.raises(ServerUnavailableError):
+        RawClient(client.channel_address, "secret").open()  # no TLS
+
+
+@needs_openssl
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [None, "", "guess", "secret "])
+def test_no_call_is_answered_without_the_token(secured: tuple[list[Server], TlsClient], token: str | None) -> None:
+    """Of any service, at any port of ours; but for health, which tells nothing."""
+    _, client = secured
+    assert client.session is not None
+    metadata = [("authorization", f"Bearer {token}")] if token is not None else []
+    reflection = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", True, True)
+    tried = 0
+    for node in client.session.nodes:
+        with grpc.secure_channel(node.data_address, client.credentials) as data:
+            calls = [*everywhere(client.channel, data), (client.channel, reflection)]
+            for channel, (path, streams_in, streams_out) in calls:
+                error = error_of(channel, path, streams_in, streams_out, metadata)
+                assert error is not None, f"{path} was answered"
+                assert error.code() is grpc.StatusCode.UNAUTHENTICATED, (path, error)
+                assert isinstance(wire.error_from_rpc(error), AuthenticationError), path
+                tried += 1
+    assert tried >= 2 * 26
+    health = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def error_of(
+    channel: grpc.Channel, path: str, streams_in: bool, streams_out: bool, metadata: object
+) -> grpc.RpcError | None:
+    """Of a call with an empty message, of which every kind of message can be made."""
+    kind = f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
+    try:
+        reply = getattr(channel, kind)(path)(iter([b""]) if streams_in else b"", metadata=metadata, timeout=20)
+        if streams_out:
+            next(reply, None)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
+@needs_openssl
+@pytest.mark.slow
+def test_snapshots_ask_for_the_token_too(secured: tuple[list[Server], TlsClient]) -> None:
+    servers, client = secured
+    daemons = [process for server in servers for process in server.family() if "executor" not in command_of(process)]
+    found = 0
+    for _, port in listening_addresses(daemons):
+        with grpc.secure_channel(f"127.0.0.1:{port}", client.credentials) as channel:
+            for path, streams_in, streams_out in methods("Snapshots", worker_pb2):
+                error = error_of(channel, path, streams_in, streams_out, [("authorization", "Bearer guess")])
+                assert error is not None, (path, port)
+                found += error.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert found >= 2 * 4, "each method, of each node's daemon"
+
+
+@needs_openssl
+@pytest.mark.slow
+def test_a_client_without_the_authority_hears_where_to_name_it(secured: tuple[list[Server], TlsClient]) -> None:
+    with pytest.raises(ServerUnavailableError) as caught:
+        sw.connect(secured[1].channel_address, token="secret")
+    assert "SHARDWRIGHT_CA" in str(caught.value)
+
+
+@needs_openssl
+@pytest.mark.slow
+def test_a_secured_cluster_on_loopback_listens_nowhere_else(secured: tuple[list[Server], TlsClient]) -> None:
+    hosts = [host for server in secured[0] for host, _ in listening_addresses(server.family())]
+    assert len(hosts) >= 5, "the master's, two daemons', two executors'"
+    assert all(map(is_loopback, hosts)), hosts
 
 
 def test_a_port_that_cannot_be_opened_is_explained() -> None:
