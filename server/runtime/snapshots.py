@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from shardwright.errors import (
+    ArrayError,
     DeadlineError,
-    InternalError,
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
@@ -301,14 +301,20 @@ class _DaemonClient:
         contents = {key: allocate_aligned(size) for key, size in sizes.items()}
         empty = deque(part for part in contents.values() if part.size)
 
-        def receive() -> None:
+        def receive() -> bool:
+            """Whether all came, and no more."""
             for reply in call(request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata):
                 for piece in reply.pieces:
-                    fill(empty, np.frombuffer(piece, np.uint8))
+                    if fill(empty, np.frombuffer(piece, np.uint8)).size:
+                        return False
+            return not empty
 
-        self._ask(receive)
-        if empty:
-            raise InternalError("parts of a snapshot ended early", where=self._address)
+        if not self._ask(receive):
+            raise ArrayError(
+                "parts of a snapshot are not of the sizes that their layouts say",
+                where=self._address,
+                remedy="name the layouts that the arrays had when the snapshot was taken",
+            )
         return contents
 
     def _ask(self, call: Callable[[], T]) -> T:

@@ -196,8 +196,9 @@ class StepStream:
         read_back: Sequence[int] = (),
         released: Sequence[int] = (),
         inline: Sequence[master_pb2.InlineArray] = (),
-        move: master_pb2.MoveArrays | None = None,
+        **orders: Any,
     ) -> None:
+        """orders: instead of an executable: `move`, `snapshot`, …"""
         self._requests.put(
             master_pb2.RunStepsRequest(
                 session_id=self._client.session_id,
@@ -208,7 +209,7 @@ class StepStream:
                 read_back=read_back,
                 released=released,
                 inline_arguments=inline,
-                move=move,
+                **orders,
             )
         )
 

@@ -312,6 +312,27 @@ def test_uploads_of_many_that_do_not_fit_are_refused(
     assert message in error.message
 
 
+def test_a_snapshot_is_restored_in_the_layouts_that_it_has_or_not_at_all(
+    ready: tuple[RawClient, StepStream, str, Plan],
+) -> None:
+    client, steps, _, plan = ready
+    known = layouts(plan)[0][1]
+    steps.send(1, "", [2], [], snapshot=master_pb2.SnapshotArrays())
+    while not (reply := steps.reply()).HasField("snapshot"):
+        assert reply.number == 1
+    other = [Layout.replicated("f32", (rows, 8), known.mesh) for rows in (32, 8)]
+    cases = [(other[0], "not of the sizes", "array"), (other[1], "cannot be moved", "plan"), (known, "", "")]
+    for number, (said, message, code) in enumerate(cases, start=2):
+        stored = master_pb2.StoredArray(ids=[2], parts=[master_pb2.MovedPart(layout=wire.layout_to_proto(said))])
+        order = master_pb2.RestoreSnapshot(snapshot=1, layouts=[wire.layout_to_proto(known)], stored=[stored])
+        steps.send(number, "", [], [20 + number], restore_snapshot=order)
+        reply = steps.reply()
+        assert reply.number == number
+        assert message in reply.error.message
+        assert reply.error.code == code
+    np.testing.assert_array_equal(client.fetch(24, known), inputs()[1])
+
+
 # ---- exactly once ----------------------------------------------------------------
 def test_a_reconnected_client_sends_again_and_nothing_runs_twice(
     ready: tuple[RawClient, StepStream, str, Plan],
