@@ -35,6 +35,17 @@ def test_pins_that_cannot_hold_name_the_users_line(session: sw.Session) -> None:
         step(np.ones((9, 8), np.float32))
 
 
+def test_a_program_that_fits_no_device_names_the_users_line(session: sw.Session) -> None:
+    def step(x):
+        wide = jnp.sin(x[:, None] + jnp.arange(1 << 20, dtype=jnp.float32))  # 512 GiB
+        return jnp.sort(wide, axis=0).sum()
+
+    with pytest.raises(sw.MemoryBudgetError, match=r"GiB of test_unusual_programs\.py:\d+") as refused:
+        session.parallelize(step, force="replicated")(np.ones(1 << 17, np.float32))
+    assert refused.value.remedy
+    assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "others go on"
+
+
 def test_one_bare_array_moves_to_another_layout(session: sw.Session) -> None:
     """A root that is an argument: nothing is computed between the two layouts."""
     x = np.arange(256, dtype=np.float32).reshape(16, 16)
