@@ -161,8 +161,8 @@ bench-parse: $(VENV)/.stamp-dev ## Time the HLO parser against XLA's own.
 	@$(BIN)/python benchmarks/bench_parse.py
 
 .PHONY: fuzz
-fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO, plans, pipelines and cluster files to their readers (10 minutes).
-	@$(BIN)/python -m tests.fuzz
+fuzz: $(VENV)/.stamp-dev ## Feed mutated HLO, plans, pipelines and cluster files to their readers, calls to a server (30 minutes).
+	@$(BIN)/python -m tests.fuzz && $(BIN)/python -m tests.fuzz.messages
 
 .PHONY: validate-rules
 validate-rules: $(VENV)/.stamp-dev ## Hold every strategy rule against XLA, in every combination (long).

@@ -1,4 +1,4 @@
-"""Mutation fuzzing of the readers: `python -m tests.fuzz [hlo plan pipeline cluster] [--count 20000] [--seed 0]`.
+"""Mutation fuzzing of the readers: `python -m tests.fuzz [NAME …] [--count 20000] [--seed 0]`.
 
 Breaks valid documents and reads what comes out. Each is read, or refused by a typed error with its place. Any other
 exception, and a text that takes longer than one of its size may, is a defect: it is kept, and the exit code is 1.
@@ -31,6 +31,7 @@ def _fuzz(reader: Reader, count: int, seed: int, folder: Path) -> int:
     rng = random.Random(seed)
     documents = reader.documents()
     defects: Counter[str] = Counter()
+    count = max(1, round(count * reader.share))
     for number in range(count):
         text = reader.mutate(rng, documents)
         problem = reader.check(text)

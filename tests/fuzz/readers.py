@@ -18,7 +18,7 @@ from pathlib import Path
 
 import shardwright as sw
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import ClusterConfigError, HloSyntaxError, PlanError
+from shardwright.errors import ClusterConfigError, HloSyntaxError, InternalError, PlanCheckError, PlanError
 from shardwright.hlo import parse
 from shardwright.plans import pipeline_json
 from shardwright.plans.plan_json import decode
@@ -65,7 +65,9 @@ _CLUSTER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """documents: valid ones. read: reads one, and writes and reads back what it holds. error: what it may raise."""
+    """documents: valid ones. read: reads one, and writes and reads back what it holds. error: what it may raise.
+    base_time_s: seconds of CPU that the shortest text may take. share: of a run's texts, as this reader takes long.
+    """
 
     name: str
     documents: Callable[[], Sequence[str]]
@@ -73,6 +75,8 @@ class Reader:
     read: Callable[[str], None]
     error: type[sw.ShardwrightError]
     place: re.Pattern[str]
+    base_time_s: float = BASE_TIME_S
+    share: float = 1.0
 
     def check(self, text: str) -> str | None:
         """What is wrong with the reader, shown by this text; None where it did as it must."""
@@ -89,7 +93,7 @@ class Reader:
         except Exception:
             return traceback.format_exc()
         took_s = time.process_time() - start
-        if took_s > BASE_TIME_S + TIME_PER_BYTE_S * len(text):
+        if took_s > self.base_time_s + TIME_PER_BYTE_S * len(text):
             return f"{took_s:.1f} s for {len(text)} bytes"
         return None
 
@@ -109,6 +113,31 @@ def _read_hlo(text: str) -> None:
         parse(printed)
     except HloSyntaxError as error:
         raise AssertionError(f"what was printed does not parse: {error}") from None
+
+
+@cache
+def _small_programs() -> Sequence[str]:
+    """Texts of the corpus that are planned in a moment, and one with a product and two results."""
+    return [_HLO, *(text for text in _corpus() if len(text) <= 1500)]
+
+
+def _mutate_parsed(rng: random.Random, programs: Sequence[str]) -> str:
+    """A mutated program that parses; a program as it was, where none of many mutants does."""
+    for _ in range(200):
+        text = texts.mutate(rng, programs)
+        try:
+            if text not in programs and parse(text):
+                return text
+        except HloSyntaxError:
+            pass
+    return rng.choice(programs)
+
+
+def _plan_program(text: str) -> None:
+    try:
+        explain_plan(sw.plan(text, 4, cache=False, effort="fast", deadline=5))
+    except (InternalError, PlanCheckError) as error:
+        raise AssertionError(f"a defect of ours: {error}") from None
 
 
 # ---- plans -----------------------------------------------------------------
@@ -164,6 +193,10 @@ READERS = {
         Reader(
             name="hlo", documents=_corpus, mutate=texts.mutate, read=_read_hlo, error=HloSyntaxError,
             place=re.compile(r"^\d+:\d+$"),
+        ),
+        Reader(
+            name="program", documents=_small_programs, mutate=_mutate_parsed, read=_plan_program,
+            error=sw.ShardwrightError, place=re.compile(""), base_time_s=60.0, share=0.02,
         ),
         Reader(
             name="plan", documents=_plans, mutate=documents.mutate, read=_read_plan, error=PlanError,
