@@ -19,8 +19,8 @@ def explain_node_failure(master: MasterConnection, node: NodeInfo, error: Shardw
     """The error of a broken call to a node's data port, given `error` and the master's view of the node.
 
     WorkerLostError: its executor is gone, maybe because another node was lost, which is named then. SessionError: the
-        master does not have the session any more. The master's own error: it does not answer either. Otherwise OutageError,
-        naming the connection between this client and the node.
+    master does not have the session any more. The master's own error: it does not answer either. Otherwise OutageError,
+    naming the connection between this client and the node.
     """
     until_s = time.monotonic() + _NOTICE_S
     while time.monotonic() < until_s:

@@ -236,38 +236,44 @@ def test_without_snapshots_their_loss_is_told_in_the_same_session(cluster: Clust
     assert float(loss) == first
 
 
-def test_a_full_disk_of_its_state_costs_nothing_that_runs(tmp_path: Path) -> None:
-    """New programs are refused meanwhile; what was decided meanwhile is written as soon as there is room."""
+@pytest.fixture
+def cluster_on_small_disk(tmp_path: Path) -> Iterator[tuple[Cluster, Path]]:
     with small_disk(tmp_path, 16 << 20) as disk:
         if not disk.is_mount():
             pytest.skip("this process may not mount a disk")
         cluster = Cluster(disk, 2)
-        expected = run(cluster.session, STEPS)
-        with cluster.connect() as session:
-            step = session.parallelize(train, donate_argnums=0)
-            state, losses, inputs = step.init(initial, jax.random.key(0)), [], list(batches(STEPS))
-
-            def go_on(count: int) -> None:
-                nonlocal state
-                for x in inputs[len(losses) : len(losses) + count]:
-                    state, loss = step(state, x)
-                    losses.append(float(loss))
-
-            go_on(4)
-            with full_disk(disk):
-                go_on(4)
-                large = np.random.default_rng(1).random(1 << 20, np.float32)
-                shift = session.parallelize(lambda x: x + large)
-                with pytest.raises(sw.StateStoreError, match=r"disk is full.*\n.*free space"):
-                    shift(large)
-                go_on(2)
-            np.testing.assert_array_equal(shift(large), large + large)
-            cluster.restart_master()
-            go_on(6)
-            np.testing.assert_array_equal(shift(large), large + large)
-            assert losses == expected.losses
-            assert not session.recoveries
+        yield cluster, disk
         cluster.stop()
+
+
+def test_a_full_disk_of_its_state_costs_nothing_that_runs(cluster_on_small_disk: tuple[Cluster, Path]) -> None:
+    """New programs are refused meanwhile; what was decided meanwhile is written as soon as there is room."""
+    cluster, disk = cluster_on_small_disk
+    expected = run(cluster.session, STEPS)
+    with cluster.connect() as session:
+        step = session.parallelize(train, donate_argnums=0)
+        state, losses, inputs = step.init(initial, jax.random.key(0)), [], list(batches(STEPS))
+
+        def go_on(count: int) -> None:
+            nonlocal state
+            for x in inputs[len(losses) : len(losses) + count]:
+                state, loss = step(state, x)
+                losses.append(float(loss))
+
+        go_on(4)
+        with full_disk(disk):
+            go_on(4)
+            large = np.random.default_rng(1).random(1 << 20, np.float32)
+            shift = session.parallelize(lambda x: x + large)
+            with pytest.raises(sw.StateStoreError, match=r"disk is full.*\n.*free space"):
+                shift(large)
+            go_on(2)
+        np.testing.assert_array_equal(shift(large), large + large)
+        cluster.restart_master()
+        go_on(6)
+        np.testing.assert_array_equal(shift(large), large + large)
+        assert losses == expected.losses
+        assert not session.recoveries
 
 
 CLIENT = """
