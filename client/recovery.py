@@ -588,7 +588,7 @@ class Recovery:
             except ServerUnavailableError:
                 pass  # it may come back as long as it keeps the session: then the stream gives up
             else:
-                self._require_session(status)
+                self._master.require_session(status)
                 team = team_of(status)
                 absent = [node for node in team if node.state != "ready"]
                 if not absent:
@@ -607,11 +607,3 @@ class Recovery:
                 said_s = now_s
                 _log.warning("waiting for %s", waiting)
             time.sleep(_POLL_S)
-
-    def _require_session(self, status: master_pb2.StatusReply) -> None:
-        session_id = self._master.info.session_id
-        if not any(session_id.startswith(other.session_id) for other in status.sessions):
-            raise SessionError(
-                "the session is gone: the server was restarted, or the session expired",
-                remedy="connect again, and restore a checkpoint",
-            )
