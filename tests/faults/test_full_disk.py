@@ -29,7 +29,7 @@ def session() -> Iterator[sw.Session]:
 def directory(tmp_path: Path) -> Iterator[Path]:
     """Of checkpoints; on a small disk, which has nothing else."""
     with small_disk(tmp_path, DISK_BYTES) as disk:
-        if not disk.is_mount():
+        if not disk.is_mount():  # only root may mount one
             pytest.skip("this process may not mount a disk")
         yield disk / "run"
 

@@ -239,7 +239,7 @@ def test_without_snapshots_their_loss_is_told_in_the_same_session(cluster: Clust
 @pytest.fixture
 def cluster_on_small_disk(tmp_path: Path) -> Iterator[tuple[Cluster, Path]]:
     with small_disk(tmp_path, 16 << 20) as disk:
-        if not disk.is_mount():
+        if not disk.is_mount():  # only root may mount one
             pytest.skip("this process may not mount a disk")
         cluster = Cluster(disk, 2)
         yield cluster, disk

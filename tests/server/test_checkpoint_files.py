@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,6 +19,7 @@ import pytest
 from shardwright.checkpoints import trees
 from shardwright.errors import CheckpointError
 from shardwright.server.runtime.checkpoints import claims, files
+from tests.recovery.small_disk import small_disk
 
 TREE = trees.Node(kind="dict", children=(("w", trees.Leaf(name="w")),))
 W = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -70,13 +70,10 @@ def test_an_abandoned_save_leaves_nothing_and_touches_nothing_complete(tmp_path:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A directory with room for hardly more than one small checkpoint."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system is not permitted")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path, 256 << 10) as disk:
+        if not disk.is_mount():  # only root may mount one
+            pytest.skip("this process may not mount a disk")
+        yield disk
 
 
 def test_a_full_disk_is_called_one_and_what_was_complete_stays(full_disk: Path) -> None:

@@ -170,7 +170,7 @@ class CheckpointWorker:
             return
         try:
             folder = files.commit(save.directory, save.step, save.token)
-        except Exception:
+        except Exception:  # its files would take the room of a checkpoint until the next save
             with suppress(OSError):
                 _abandon(save)
             raise
