@@ -37,11 +37,11 @@ Step = Callable[[], Any]
 def measure_side(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step of one side in its rounds, seconds to its first loss, and its memory in bytes."""
     make = {
-        "jit": jit_step,
-        "torch": torch_step,
-        "torch.compile": torch_step,
-        "served": served_step,
-        "torch served": torch_served_step,
+        "jit": make_jit_step,
+        "torch": make_torch_step,
+        "torch.compile": make_torch_step,
+        "served": make_served_step,
+        "torch served": make_torch_served_step,
     }[arguments.side]
     start = time.perf_counter()
     with make(arguments) as (step, more):
@@ -76,7 +76,7 @@ def _token_ids(arguments: argparse.Namespace) -> np.ndarray[Any, Any]:
 
 
 @contextmanager
-def jit_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
+def make_jit_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
     import jax
 
     init, train_step, tokens = _jax_gpt(arguments)
@@ -96,7 +96,7 @@ def jit_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[],
 
 
 @contextmanager
-def served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
+def make_served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
     import jax
 
     from benchmarks.runtime.recovery import connect
@@ -138,7 +138,7 @@ def _torch_gpt(arguments: argparse.Namespace, device: str) -> tuple[Any, Any, An
 
 
 @contextmanager
-def torch_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
+def make_torch_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
     import torch
 
     torch.set_float32_matmul_precision("high")
@@ -158,7 +158,7 @@ def torch_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[
 
 
 @contextmanager
-def torch_served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
+def make_torch_served_step(arguments: argparse.Namespace) -> Iterator[tuple[Step, Callable[[], dict[str, Any]]]]:
     import shardwright.torch as swt
     from benchmarks.runtime.recovery import connect
 

@@ -370,7 +370,7 @@ def test_a_checkpoint_of_which_a_file_is_gone(session: sw.Session, tmp_path: Pat
         np.asarray(restored["w"])
 
 
-def _flipped(data: bytes) -> bytes:
+def _flip(data: bytes) -> bytes:
     """With some wrong bits in the middle and at the end."""
     damaged = bytearray(data)
     for at in (len(data) // 2, len(data) // 2 + 1, len(data) - 1):
@@ -383,7 +383,7 @@ DAMAGES: dict[str, Any] = {
     "deleted": lambda data: None,
     "emptied": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],
-    "flipped": _flipped,
+    "flipped": _flip,
     "garbled": lambda data: np.random.default_rng(len(data)).bytes(len(data)),
 }
 

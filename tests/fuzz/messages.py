@@ -89,7 +89,7 @@ class Target:
         self._last_id = 10
         if not (folder / "given").exists():
             self._must(self._save("given"))
-            self.client.call("WaitForSave", self._named(master_pb2.WaitForSaveRequest(number=self.number)))
+            self.client.call("WaitForSave", self._name(master_pb2.WaitForSaveRequest(number=self.number)))
         self._must(self._request(arguments=[1, 2, 3], snapshot=master_pb2.SnapshotArrays()))
         self._snapshot = self.number
 
@@ -99,7 +99,7 @@ class Target:
 
     def close(self) -> None:
         with contextlib.suppress(ShardwrightError):
-            self.client.call("CloseSession", self._named(master_pb2.CloseSessionRequest()))
+            self.client.call("CloseSession", self._name(master_pb2.CloseSessionRequest()))
         self.client.close()
         self._data.close()
 
@@ -113,10 +113,10 @@ class Target:
         if method == "RunSteps":
             return [(rng or random.Random(0)).choice(self._steps())()]
         if method == "UploadProgram":
-            return [self._named(each) for each in _upload()]
+            return [self._name(each) for each in _upload()]
         if method in ("PutArray", "PutArrays"):
             return self._put() if method == "PutArray" else self._put_many()
-        message = self._named(getattr(master_pb2, METHODS[method].input_type.name, operators_pb2.ReadLogsRequest)())
+        message = self._name(getattr(master_pb2, METHODS[method].input_type.name, operators_pb2.ReadLogsRequest)())
         self._fill(method, message)
         return [message]
 
@@ -162,7 +162,7 @@ class Target:
         else:
             message.dataset_id = order.dataset.dataset_id
 
-    def _named(self, message: Any) -> Any:
+    def _name(self, message: Any) -> Any:
         if "session_id" in message.DESCRIPTOR.fields_by_name:
             message.session_id = self.client.session_id
         return message
@@ -174,7 +174,7 @@ class Target:
     # ---- arrays
     def _put(self) -> list[Message]:
         header = master_pb2.PutArrayHeader(
-            session_id=self.client.session_id, array_id=self._new_id(), layout=_replicated((4,)), devices=[0]
+            session_id=self.client.session_id, array_id=self._new_id(), layout=_replicate((4,)), devices=[0]
         )
         return [
             master_pb2.PutArrayRequest(header=header),
@@ -184,7 +184,7 @@ class Target:
     def _put_many(self) -> list[Message]:
         first = master_pb2.PutArraysRequest(
             session_id=self.client.session_id,
-            layouts=[_replicated((4,)), _split((4,))],
+            layouts=[_replicate((4,)), _split((4,))],
             arrays=[
                 master_pb2.NodeShards(array_id=self._new_id(), layout=0, devices=[0]),
                 master_pb2.NodeShards(array_id=self._new_id(), layout=1, devices=[0, 1]),
@@ -255,7 +255,7 @@ class Target:
 
     def _read_batch(self) -> master_pb2.ReadBatch:
         dataset = master_pb2.Dataset(dataset_id="d", function=BATCHES, batch=BATCH, options_json="{}", prefetch=1)
-        part = master_pb2.BatchPart(leaf=1, layout=_replicated((16, 16)))
+        part = master_pb2.BatchPart(leaf=1, layout=_replicate((16, 16)))
         return master_pb2.ReadBatch(dataset=dataset, position=self.number % 4, parts=[part])
 
     def _must(self, request: master_pb2.RunStepsRequest) -> None:
@@ -265,12 +265,12 @@ class Target:
             raise AssertionError(f"a valid step failed: {answer}\n{request}")
 
 
-def _replicated(shape: tuple[int, ...]) -> common_pb2.ArrayLayout:
+def _replicate(shape: tuple[int, ...]) -> common_pb2.ArrayLayout:
     return wire.layout_to_proto(Layout.replicated("f32", shape, Mesh.of({"data": DEVICES})))
 
 
 def _split(shape: tuple[int, ...]) -> common_pb2.ArrayLayout:
-    layout = _replicated(shape)
+    layout = _replicate(shape)
     layout.dimensions[0].axes.append("data")
     return layout
 
@@ -328,10 +328,10 @@ def _judge(error: grpc.RpcError, *, may_wait: bool = False) -> Answer:
         return Answer(is_waiting=True)
     if not is_typed:
         return Answer(error=ours, problem=f"no error of ours: {error.code()}: {error.details()}")
-    return _typed(ours)
+    return _to_answer(ours)
 
 
-def _typed(error: ShardwrightError) -> Answer:
+def _to_answer(error: ShardwrightError) -> Answer:
     is_known = not isinstance(error, InternalError) and type(error) is not ShardwrightError
     return Answer(error=error, problem="" if is_known else f"an untyped error: {error!r}")
 
@@ -381,7 +381,7 @@ class _Reader:
                 if reply.number == number:
                     self.has_reply = True
                     has_error = reply.HasField("error")
-                    self._answers.put(_typed(wire.error_from_proto(reply.error)) if has_error else Answer())
+                    self._answers.put(_to_answer(wire.error_from_proto(reply.error)) if has_error else Answer())
                     return
             self._answers.put(Answer() if not number else Answer(problem="the stream ended without an answer"))
         except grpc.RpcError as error:
@@ -410,14 +410,14 @@ def run(
     """Mutated calls until `count` of them are answered, or it is over, or the server is no longer itself."""
     rng, report, witness = random.Random(seed), Report(), Witness(server, client)
     target: Target | None = None
-    made = 0
+    calls = 0
     while report.answered < count and not is_over():
-        if target is None or made % SESSION_EVERY == 0:
+        if target is None or calls % SESSION_EVERY == 0:
             if target is not None:
                 target.close()
             target = Target(client.channel_address, client.token or "", folder)
             donors = target.donors()
-        made += 1
+        calls += 1
         method = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         messages = _harmless(method, mutate(rng, target.messages(method, rng), donors))
         answer = call(target, method, messages)
@@ -425,10 +425,10 @@ def run(
         report.by_error["waiting" if answer.is_waiting else answer.error.code if answer.error else "done"] += 1
         report.answered += not answer.is_waiting
         report.waiting += answer.is_waiting
-        problem = answer.problem or (witness.problem() if made % STEP_EVERY == 0 else "")
+        problem = answer.problem or (witness.problem() if calls % STEP_EVERY == 0 else "")
         if problem:
             text = "\n".join(f"  {type(message).__name__}: {str(message)[:1500]}" for message in messages)
-            report.problems.append(f"{method}, call {made}: {problem}\n{text}")
+            report.problems.append(f"{method}, call {calls}: {problem}\n{text}")
             if server.process.poll() is not None or not answer.problem:
                 break
         if isinstance(answer.error, SessionError) or method in ("CloseSession", "EndSession"):

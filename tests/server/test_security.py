@@ -98,7 +98,7 @@ def test_no_call_is_answered_without_the_token(secured: tuple[list[Server], TlsC
     assert client.session is not None
     metadata = [("authorization", f"Bearer {token}")] if token is not None else []
     reflection = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", True, True)
-    tried = 0
+    refusals = 0
     for node in client.session.nodes:
         with grpc.secure_channel(node.data_address, client.credentials) as data:
             calls = [*everywhere(client.channel, data), (client.channel, reflection)]
@@ -107,8 +107,8 @@ def test_no_call_is_answered_without_the_token(secured: tuple[list[Server], TlsC
                 assert error is not None, f"{path} was answered"
                 assert error.code() is grpc.StatusCode.UNAUTHENTICATED, (path, error)
                 assert isinstance(wire.error_from_rpc(error), AuthenticationError), path
-                tried += 1
-    assert tried >= 2 * 26
+                refusals += 1
+    assert refusals >= 2 * 26
     health = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -132,14 +132,14 @@ def error_of(
 def test_snapshots_ask_for_the_token_too(secured: tuple[list[Server], TlsClient]) -> None:
     servers, client = secured
     daemons = [process for server in servers for process in server.family() if "executor" not in command_of(process)]
-    found = 0
+    refusals = 0
     for _, port in listening_addresses(daemons):
         with grpc.secure_channel(f"127.0.0.1:{port}", client.credentials) as channel:
             for path, streams_in, streams_out in methods("Snapshots", worker_pb2):
                 error = error_of(channel, path, streams_in, streams_out, [("authorization", "Bearer guess")])
                 assert error is not None, (path, port)
-                found += error.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert found >= 2 * 4, "each method, of each node's daemon"
+                refusals += error.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refusals >= 2 * 4, "each method, of each node's daemon"
 
 
 @needs_openssl
