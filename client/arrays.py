@@ -132,7 +132,7 @@ class RemoteArray(ArrayOperators):
     def delete(self) -> None:
         """Frees the array now, whoever still holds the handle."""
         if not self._deleted:
-            self._state.release_later(*self._ids)
+            self._state.releases.add(*self._ids)
             self._deleted = "deleted"
             self._read_ahead = None
 
@@ -225,7 +225,7 @@ class RemoteArray(ArrayOperators):
 
     def __del__(self) -> None:
         if self._ids and not self._deleted:
-            self._state.release_later(*self._ids)
+            self._state.releases.add(*self._ids)
 
     # ---- for the session and its steps -------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class RemoteArray(ArrayOperators):
 
     def _adopt(self, other: RemoteArray) -> None:
         """Becomes `other`, whose handle is empty afterwards; the former array is freed."""
-        self._state.release_later(*self._ids)
+        self._state.releases.add(*self._ids)
         self._ids, self._place, self._result = other._ids, other._place, other._result
         self._pending = None
         other._ids = ()
@@ -266,14 +266,14 @@ class RemoteArray(ArrayOperators):
         if self._ids:
             self._state.note_handle(self)
         if self._deleted:  # while it waited
-            self._state.release_later(*self._ids)
+            self._state.releases.add(*self._ids)
 
     def _donate(self, step: str, *, is_reused: bool) -> None:
         """Marks it donated to a step; an array not reused by the step is freed."""
         self._deleted = f"donated to {step}"
         self._read_ahead = None
         if not is_reused:
-            self._state.release_later(*self._ids)
+            self._state.releases.add(*self._ids)
 
     @property
     def _is_computed(self) -> bool:

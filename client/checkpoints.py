@@ -167,7 +167,7 @@ def save_leaves(
         result = session.submit(request, f"save of {folder}/{step}", is_followed=True)
     finally:
         for ids, _ in temporary.values():
-            session.release_later(*ids)
+            session.releases.add(*ids)
     return Save(session.master, result, folder, step)
 
 

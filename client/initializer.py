@@ -19,8 +19,9 @@ from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite
 from shardwright.client.frontends.jax import JaxFunction
 from shardwright.client.frontends.program import Program
+from shardwright.client.pins import pin_layouts
 from shardwright.client.placement import Placement, RowParts
-from shardwright.client.resharding import pin_layouts, place
+from shardwright.client.resharding import place
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh

@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import Checks
 from shardwright.client.placement import Placement, RowParts, parts_of
+from shardwright.client.step_requests import build_move, build_request, list_arrays
 from shardwright.client.stream import StepResult
 from shardwright.client.transfer import Upload
 from shardwright.errors import WorkerLostError
@@ -79,10 +80,10 @@ class ProgramCall:
         )
         placed = place(state, leaves, program, program.donated)
         wanted = [bool(name) for name in self.outputs]
-        built = state.build_request(program, placed, wanted, is_traced=self.is_traced, checks=self.checks)
+        built = build_request(state, program, placed, wanted, is_traced=self.is_traced, checks=self.checks)
         built.request.timeout_s = self.timeout_s
-        relocation.send(built.request, result, state.list_arrays(program, built.request), built.consumed(program))
-        state.release_later(*built.temporary)
+        relocation.send(built.request, result, list_arrays(program, built.request), built.consumed(program))
+        state.releases.add(*built.temporary)
         reused = set(program.lowered.aliases.values())
         for number in program.donated:
             relocation.consume(placed[number], is_reused=program.leaf_numbers[number] in reused)
@@ -104,7 +105,7 @@ class CopyCall:
         sources = [relocation.find(array) for array in self.arrays]
         relocation.bring((source, None) for source in sources)
         places = [source._place for source in sources if source._place is not None]
-        request, ids = relocation.state.build_move(sources, places)
+        request, ids = build_move(relocation.state, sources, places)
         layouts = [layout for place in places for layout, _ in parts_of(place)]
         relocation.send(request, result, list(zip(request.outputs, layouts, strict=True)))
         for name, source, new_ids, place in zip(self.copies, sources, ids, places, strict=True):
@@ -230,7 +231,7 @@ class Relocation:
         if not isinstance(leaf, RemoteArray):
             return
         if not is_reused:
-            self.state.release_later(*leaf._ids)
+            self.state.releases.add(*leaf._ids)
         leaf._ids = ()
         for first, (_, handle) in list(self._arrays.items()):
             if handle is leaf:

@@ -6,15 +6,15 @@ otherwise by a function planned earlier, and state under a plan that another one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardwright.client.arrays import Pending, RemoteArray
 from shardwright.client.frontends.identity import identity_program
+from shardwright.client.pins import pin_layouts
 from shardwright.client.placement import Placement, can_be_moved, parts_of
 from shardwright.errors import InternalError, ShardwrightError
 from shardwright.options.plan_options import PlanOptions
@@ -73,24 +73,6 @@ def place(state: SessionState, leaves: Sequence[Any], program: StepProgram, dona
             seen.add(id(leaves[number]))
             leaves[number]._adopt(copy)
     return placed
-
-
-def pin_layouts(options: PlanOptions, arguments: Mapping[int, Layout], outputs: Mapping[int, Layout]) -> PlanOptions:
-    """The options, plus pinned layouts of arguments and outputs (by flat number)."""
-
-    def axes(layouts: Mapping[int, Layout]) -> dict[int, tuple[tuple[str, ...], ...]]:
-        return {number: layout.sharding.dims for number, layout in layouts.items()}
-
-    def views(layouts: Mapping[int, Layout]) -> dict[int, tuple[int, ...]]:
-        return {number: layout.shape for number, layout in layouts.items() if layout.view_of is not None}
-
-    return replace(
-        options,
-        argument_axes=axes(arguments),
-        output_axes=axes(outputs),
-        argument_views=views(arguments),
-        output_views=views(outputs),
-    )
 
 
 def _has_placement(leaf: Any, wanted: Placement | None) -> bool:

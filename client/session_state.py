@@ -10,9 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -23,24 +22,25 @@ from shardwright.client.array_reader import ArrayReader
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import NO_CHECKS, Checks
 from shardwright.client.connection import Dialer, MasterConnection, NodeInfo, SessionInfo, team_of
+from shardwright.client.last_save import LastSave
 from shardwright.client.node_failures import explain_node_failure
-from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
+from shardwright.client.placement import Placement, RowParts, parts_of
 from shardwright.client.recovery import Recovery, require_repeatable
+from shardwright.client.releases import Releases
 from shardwright.client.relocation import Call, CopyCall, KnownArray, Name, ProgramCall
+from shardwright.client.step_requests import HoistedConstants, build_move, build_request, list_arrays
 from shardwright.client.stream import InterruptedByRecoveryError, StepResult, StepStream
-from shardwright.client.transfer import ArrayTransfer, Upload, as_bytes
+from shardwright.client.transfer import ArrayTransfer, Upload
 from shardwright.errors import (
     ClusterChangedError,
     ServerUnavailableError,
     SessionError,
     ShardwrightError,
-    WorkerLostError,
 )
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
-from shardwright.protocol import wire
 
 if TYPE_CHECKING:
     from shardwright.client.automatic_saves import AutomaticSaves, CheckpointPolicy
@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     from shardwright.client.embedded import EmbeddedServer
     from shardwright.client.frontends.program import Program
     from shardwright.client.kept import KeptState
-    from shardwright.client.placement import ExecutableEntry
     from shardwright.client.program_cache import ProgramCache
-    from shardwright.client.programs import ArgumentSource, StepProgram
+    from shardwright.client.programs import StepProgram
     from shardwright.client.step import Step
 
 T = TypeVar("T")
@@ -60,27 +59,8 @@ _log = logging.getLogger("shardwright")
 #: Seconds until a call that met other nodes begins again.
 CHANGE_PAUSE_S = 0.2
 
-#: An argument of at most so many bytes rides along with its step, …
-INLINE_BYTES = 64 << 10
-#: … as long as all of a step stay below this.
-INLINE_TOTAL_BYTES = 1 << 20
-#: Seconds that a dropped array waits for a step to carry its release.
-RELEASE_DELAY_S = 0.1
 #: Seconds that workers have to come back after one was lost, where a call cannot do without them.
 WORKER_RESTART_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltRequest:
-    """A step that is ready to be sent. outputs: ids by output number. temporary: ids of its own copies."""
-
-    request: master_pb2.RunStepsRequest
-    outputs: list[tuple[int, ...]]
-    temporary: list[int]
-
-    def consumed(self, program: StepProgram) -> list[int]:
-        """Ids of the arrays that it takes over."""
-        return [self.request.arguments[number] for number in program.consumed]
 
 
 class SessionState:
@@ -93,8 +73,6 @@ class SessionState:
     def __init__(self, address: str, dialer: Dialer, server: EmbeddedServer | None, name: str = "") -> None:
         self.server = server
         self._pid = os.getpid()
-        self._save: Save | None = None
-        self._saving = threading.Lock()
         is_gone: Callable[[], bool] = (lambda: False) if server is None else server.has_ended
         self.master = MasterConnection(address, dialer, is_gone)
         self.info: SessionInfo = self.master.open(__version__, name)
@@ -118,17 +96,17 @@ class SessionState:
         )
         self._stream.drain_heard = partial(_meet_drain, weakref.ref(self))
         self.recovery = Recovery(self.master, self._stream, self._transfer.put, weakref.ref(self))
+        self.last_save = LastSave(self.recovery)
         self.epoch = 0  # number of clusters, of other nodes, that the session has had before
         self._followed_losses, self._is_outdated = 0, False
         self._handles: weakref.WeakValueDictionary[int, RemoteArray] = weakref.WeakValueDictionary()
         self._steps: weakref.WeakSet[Step] = weakref.WeakSet()
         self._array_ids = itertools.count(taken_up.next_array_id if taken_up is not None else 1)
-        self._dropped: SimpleQueue[int | None] = SimpleQueue()  # its put() may be called by the garbage collector
         self.is_closed = False
         self._loader: ProgramCache | None = None
         self.layout_changes = 0  # of steps that moved the state which they update
-        self._constant_ids: dict[ArgumentSource, tuple[int, int]] = {}  # losses of workers before, id
-        threading.Thread(target=_release_when_idle, args=(weakref.ref(self), self._dropped), daemon=True).start()
+        self.constants = HoistedConstants()
+        self.releases = Releases(self.lock, self._stream, self.master)
         _open_states.add(self)
 
     # ---- closing ----------------------------------------------------------------------
@@ -157,10 +135,10 @@ class SessionState:
             return None
         if self.automatic_saves is not None:
             self.automatic_saves.settle()
-        error = self._take_save_error()
+        error = self.last_save.take_error()
         leaves = leaves or (bool(self.name) and self._stream.has_lost_session)  # a successor's is not ours to close
         self.is_closed = True
-        self._dropped.put(None)
+        self.releases.close()
         self._stream.close()
         self._transfer.close()
         self.master.close(leaves=leaves)
@@ -169,13 +147,18 @@ class SessionState:
         return error
 
     def __del__(self) -> None:
-        if hasattr(self, "_dropped"):  # else it was never opened
+        if hasattr(self, "releases"):  # else it was never opened
             self.close_quietly()
 
     @property
     def draining(self) -> str:
         """See `Session.draining`."""
         return self._stream.draining
+
+    @property
+    def losses(self) -> int:
+        """Number of losses of workers so far."""
+        return self._stream.losses
 
     # ---- programs ---------------------------------------------------------------------
 
@@ -240,7 +223,7 @@ class SessionState:
             is_recorded = self.info.is_elastic and self.recovery.is_on
             if is_recorded:
                 leaves = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
-            built = self.build_request(program, leaves, wanted, is_traced=is_traced, checks=checks)
+            built = build_request(self, program, leaves, wanted, is_traced=is_traced, checks=checks)
             request = built.request
             request.timeout_s = timeout_s
             call = None
@@ -254,24 +237,24 @@ class SessionState:
                     timeout_s=timeout_s,
                     plan_again=plan_again or partial(self._plan_freely, program.lowered),
                 )
-            request.released.extend(self._take_dropped())
+            request.released.extend(self.releases.take())
             try:
                 if self.kept is not None and self.name:
                     self.kept.put_into(request, program, leaves, built.outputs)
                 result = self._stream.submit(
                     request,
                     program.name,
-                    made=self.list_arrays(program, request),
+                    made=list_arrays(program, request),
                     consumed=built.consumed(program),
                     call=call,
                 )
             except InterruptedByRecoveryError:
-                self.release_later(*request.released)
+                self.releases.add(*request.released)
                 if self.kept is not None:
                     self.kept.forget_sent()
                 raise
             finally:
-                self.release_later(*built.temporary)
+                self.releases.add(*built.temporary)
             results = [
                 RemoteArray(self, spec, ids=ids, place=place, result=result) if ids else None
                 for spec, ids, place in zip(program.lowered.results, built.outputs, program.outputs, strict=True)
@@ -279,128 +262,10 @@ class SessionState:
             if self.kept is not None:
                 self.kept.follow(program, leaves, results)
             if self.recovery.is_due:
-                self.recovery.take(self._take_dropped)
+                self.recovery.take(self.releases.take)
         if self.automatic_saves is not None:
             self.automatic_saves.save_if_due()
         return results
-
-    def build_request(
-        self,
-        program: StepProgram,
-        leaves: Sequence[Any],
-        wanted: Sequence[bool] | None,
-        *,
-        is_traced: bool,
-        checks: Checks,
-    ) -> BuiltRequest:
-        """The request of a step; its arguments are sent, or ride along."""
-        request = master_pb2.RunStepsRequest(
-            executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
-        )
-        next_id = self._array_ids.__next__
-        result_ids = [next_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
-        outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
-        for array_id, entry in zip(result_ids, program.results, strict=True):
-            if array_id:
-                outputs[entry.number] += (array_id,)
-        temporary: list[int] = []
-        try:
-            request.arguments.extend(self._send_arguments(program, leaves, request, temporary))
-        except BaseException:
-            self.release_later(*temporary)
-            raise
-        request.outputs.extend(result_ids)
-        request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
-        return BuiltRequest(request, outputs, temporary)
-
-    @staticmethod
-    def list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
-        """List the arrays uploaded with a step, and its outputs."""
-        inline = {array.array_id for array in request.inline_arguments}
-        arrays = [
-            (array_id, source.entry.layout)
-            for array_id, source in zip(request.arguments if inline else (), program.sources, strict=False)
-            if array_id in inline
-        ]
-        outputs = zip(request.outputs, program.results, strict=True)
-        return arrays + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
-
-    def _send_arguments(
-        self,
-        program: StepProgram,
-        leaves: Sequence[Any],
-        request: master_pb2.RunStepsRequest,
-        temporary: list[int],
-    ) -> list[int]:
-        """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`."""
-        from shardwright.client.array_specs import host_value
-        from shardwright.client.placement import part_of
-
-        ids: list[int] = []
-        uploads: list[Upload] = []
-        inline_bytes = 0
-        specs = program.lowered.leaf_specs
-        copies = self._copies(program, leaves)
-        constants = self._constants(program)
-        for number, source in enumerate(program.sources):
-            if source.constant is not None:
-                ids.append(constants[source])
-                continue
-            leaf = leaves[source.leaf]
-            if isinstance(leaf, RemoteArray):
-                array_id = copies.get(number) or self._id_for(leaf, source.entry)
-                if array_id is not None:
-                    ids.append(array_id)
-                    if number in copies:
-                        temporary.append(array_id)
-                    continue
-                leaf = np.asarray(leaf)
-            value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
-            array_id = next(self._array_ids)
-            ids.append(array_id)
-            temporary.append(array_id)
-            if value.nbytes <= INLINE_BYTES and inline_bytes + value.nbytes <= INLINE_TOTAL_BYTES:
-                inline_bytes += value.nbytes
-                request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
-            else:
-                uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
-        self.recovery.put(uploads, are_private=self.info.is_elastic and self.recovery.is_on)
-        return ids
-
-    def _constants(self, program: StepProgram) -> dict[ArgumentSource, int]:
-        """Ids of hoisted constants, uploaded once, and again after workers were lost."""
-        sources = [source for source in program.sources if source.constant is not None]
-        losses = self._stream.losses
-        missing = [source for source in sources if self._constant_ids.get(source, (-1, 0))[0] != losses]
-        lost = [self._constant_ids[source][1] for source in missing if source in self._constant_ids]
-        if lost:
-            self.release_later(*lost)
-            self._await_workers()
-        values = [(source.constant, source.entry.layout) for source in missing if source.constant is not None]
-        for source, (array_id,) in zip(missing, self.upload(values), strict=True):
-            self._constant_ids[source] = (losses, array_id)
-        return {source: self._constant_ids[source][1] for source in sources}
-
-    def _copies(self, program: StepProgram, leaves: Sequence[Any]) -> dict[int, int]:
-        """Arrays, by source, of handles stored on one stage and read on another; workers hand them over."""
-        handles: list[RemoteArray] = []
-        places: dict[int, Placement] = {}
-        for number, source in enumerate(program.sources):
-            leaf = leaves[source.leaf] if source.leaf >= 0 else None
-            if isinstance(leaf, RemoteArray) and self._id_for(leaf, source.entry) is None and leaf._place is not None:
-                wanted = placement_of(source.entry)
-                if can_be_moved(leaf._place, wanted):
-                    handles.append(leaf)
-                    places[number] = wanted
-        copy_ids, _ = self._submit_move(handles, list(places.values()), is_kept=False)
-        return {number: ids[0] for number, ids in zip(places, copy_ids, strict=True)}
-
-    def _id_for(self, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
-        """The handle's array for the entry, or None when its layout differs."""
-        ids, place = self.usable_ids(handle), handle._place
-        if isinstance(place, RowParts):
-            return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
-        return ids[0] if place is entry.layout else None
 
     def submit(
         self,
@@ -419,37 +284,37 @@ class SessionState:
             if self._stream.replayer == threading.get_ident():
                 return self._stream.submit(request, name, made=made)
             self._raise_unreported()
-            request.released.extend(self._take_dropped())
+            request.released.extend(self.releases.take())
             try:
                 return self._stream.submit(
                     request, name, is_followed=is_followed, is_repeated=not is_followed, made=made, call=call
                 )
             except InterruptedByRecoveryError:
-                self.release_later(*request.released)
+                self.releases.add(*request.released)
                 raise
 
     def protect(self, snapshot_every: int) -> None:
         """From now on the session survives losses of workers; a snapshot each so many steps."""
         with self.lock:
             if self.recovery.begin(snapshot_every):
-                self.recovery.take(self._take_dropped)
+                self.recovery.take(self.releases.take)
 
     def adopt_arrays(self, layouts: Mapping[int, Layout]) -> None:
         """Arrays that another client of the session made are this one's; a snapshot has them from the next one on."""
         with self.lock:
             self.recovery.adopt(layouts)
             if self.recovery.is_on:
-                self.recovery.take(self._take_dropped)
+                self.recovery.take(self.releases.take)
 
     def move(self, handles: Sequence[RemoteArray], places: Sequence[Placement]) -> list[RemoteArray]:
         """Copies in the layouts of `places`; workers hand the pieces to each other. See `can_be_moved`."""
-        copy_ids, result = self._submit_move(handles, places)
+        copy_ids, result = self.submit_move(handles, places)
         return [
             RemoteArray(self, handle.spec, ids=ids, place=place, result=result)
             for handle, place, ids in zip(handles, places, copy_ids, strict=True)
         ]
 
-    def _submit_move(
+    def submit_move(
         self, handles: Sequence[RemoteArray], places: Sequence[Placement], *, is_kept: bool = True
     ) -> tuple[list[tuple[int, ...]], StepResult | None]:
         """Ids of the copies' parts, and the step making them; none without a handle.
@@ -458,24 +323,11 @@ class SessionState:
         """
         if not handles:
             return [], None
-        request, new_ids = self.build_move(handles, places)
+        request, new_ids = build_move(self, handles, places)
         layouts = [layout for place in places for layout, _ in parts_of(place)]
         arrays = list(zip(request.outputs, layouts, strict=True))
         call = CopyCall(arrays=tuple(map(self.know, handles)), copies=tuple(new_ids)) if is_kept else None
         return new_ids, self.submit(request, f"a move of {len(handles)} arrays", made=arrays, call=call)
-
-    def build_move(
-        self, handles: Sequence[RemoteArray], places: Sequence[Placement]
-    ) -> tuple[master_pb2.RunStepsRequest, list[tuple[int, ...]]]:
-        """The request of a move, and the ids of the copies' parts."""
-        request = master_pb2.RunStepsRequest()
-        new_ids = [tuple(self.new_id() for _ in parts_of(place)) for place in places]
-        for handle, place, ids in zip(handles, places, new_ids, strict=True):
-            assert handle._place is not None
-            request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
-            request.arguments.extend(self.usable_ids(handle))
-            request.outputs.extend(ids)
-        return request, new_ids
 
     def new_id(self) -> int:
         """A new array id, for a step's result."""
@@ -537,7 +389,7 @@ class SessionState:
             if is_other:
                 self.epoch += 1
                 self._stream.journal.epoch = self.epoch
-                self._constant_ids.clear()
+                self.constants.forget()
                 _log.warning(
                     "the cluster has %d devices now, of node %s",
                     self.info.device_count, ", ".join(str(node.index) for node in nodes),
@@ -587,7 +439,7 @@ class SessionState:
         """All arrays are gone, and will be made again under other ids."""
         with self._stream.changed:
             self._stream.journal.live.clear()
-        self._constant_ids.clear()
+        self.constants.forget()
 
     def rename(self, names: dict[int, Name]) -> None:
         """The names of all arrays that are known by another one than their ids."""
@@ -625,7 +477,7 @@ class SessionState:
         try:
             self.recovery.put(uploads)
         except ShardwrightError:
-            self.release_later(*(upload.array_id for upload in uploads))
+            self.releases.add(*(upload.array_id for upload in uploads))
             raise
         return new_ids
 
@@ -662,7 +514,7 @@ class SessionState:
                     raise
                 time.sleep(0.5)
 
-    def _await_workers(self) -> None:
+    def await_workers(self) -> None:
         """Waits for restarting workers."""
         deadline_s = time.monotonic() + WORKER_RESTART_TIMEOUT_S
         while time.monotonic() < deadline_s:
@@ -670,115 +522,51 @@ class SessionState:
                 return
             time.sleep(0.2)
 
-    def release_later(self, *array_ids: int) -> None:
-        """Frees arrays with the next step, or soon without one. Safe in destructors."""
-        for array_id in array_ids:
-            self._dropped.put(array_id)
-
-    def _take_dropped(self) -> list[int]:
-        """Ids to free now; the caller holds the lock."""
-        dropped_ids: list[int] = []
-        try:
-            while (array_id := self._dropped.get_nowait()) is not None:
-                dropped_ids.append(array_id)
-        except Empty:
-            return dropped_ids
-        self._dropped.put(None)  # the session is being closed: that is for the releasing thread
-        return dropped_ids
-
-    def release_dropped(self, first: int) -> None:
-        """Frees dropped arrays by a call of its own, unless unfinished steps may still read them."""
-        with self.lock:
-            if self.is_closed:
-                return
-            if not self._stream.is_idle:
-                self._dropped.put(first)  # looked at again in a moment
-                return
-            ids = [first, *self._take_dropped()]
-            with self._stream.changed:
-                self._stream.journal.add_release(ids)
-            try:
-                self.master.release(ids)
-            except ServerUnavailableError:
-                self._dropped.put(first)  # with the next step, once the server is back
-                for array_id in ids[1:]:
-                    self._dropped.put(array_id)
-            except ShardwrightError:
-                if not self.is_closed:  # else they go with the session
-                    _log.warning("could not release %d arrays", len(ids))
-
     # ---- checkpoints ------------------------------------------------------------------
 
     def save(self, tree: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None) -> Save:
         """See `Session.save`."""
-        self.require_open()
-        return self.steadily(lambda: self._save_once(tree, directory, step=step, max_to_keep=max_to_keep))
-
-    def _save_once(
-        self, tree: Any, directory: str | os.PathLike[str], *, step: int | None, max_to_keep: int | None
-    ) -> Save:
         from shardwright.client import checkpoints
 
-        with self._saving:
-            if (error := self._take_save_error()) is not None:
-                raise error
-            self._save = checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
-            return self._save
+        def save() -> Save:
+            return checkpoints.save(self, tree, directory, step=step, max_to_keep=max_to_keep)
+
+        self.require_open()
+        return self.steadily(lambda: self.last_save.begin(save))
 
     def save_kept(self, kept: KeptState, policy: CheckpointPolicy, before: int, *, waits: bool) -> Save | None:
         """Saves the state that is kept, under the number of its updates and `before`.
 
         waits: for a save under way; else None is returned where there is one.
         """
-        self.require_open()
-        return self.steadily(lambda: self._save_kept_once(kept, policy, before, waits=waits))
-
-    def _save_kept_once(self, kept: KeptState, policy: CheckpointPolicy, before: int, *, waits: bool) -> Save | None:
         from shardwright.client import checkpoints
 
-        if not self._saving.acquire(blocking=waits):
-            return None
-        try:
-            if not waits and self._save is not None and not self._save.is_done:
-                return None
-            if (error := self._take_save_error()) is not None:
-                raise error
+        def save() -> Save:
             with self.lock:
-                self._save = checkpoints.save_leaves(
+                return checkpoints.save_leaves(
                     self, kept.tree, kept.leaves, policy.directory,
                     step=kept.updates + before, max_to_keep=policy.max_to_keep,
                 )  # fmt: skip
-            return self._save
-        finally:
-            self._saving.release()
 
-    def _take_save_error(self) -> ShardwrightError | None:
-        """Of the last save, unless it was raised before, or was lost with workers whose loss the session survives."""
-        error = self._save.take_unreported_error() if self._save is not None else None
-        if isinstance(error, WorkerLostError) and self.recovery.is_on:
-            _log.warning("a checkpoint was not written: %s", error.message)
-            return None
-        return error
+        self.require_open()
+        begin = self.last_save.begin if waits else self.last_save.begin_if_done
+        return self.steadily(lambda: begin(save))
 
     def restore(self, directory: str | os.PathLike[str], *, step: int | None, like: Any) -> Any:
         """See `Session.restore`."""
         from shardwright.client import checkpoints
 
-        self._settle_save()
+        self.require_open()
+        self.last_save.settle()
         return checkpoints.restore(self, directory, step=step, like=like)
 
     def list_checkpoints(self, directory: str | os.PathLike[str]) -> tuple[int, ...]:
         """See `Session.checkpoints`."""
         from shardwright.client import checkpoints
 
-        self._settle_save()
-        return checkpoints.checkpoints(self, directory)
-
-    def _settle_save(self) -> None:
-        """Waits for an unfinished save."""
         self.require_open()
-        if self._save is not None:
-            self._save.settle()
+        self.last_save.settle()
+        return checkpoints.checkpoints(self, directory)
 
     def require_open(self) -> None:
         if self.is_closed:
@@ -787,10 +575,6 @@ class SessionState:
 
 def _parts_at(value: np.ndarray, place: Placement) -> list[np.ndarray]:
     return [value[start:stop] for start, stop in place.bounds] if isinstance(place, RowParts) else [value]
-
-
-def _to_moved_parts(place: Placement) -> list[master_pb2.MovedPart]:
-    return [master_pb2.MovedPart(layout=wire.layout_to_proto(layout), first_row=row) for layout, row in parts_of(place)]
 
 
 def _meet_drain(state_ref: weakref.ref[SessionState], is_over: bool) -> None:
@@ -802,19 +586,6 @@ def _meet_drain(state_ref: weakref.ref[SessionState], is_over: bool) -> None:
         state.automatic_saves.forget_last_save()
     else:
         state.automatic_saves.begin_last_save()
-
-
-def _release_when_idle(state_ref: weakref.ref[SessionState], dropped: SimpleQueue[int | None]) -> None:
-    while True:
-        array_id = dropped.get()
-        if array_id is None:
-            return
-        time.sleep(RELEASE_DELAY_S)
-        state = state_ref()
-        if state is None:
-            return
-        state.release_dropped(array_id)
-        del state
 
 
 _open_states: weakref.WeakSet[SessionState] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 
@@ -21,18 +21,19 @@ from shardwright.builders.runner_ups import change_choice
 from shardwright.client.alternatives import Alternative, PlanSearch, describe_plan
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
+from shardwright.client.donation import donate, require_donated_once
 from shardwright.client.frontends.program import ExportingFrontEnd, FrontEnd, Program
+from shardwright.client.pins import is_pinned_twice, list_batch_leaves, may_stay, pin_arrays, pin_layouts
 from shardwright.client.placement import Placement
 from shardwright.client.plan_changes import PlanChange, PlanHistory
 from shardwright.client.plan_trials import PlanTrials, Trial, start_trial
-from shardwright.client.programs import StepProgram, describe_difference, list_donated_leaves
-from shardwright.client.resharding import fits, is_unread_batch, move_state, pin_layouts, place
+from shardwright.client.programs import StepProgram, describe_difference
+from shardwright.client.resharding import fits, is_unread_batch, move_state, place
 from shardwright.client.step_times import StepTimes
 from shardwright.client.stream import STEPS_AHEAD, StepResult
 from shardwright.client.tuning_record import read_record, record_path, write_record
 from shardwright.errors import (
     AnnotationError,
-    ArrayError,
     OptionError,
     PlanError,
     ShardwrightError,
@@ -40,11 +41,8 @@ from shardwright.errors import (
 )
 from shardwright.hlo import parse
 from shardwright.options.plan_options import MEASURED, PlanOptions
-from shardwright.options.user_options import UserOptions, name_matches, show_options
-from shardwright.plans.layouts import Layout
-from shardwright.plans.shardings import Mesh
+from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import PlanProgress
-from shardwright.protocol import wire
 from shardwright.user_plans import PipelinePlan, Plan
 
 if TYPE_CHECKING:
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from shardwright.client.connection import Preparation
     from shardwright.client.session_state import SessionState
     from shardwright.client.step_trace import StepTrace
-    from shardwright.proto.v1 import master_pb2
 
 _log = logging.getLogger("shardwright")
 
@@ -173,7 +170,7 @@ class Step:
             leaves = place(self._state, leaves, program, program.donated)
         if program.lowered.changed:
             self._function.check_arguments(dynamic)
-        self._check_donated(program, leaves)
+        require_donated_once(program, leaves)
         checks = checks_from_settings()
         sent_s = time.monotonic()
         results = self._state.run(
@@ -191,7 +188,8 @@ class Step:
         if self._trials is not None and program is self._main and not (is_traced or checks):
             for result in ran:
                 self._trials.record(result, sent_s)
-        self._transfer_donated(program, leaves, results)
+        if program.donated:
+            self._updated = donate(program, leaves, results)
         result = program.lowered.build_result(results)
         self._function.write_back(dynamic, program.lowered, results)
         if checks:
@@ -346,33 +344,10 @@ class Step:
     @property
     def report(self) -> str:
         """The plan's expectation beside XLA's result, in text: collectives, memory of a device, changes of the plan."""
+        from shardwright.client.step_report import report_program
+
         program = self._require_program()
-        return "\n".join(filter(None, (self._report_of(program.plan, program.load), str(self._history))))
-
-    def _report_of(self, plan: Plan | PipelinePlan, load: master_pb2.LoadResult) -> str:
-        from shardwright.report.collectives import explain_collectives
-        from shardwright.report.memory import explain_memory
-
-        if isinstance(plan, PipelinePlan):
-            return self._report_of_parts(plan, load)
-        memory = explain_memory(
-            plan,
-            arguments_bytes=load.arguments_bytes,
-            outputs_bytes=load.outputs_bytes,
-            aliased_bytes=load.aliased_bytes,
-            temporaries_bytes=load.temporaries_bytes,
-        )
-        return f"{explain_collectives(plan, wire.collectives_from_result(load))}\n{memory}"
-
-    @staticmethod
-    def _report_of_parts(plan: PipelinePlan, load: master_pb2.LoadResult) -> str:
-        from shardwright.report.collectives import explain_collectives
-
-        return "\n".join(
-            f"{part.name} (stage {part.stage})\n"
-            f"{explain_collectives(plan.program[part.name].plan, wire.collectives_from_result(part.result))}"
-            for part in load.parts
-        )
+        return "\n".join(filter(None, (report_program(program.plan, program.load), str(self._history))))
 
     def dump(self, directory: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Writes the servers' form of the first program into a folder, which is made; returns the files.
@@ -412,7 +387,7 @@ class Step:
             self._layout_changes = self._state.layout_changes
             del programs[:-1]  # for layouts that are gone
         has_placed = any(
-            isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) and leaf._place not in self._left_places
+            isinstance(leaf, RemoteArray) and leaf._place not in self._left_places and self._may_stay(leaf)
             for leaf in leaves
         )
         if programs and (not has_placed or len(programs) >= PROGRAMS_OF_A_SIGNATURE):
@@ -438,7 +413,7 @@ class Step:
             for number, leaf in enumerate(leaves)
             if isinstance(leaf, RemoteArray) and leaf._is_owned and number not in donated
         )
-        self._batch_leaves[signature] = _list_batch_leaves(leaves)
+        self._batch_leaves[signature] = list_batch_leaves(leaves)
         self._programs.setdefault(signature, []).append(program)
         if is_main:
             self._main, self._main_signature = program, signature
@@ -450,11 +425,15 @@ class Step:
         """A program for the arrays' present layouts, and the ways to plan it; where the user's force forbids those
         layouts, one after moves."""
         choices = self._choices(lowered)
-        placed = [replace(choice, options=self._plan_options(choice.options, lowered, leaves)) for choice in choices]
+        device_count = self._state.info.device_count
+        placed = [
+            replace(choice, options=pin_arrays(choice.options, lowered, leaves, self._main, device_count))
+            for choice in choices
+        ]
         try:
             return self._load(lowered, placed), placed
         except (AnnotationError, PlanError):
-            if not any(_is_pinned_twice(choice.options) for choice in placed):
+            if not any(is_pinned_twice(choice.options) for choice in placed):
                 raise
             free = [
                 replace(choice, options=pin_layouts(replace(placed_choice.options, mesh=choice.options.mesh), {}, {}))
@@ -525,72 +504,8 @@ class Step:
             self._lowered[signature] = lowered
         return lowered
 
-    def _plan_options(self, options: PlanOptions, lowered: Program, leaves: Sequence[Any]) -> PlanOptions:
-        """The options, plus pinned layouts of the arrays that stay in place."""
-        options = replace(
-            options,
-            argument_names=lowered.argument_names,
-            output_names=lowered.output_names,
-            local_arguments=tuple(lowered.leaf_numbers[number] for number in _list_batch_leaves(leaves)),
-        )
-        pinned = self._layouts_to_pin(options, lowered, leaves)
-        mesh = _common_mesh(options, list(pinned.values()))
-        if mesh is None:
-            return options
-        numbers = lowered.leaf_numbers
-        arguments = {numbers[n]: layout for n, layout in pinned.items() if layout.mesh == mesh}
-        outputs = {output: arguments[argument] for output, argument in lowered.aliases.items() if argument in arguments}
-        return pin_layouts(
-            replace(options, mesh=mesh.sizes), arguments, self._main_output_layouts(lowered, mesh) | outputs
-        )
-
-    def _layouts_to_pin(self, options: PlanOptions, lowered: Program, leaves: Sequence[Any]) -> dict[int, Layout]:
-        """Leaf number → pinned layout.
-
-        A step that updates arrays in place chooses mesh and layouts once: at its first plan, unless another such step
-        has chosen before. Steps that only read arrays accept their layouts.
-        """
-        is_choosing = self._main is None
-        donated = set(list_donated_leaves(lowered))
-        has_wishes = options.mesh is not None or options.force is not None
-        pinned: dict[int, Layout] = {}
-        for number, (leaf, argument) in enumerate(zip(leaves, lowered.leaf_numbers, strict=True)):
-            if not isinstance(leaf, RemoteArray) or not self._may_stay(leaf._place):
-                continue
-            is_mine = number in donated
-            if is_choosing and donated and ((is_mine and has_wishes) or not leaf._is_owned):
-                continue
-            if not is_mine and _is_forced(options, lowered.arguments[argument].name):
-                continue
-            pinned[number] = leaf._place
-        if not is_choosing:
-            settled = self._main_argument_layouts(lowered)
-            pinned = {n: layout for n, layout in settled.items() if n in donated} | pinned
-        return pinned
-
-    def _may_stay(self, place: Placement | None) -> TypeGuard[Layout]:
-        """Whether a program can be planned around the placement: a layout over the whole cluster."""
-        return isinstance(place, Layout) and self._state.part_of_cluster(place) is None
-
-    def _main_argument_layouts(self, lowered: Program) -> dict[int, Layout]:
-        """Leaf number → layout of the argument of the same name and type in this step's first program."""
-        main = self._require_program()
-        layout_by_argument = dict(zip(main.lowered.arguments, main.arguments, strict=True))
-        numbers = enumerate(lowered.leaf_numbers)
-        places = {
-            n: layout_by_argument[lowered.arguments[a]]
-            for n, a in numbers
-            if lowered.arguments[a] in layout_by_argument
-        }
-        return {n: place for n, place in places.items() if self._may_stay(place)}
-
-    def _main_output_layouts(self, lowered: Program, mesh: Mesh) -> dict[int, Layout]:
-        """Layouts of outputs shared with this step's first program: state that is not donated keeps its own."""
-        if self._main is None:
-            return {}
-        main_layouts = dict(zip(self._main.lowered.outputs, self._main.outputs, strict=True))
-        places = {n: main_layouts[output] for n, output in enumerate(lowered.outputs) if output in main_layouts}
-        return {n: place for n, place in places.items() if self._may_stay(place) and place.mesh == mesh}
+    def _may_stay(self, handle: RemoteArray) -> bool:
+        return may_stay(handle._place, self._state.info.device_count)
 
     def _require_program(self) -> StepProgram:
         if self._main is None:
@@ -622,7 +537,7 @@ class Step:
         if program is not None:
             return program
         programs = self._programs.get(signature, ())
-        if programs and not any(isinstance(leaf, RemoteArray) and self._may_stay(leaf._place) for leaf in leaves):
+        if programs and not any(isinstance(leaf, RemoteArray) and self._may_stay(leaf) for leaf in leaves):
             return programs[-1]
         try:
             return self._add_program(signature, self._lower(signature), leaves)
@@ -787,45 +702,6 @@ class Step:
             self._state.layout_changes += 1
         self._layout_changes = self._state.layout_changes
 
-    # ---- donation ----------------------------------------------------------------------
-
-    def _check_donated(self, program: StepProgram, leaves: Sequence[Any]) -> None:
-        """Each donated handle stands once among the arguments."""
-        if not program.donated:
-            return
-        handles = [id(leaf) for leaf in leaves if isinstance(leaf, RemoteArray)]
-        if len(set(handles)) == len(handles):
-            return
-        for number in program.donated:
-            if handles.count(id(leaves[number])) > 1:
-                name = program.lowered.argument_names[program.leaf_numbers[number]]
-                is_captured = any(leaves[number] is handle for handle in program.lowered.captured.values())
-                fault = f"is closed over by {program.name}" if is_captured else f"is passed to {program.name} twice"
-                raise ArrayError(
-                    f"the donated array {name} {fault}",
-                    where=name,
-                    remedy="pass a copy in one of the places, or do not donate it",
-                )
-
-    def _transfer_donated(
-        self, program: StepProgram, leaves: Sequence[Any], results: Sequence[RemoteArray | None]
-    ) -> None:
-        """Marks donated handles deleted, and the results in their place owners of the layout."""
-        if not program.donated:
-            return
-        aliases = program.lowered.aliases
-        reused = set(aliases.values())
-        for number in program.donated:
-            leaf = leaves[number]
-            if isinstance(leaf, RemoteArray):
-                leaf._donate(program.name, is_reused=program.leaf_numbers[number] in reused)
-        self._updated = {}
-        for output, argument in aliases.items():
-            result = results[output]
-            if result is not None:
-                result._is_owned = True
-                self._updated[argument] = weakref.ref(result)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plans:
@@ -836,33 +712,3 @@ class _Plans:
     programs: dict[Hashable, list[StepProgram]]
     main: StepProgram | None
     main_signature: Hashable
-
-
-def _list_batch_leaves(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of the leaves that workers read themselves: no client sends them."""
-    return tuple(number for number, leaf in enumerate(leaves) if getattr(leaf, "_is_batch", False))
-
-
-def _is_pinned_twice(options: PlanOptions) -> bool:
-    """Whether both the user and arrays on the servers say how arguments lie."""
-    return options.force is not None and bool(options.argument_axes or options.output_axes)
-
-
-def _is_forced(options: PlanOptions, name: str) -> bool:
-    """Whether the user's force or rest pins this very argument; then the array is moved when needed."""
-    if options.rest != "search":
-        return True
-    force = options.force
-    return not isinstance(force, str | None) and any(name_matches(pattern, name) for pattern in force)
-
-
-def _common_mesh(options: PlanOptions, pinned: Sequence[Layout]) -> Mesh | None:
-    """The mesh with most bytes of `pinned`; None when the user wants another, or nothing is pinned."""
-    sizes: dict[Mesh, int] = {}
-    for layout in pinned:
-        sizes[layout.mesh] = sizes.get(layout.mesh, 0) + layout.size_bytes
-    if not sizes:
-        return None
-    mesh = max(sizes, key=lambda candidate: sizes[candidate])
-    is_wanted = options.mesh is None or dict(options.mesh) == mesh.sizes
-    return mesh if is_wanted else None

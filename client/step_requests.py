@@ -1,0 +1,190 @@
+"""What the client sends for a step: its arguments' arrays, small ones inside the request, and ids of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardwright.client.arrays import RemoteArray
+from shardwright.client.placement import Placement, RowParts, can_be_moved, parts_of, placement_of
+from shardwright.client.transfer import Upload, as_bytes
+from shardwright.plans.layouts import Layout
+from shardwright.proto.v1 import master_pb2
+from shardwright.protocol import wire
+
+if TYPE_CHECKING:
+    from shardwright.client.checks import Checks
+    from shardwright.client.placement import ExecutableEntry
+    from shardwright.client.programs import ArgumentSource, StepProgram
+    from shardwright.client.session_state import SessionState
+
+#: An argument of at most so many bytes rides along with its step, …
+INLINE_BYTES = 64 << 10
+#: … as long as all of a step stay below this.
+INLINE_TOTAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRequest:
+    """A step that is ready to be sent. outputs: ids by output number. temporary: ids of its own copies."""
+
+    request: master_pb2.RunStepsRequest
+    outputs: list[tuple[int, ...]]
+    temporary: list[int]
+
+    def consumed(self, program: StepProgram) -> list[int]:
+        """Ids of the arrays that it takes over."""
+        return [self.request.arguments[number] for number in program.consumed]
+
+
+class HoistedConstants:
+    """Constants of programs: uploaded once, and again after workers were lost."""
+
+    def __init__(self) -> None:
+        self._ids: dict[ArgumentSource, tuple[int, int]] = {}  # losses of workers before, id
+
+    def send(self, state: SessionState, program: StepProgram) -> dict[ArgumentSource, int]:
+        """Ids of a program's constants; what does not lie on the servers is uploaded."""
+        sources = [source for source in program.sources if source.constant is not None]
+        losses = state.losses
+        missing = [source for source in sources if self._ids.get(source, (-1, 0))[0] != losses]
+        lost = [self._ids[source][1] for source in missing if source in self._ids]
+        if lost:
+            state.releases.add(*lost)
+            state.await_workers()
+        values = [(source.constant, source.entry.layout) for source in missing if source.constant is not None]
+        for source, (array_id,) in zip(missing, state.upload(values), strict=True):
+            self._ids[source] = (losses, array_id)
+        return {source: self._ids[source][1] for source in sources}
+
+    def forget(self) -> None:
+        """They are gone with the nodes that held them."""
+        self._ids.clear()
+
+
+def build_request(
+    state: SessionState,
+    program: StepProgram,
+    leaves: Sequence[Any],
+    wanted: Sequence[bool] | None,
+    *,
+    is_traced: bool,
+    checks: Checks,
+) -> BuiltRequest:
+    """The request of a step; its arguments are sent, or ride along."""
+    request = master_pb2.RunStepsRequest(
+        executable_id=program.executable_id, trace=is_traced, check_nans=checks.nans, check_infs=checks.infs
+    )
+    result_ids = [state.new_id() if wanted is None or wanted[entry.number] else 0 for entry in program.results]
+    outputs: list[tuple[int, ...]] = [()] * len(program.outputs)
+    for array_id, entry in zip(result_ids, program.results, strict=True):
+        if array_id:
+            outputs[entry.number] += (array_id,)
+    temporary: list[int] = []
+    try:
+        request.arguments.extend(_send_arguments(state, program, leaves, request, temporary))
+    except BaseException:
+        state.releases.add(*temporary)
+        raise
+    request.outputs.extend(result_ids)
+    request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
+    return BuiltRequest(request, outputs, temporary)
+
+
+def build_move(
+    state: SessionState, handles: Sequence[RemoteArray], places: Sequence[Placement]
+) -> tuple[master_pb2.RunStepsRequest, list[tuple[int, ...]]]:
+    """The request of a move, and the ids of the copies' parts."""
+    request = master_pb2.RunStepsRequest()
+    new_ids = [tuple(state.new_id() for _ in parts_of(place)) for place in places]
+    for handle, place, ids in zip(handles, places, new_ids, strict=True):
+        assert handle._place is not None
+        request.move.arrays.add(sources=_to_moved_parts(handle._place), targets=_to_moved_parts(place))
+        request.arguments.extend(state.usable_ids(handle))
+        request.outputs.extend(ids)
+    return request, new_ids
+
+
+def list_arrays(program: StepProgram, request: master_pb2.RunStepsRequest) -> list[tuple[int, Layout]]:
+    """The arrays that a request brings along, and those that its step makes."""
+    inline = {array.array_id for array in request.inline_arguments}
+    arrays = [
+        (array_id, source.entry.layout)
+        for array_id, source in zip(request.arguments if inline else (), program.sources, strict=False)
+        if array_id in inline
+    ]
+    outputs = zip(request.outputs, program.results, strict=True)
+    return arrays + [(array_id, entry.layout) for array_id, entry in outputs if array_id]
+
+
+def _send_arguments(
+    state: SessionState,
+    program: StepProgram,
+    leaves: Sequence[Any],
+    request: master_pb2.RunStepsRequest,
+    temporary: list[int],
+) -> list[int]:
+    """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`."""
+    from shardwright.client.array_specs import host_value
+    from shardwright.client.placement import part_of
+
+    ids: list[int] = []
+    uploads: list[Upload] = []
+    inline_bytes = 0
+    specs = program.lowered.leaf_specs
+    copies = _copy_arguments(state, program, leaves)
+    constants = state.constants.send(state, program)
+    for number, source in enumerate(program.sources):
+        if source.constant is not None:
+            ids.append(constants[source])
+            continue
+        leaf = leaves[source.leaf]
+        if isinstance(leaf, RemoteArray):
+            array_id = copies.get(number) or _find_id(state, leaf, source.entry)
+            if array_id is not None:
+                ids.append(array_id)
+                if number in copies:
+                    temporary.append(array_id)
+                continue
+            leaf = np.asarray(leaf)
+        value = part_of(host_value(leaf, specs[source.leaf]), source.entry)
+        array_id = state.new_id()
+        ids.append(array_id)
+        temporary.append(array_id)
+        if value.nbytes <= INLINE_BYTES and inline_bytes + value.nbytes <= INLINE_TOTAL_BYTES:
+            inline_bytes += value.nbytes
+            request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
+        else:
+            uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
+    state.recovery.put(uploads, are_private=state.info.is_elastic and state.recovery.is_on)
+    return ids
+
+
+def _copy_arguments(state: SessionState, program: StepProgram, leaves: Sequence[Any]) -> dict[int, int]:
+    """Arrays, by source, of handles stored on one stage and read on another; workers hand them over."""
+    handles: list[RemoteArray] = []
+    places: dict[int, Placement] = {}
+    for number, source in enumerate(program.sources):
+        leaf = leaves[source.leaf] if source.leaf >= 0 else None
+        if isinstance(leaf, RemoteArray) and _find_id(state, leaf, source.entry) is None and leaf._place is not None:
+            wanted = placement_of(source.entry)
+            if can_be_moved(leaf._place, wanted):
+                handles.append(leaf)
+                places[number] = wanted
+    copy_ids, _ = state.submit_move(handles, list(places.values()), is_kept=False)
+    return {number: ids[0] for number, ids in zip(places, copy_ids, strict=True)}
+
+
+def _find_id(state: SessionState, handle: RemoteArray, entry: ExecutableEntry) -> int | None:
+    """The handle's array for the entry, or None when its layout differs."""
+    ids, place = state.usable_ids(handle), handle._place
+    if isinstance(place, RowParts):
+        return ids[place.bounds.index(entry.rows)] if entry.rows in place.bounds else None
+    return ids[0] if place is entry.layout else None
+
+
+def _to_moved_parts(place: Placement) -> list[master_pb2.MovedPart]:
+    return [master_pb2.MovedPart(layout=wire.layout_to_proto(layout), first_row=row) for layout, row in parts_of(place)]
