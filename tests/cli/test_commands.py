@@ -235,6 +235,7 @@ def doctor(capsys: pytest.CaptureFixture[str], cluster: str) -> tuple[int, dict[
     return code, {finding["name"]: finding for finding in report["findings"]}
 
 
+@pytest.mark.slow
 def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, findings = doctor(capsys, "1")
     assert findings["jax"]["ok"]
@@ -275,6 +276,7 @@ def test_doctor_names_a_stranger_on_the_port(tmp_path: Path, capsys: pytest.Capt
     assert "port free" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
 
 
+@pytest.mark.slow
 def test_doctor_asks_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = EmbeddedServer(1)
     try:

@@ -121,6 +121,7 @@ def test_state_of_64_bits_is_born_on_the_servers(session: sw.Session, exported: 
     check_state(state, losses, exported)
 
 
+@pytest.mark.slow
 def test_stages_read_what_one_of_them_updates_in_place(session: sw.Session, exported: Path) -> None:
     step = session.program(exported / "train.pb", names=NAMES, donated=STATE, stages=2, micro_batches=2)
     state: Sequence[Any] = start()

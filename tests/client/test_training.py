@@ -84,6 +84,7 @@ def _stock_jit(plan: sw.Plan, state: Any, batch: Any) -> tuple[Any, list[Any]]:
     return jax.jit(adamw_step, in_shardings=in_shardings), [params, opt_state]
 
 
+@pytest.mark.slow
 def test_uploaded_parameters_train_like_initialized_ones(session: sw.Session) -> None:
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp")
     params = expected = jax.device_get(jax.jit(init_params)(KEY))

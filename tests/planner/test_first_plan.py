@@ -36,7 +36,7 @@ def first(text: str, options: PlanOptions | None = None, **rest: Any) -> Plan | 
         PlanOptions(mesh={"data": 2, "model": 4}),
         PlanOptions(force="tensor"),
         PlanOptions(mode="propagate"),
-        PlanOptions(remat="full"),
+        pytest.param(PlanOptions(remat="full"), marks=pytest.mark.slow),
         PlanOptions(effort="fast"),
         PlanOptions(micro_batches=2),
         PlanOptions(deadline_s=60.0),
@@ -51,6 +51,7 @@ def test_it_comes_under_every_option(options: PlanOptions) -> None:
         assert plan.mesh.sizes == dict(options.mesh)
 
 
+@pytest.mark.slow
 def test_it_fits_the_memory() -> None:
     profile = hardware_profile(CLUSTER.hardware)
     plan = first(STEP)

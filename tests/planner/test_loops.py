@@ -63,7 +63,7 @@ def make_plan(mesh: dict[str, int], **kind: bool) -> Plan:
     return plan(step(**kind), Cluster.local(8), PlanOptions(mesh=mesh))
 
 
-@pytest.mark.parametrize("is_rematerialized", [False, True])
+@pytest.mark.parametrize("is_rematerialized", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerialized: bool) -> None:
     """Nor does it compute more, but for taking layers out of stacks and putting them back."""
     scanned = make_plan({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.recovery.soak import run_schedules
 
 
-@pytest.mark.slow
 def test_seeded_faults_change_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     run_schedules(range(3), tmp_path, told.append)

@@ -49,6 +49,7 @@ def test_two_neighbours_that_die_take_the_snapshot_along(tmp_path: Path) -> None
             server.stop()
 
 
+@pytest.mark.slow
 def test_random_numbers_of_the_devices_are_refused() -> None:
     with sw.connect(devices=1, snapshot_every=5) as session:
         step = session.program(RANDOM_HLO)

@@ -54,11 +54,13 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path)}
 
 
+@pytest.mark.slow
 def test_the_user_s_own_programs_need_no_token(cluster: PeoplesCluster) -> None:
     assert connect_elsewhere(cluster.address) == "cpu\n"
     assert run_command("status", cluster.address).returncode == 0
 
 
+@pytest.mark.slow
 def test_other_users_are_refused_and_told_which_file_it_takes(
     cluster: PeoplesCluster, elsewhere: dict[str, str]
 ) -> None:

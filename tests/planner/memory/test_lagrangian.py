@@ -61,6 +61,7 @@ def make_search_on_gpus(limits: SearchLimits) -> Search:
     return Search(TWO_LAYERS, cluster, PlanOptions(**ONE_WAY), limits=limits)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_one_dear_price_tells_that_nothing_fits() -> None:
     search = make_search(STEP, memory_budget=60_000)
     with pytest.raises(MemoryBudgetError):
@@ -112,6 +113,7 @@ def check_priced(search: Search, found: CandidatePlan, peak: MemoryConstraint) -
 NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
 
 
+@pytest.mark.slow
 def test_what_products_turn_has_a_price() -> None:
     search = make_search(STEP)
     outcome = search.search_meshes()
@@ -561,6 +563,7 @@ class _FastestAlone(LagrangianSearch):
         return None
 
 
+@pytest.mark.slow
 def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
     search = make_search(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)

@@ -149,6 +149,7 @@ def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Pl
         full.require_portable()
 
 
+@pytest.mark.slow
 def test_equal_layers_stay_equal_segments(unlimited: Plan, halved: Plan) -> None:
     """Clones belong to the segment that they repeat."""
     assert [segment.kind for segment in halved.segments] == [segment.kind for segment in unlimited.segments]

@@ -113,7 +113,9 @@ def assert_equal(module: Module, made: SplitLoops, program: Program) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("remat", "cuts"), [(True, at(2, 5)), (False, at(1, 2, 3, 4, 5))])
+@pytest.mark.parametrize(
+    ("remat", "cuts"), [(True, at(2, 5)), pytest.param(False, at(1, 2, 3, 4, 5), marks=pytest.mark.slow)]
+)
 def test_numbers_stay(remat: bool, cuts: Parts) -> None:
     program = scanned(remat=remat)
     module = module_of(program)
@@ -146,6 +148,7 @@ def test_stacks_are_stored_in_parts() -> None:
     assert parts == {10, 11}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [at(1, 3), at(3)])
 def test_two_stacks_are_cut_apart(encoder: Parts) -> None:
     program = two_stacks()

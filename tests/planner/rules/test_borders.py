@@ -55,5 +55,6 @@ def test_an_axis_of_one_device_needs_no_borders() -> None:
     assert make_plan({"data": 1, "model": 8}).cost.step_s == pytest.approx(make_plan({"model": 8}).cost.step_s)
 
 
+@pytest.mark.slow
 def test_split_images_give_single_device_numbers() -> None:
     assert_same(run_planned(program(), make_plan({"data": 8})), run_single(program()))

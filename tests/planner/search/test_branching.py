@@ -143,7 +143,7 @@ def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) 
     assert best_s * (1 - MOST_OPEN) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", [0, 13])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 13])
 def test_the_two_parts_of_a_branch_hold_all_of_its_plans(seed: int) -> None:
     """The plan that takes too much is in the first, the one that has room in the second; at any price the cheapest
     plan of all is the cheapest of one of them, and each keeps to its range."""

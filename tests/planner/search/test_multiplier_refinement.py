@@ -97,6 +97,7 @@ def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
     assert candidate.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
+@pytest.mark.slow
 def test_nothing_is_tried_where_little_is_open() -> None:
     search, result, _ = at_one_price(16, gap=TARGET_GAP / 2)
     assert refine_multipliers(search, result) is result

@@ -244,7 +244,7 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
     assert lower_bound(bounding, 20.0) < bound_s <= best.value
 
 
-@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("seed", [0, pytest.param(11, marks=pytest.mark.slow)])
 def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
     search, fine, fastest = best_on_fine(seed)

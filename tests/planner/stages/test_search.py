@@ -102,6 +102,7 @@ def test_rows_of_layers_are_not_split_over_an_axis() -> None:
     assert all(variable.sharding.dims[0] == () for variable in stacked)
 
 
+@pytest.mark.slow
 def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "step.hlo").write_text(lower(dense(2, tied=True)))
     script = (

@@ -206,6 +206,7 @@ def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[Pla
     assert not again.recomputed
 
 
+@pytest.mark.slow
 def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> None:
     """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
     before, text = plan_from_nothing(text_of(), CLUSTER), text_of({1: None})
@@ -216,6 +217,7 @@ def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> N
     assert decided(again) == decided(plan_from_nothing(text, CLUSTER))
 
 
+@pytest.mark.slow
 def test_no_plan_depends_on_which_was_asked_for_first() -> None:
     one, other = text_of(), text_of(batch=128)
     orders = []
@@ -265,6 +267,7 @@ def test_trails_with_other_pins_are_not_followed() -> None:
     assert not follows(plan(text_of({0: None}), CLUSTER, history=history))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [PlanOptions(effort="best"), PlanOptions(mode="propagate")])
 def test_who_asks_for_another_search_gets_it(options: PlanOptions) -> None:
     history = SearchHistory(MemoryStore())

@@ -83,6 +83,7 @@ def test_the_same_program_is_told_all_that_was_known() -> None:
             np.testing.assert_allclose(now, before, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_another_batch_begins_nearly_where_it_will_end() -> None:
     _, messages = solved()
     cold, warm = chain_of(text_of(96)), chain_of(text_of(96))
@@ -149,6 +150,7 @@ class _ContradictedHistory(SearchHistory):
         return _ContradictedMessages(**{field.name: getattr(messages, field.name) for field in fields(messages)})
 
 
+@pytest.mark.slow
 def test_pins_that_contradict_each_other_are_said_as_from_nothing() -> None:
     history = _ContradictedHistory(MemoryStore())
     plan(text_of(), CLUSTER, OPTIONS, history=history)
