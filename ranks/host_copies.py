@@ -90,9 +90,9 @@ def _restore(leaf: _Leaf) -> Any:
     kind, _, detail = leaf.kind.partition(":")
     if kind == "jax":
         with jax.enable_x64(True) if leaf.value.dtype.itemsize >= 8 else contextlib.nullcontext():
-            return jnp.array(leaf.value)
+            return jax.device_put(leaf.value.copy())  # jnp.array compiles a program for each shape
     if kind == "key":
-        return jax.random.wrap_key_data(jnp.array(leaf.value), impl=detail)
+        return jax.random.wrap_key_data(jax.device_put(leaf.value.copy()), impl=detail)
     if kind == "torch":
         import torch
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from shardwright.errors import CollectiveError, OptionError
 from shardwright.ranks import job, lifeline, operations, programs, watch
@@ -217,6 +216,8 @@ def _local(leaf: Any, path: tuple[Any, ...]) -> jax.Array:
             where=jax.tree_util.keystr(path),
             remedy="cast it to 32 bits, or set jax_enable_x64",
         )
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+        return jax.device_put(leaf.copy())  # jnp.asarray compiles a program for each shape
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except TypeError:
@@ -228,7 +229,10 @@ def _local(leaf: Any, path: tuple[Any, ...]) -> jax.Array:
 
 
 class _Compiled:
-    """A program for one tree of arguments. A scalar is a vector of one element outside: ranks need a dimension."""
+    """A program for one tree of arguments.
+
+    Scalars have no dimension to split: outside they count as replicated, though each rank has its own.
+    """
 
     def __init__(
         self,
@@ -240,17 +244,22 @@ class _Compiled:
     ) -> None:
         self._process_set = process_set
         self._out: tuple[Any, list[bool]] | None = None
-        spec = PartitionSpec(AXIS)  # type: ignore[no-untyped-call]
+        split, whole = process_set.split.spec, process_set.whole.spec
 
-        def on_rank(*leaves: Any) -> list[Any]:
-            own = [leaf if ndim else leaf.reshape(()) for leaf, ndim in zip(leaves, ndims, strict=True)]
-            args, kwargs = jax.tree.unflatten(tree, own)
+        def on_rank(*leaves: Any) -> tuple[list[Any], list[Any]]:
+            args, kwargs = jax.tree.unflatten(tree, leaves)
             results, out_tree = jax.tree.flatten(function(*args, **kwargs))
             results = [jnp.asarray(result) for result in results]
             self._out = out_tree, [result.ndim == 0 for result in results]
-            return [result[None] if result.ndim == 0 else result for result in results]
+            return [result for result in results if result.ndim], [result for result in results if not result.ndim]
 
-        mapped = jax.shard_map(on_rank, mesh=process_set.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        mapped = jax.shard_map(
+            on_rank,
+            mesh=process_set.mesh,
+            in_specs=tuple(split if ndim else whole for ndim in ndims),
+            out_specs=(split, whole),
+            check_vma=False,
+        )
         self._program = jax.jit(mapped, donate_argnums=donated)
 
     def __call__(self, leaves: list[jax.Array]) -> Any:
@@ -261,13 +270,13 @@ class _Compiled:
                 raise programs.to_collective_error(error, self._process_set) from error
             raise
         assert self._out is not None  # the program was traced
-        tree, scalars = self._out
-        parts = [result.addressable_data(0) for result in results]
-        return jax.tree.unflatten(
-            tree, [part.reshape(()) if is_scalar else part for part, is_scalar in zip(parts, scalars, strict=True)]
-        )
+        tree, are_scalars = self._out
+        arrays, scalars = (iter([result.addressable_data(0) for result in group]) for group in results)
+        return jax.tree.unflatten(tree, [next(scalars if is_scalar else arrays) for is_scalar in are_scalars])
 
     def _lift(self, leaf: jax.Array) -> jax.Array:
-        part = jax.device_put(leaf if leaf.ndim else leaf.reshape((1,)), self._process_set.device)
+        part = jax.device_put(leaf, self._process_set.device)
+        if not part.ndim:
+            return jax.make_array_from_single_device_arrays((), self._process_set.whole, [part])
         shape = (self._process_set.size() * part.shape[0], *part.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._process_set.split, [part])

@@ -77,3 +77,8 @@ class ProcessSet:
     def split(self) -> NamedSharding:
         """Dimension 0 split over the ranks."""
         return NamedSharding(self.mesh, PartitionSpec(AXIS))  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def whole(self) -> NamedSharding:
+        """All of it at each rank."""
+        return NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]

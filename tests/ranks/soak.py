@@ -1,20 +1,24 @@
 """Elastic ranks under seeded schedules of kills, hangs and hosts that come and go: the losses stay what they were.
 
-    python -m tests.ranks.soak --schedules 200 --seed 0
+    python -m tests.ranks.soak --schedules 200 --seed 0 [--jobs 2]
 
 Each schedule is one job of two to four ranks, one of which at least keeps the state. It must end with 0, and the losses
-of every rank must equal those of one undisturbed process within 1e-5.
+of every rank must equal those of one undisturbed process within 1e-5. A schedule that fails is printed with its job's
+last lines, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import random
 import signal
+import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -74,26 +78,46 @@ class Schedule:
 
     def check(self, job: ElasticJob) -> None:
         code = job.process.wait(20)
-        expected = np.array(curve(STEPS))
+        expected = undisturbed_losses()
         worst = max((float(np.abs(np.array(one) - expected).max()) for one in job.losses()), default=float("inf"))
         if code != 0 or not worst <= TOLERANCE:
             raise AssertionError(f"exit code {code}, difference {worst:g}\n" + "\n".join(job.log[-80:]))
+
+
+@functools.cache
+def undisturbed_losses() -> np.ndarray:
+    """The losses of one process."""
+    return np.array(curve(STEPS))
+
+
+def run_schedule(seed: int) -> bool:
+    """Run one schedule, print what became of it, and return whether it passed."""
+    start_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        schedule = Schedule(seed, Path(folder))
+        failure = ""
+        try:
+            schedule.run()
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            failure = f", FAILED: {error}"
+    actions = ", ".join(schedule.actions)
+    print(f"seed {seed}: {time.monotonic() - start_s:.0f} s, {actions}{failure}", flush=True)
+    return not failure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--schedules", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=0, help="the first one's seed (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (1)")
     arguments = parser.parse_args()
-    for seed in range(arguments.seed, arguments.seed + arguments.schedules):
-        start_s = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            schedule = Schedule(seed, Path(folder))
-            try:
-                schedule.run()
-            except AssertionError as error:
-                raise SystemExit(f"seed {seed} ({', '.join(schedule.actions)}): {error}") from None
-        print(f"seed {seed}: {time.monotonic() - start_s:.0f} s, {', '.join(schedule.actions)}", flush=True)
+    undisturbed_losses()
+    seeds = range(arguments.seed, arguments.seed + arguments.schedules)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        passed = sum(pool.map(run_schedule, seeds))
+    print(f"{passed} of {len(seeds)} passed", flush=True)
+    if passed < len(seeds):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
