@@ -78,7 +78,7 @@ def _qr(call: Call, x: Any, mode: str = "reduced") -> Any:
 @lowers("_linalg_eigh")
 def _eigh(call: Call, x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:
     del compute_v
-    values, vectors = jnp.linalg.eigh(x, UPLO=UPLO)
+    values, vectors = jnp.linalg.eigh(x, UPLO=UPLO, symmetrize_input=False)
     return values, vectors.reshape(tuple(call.result[1].shape)) if call.result[1].numel() else vectors[..., :0, :0]
 
 
@@ -107,3 +107,21 @@ def _cdist(call: Call, x: Any, y: Any, p: float, compute_mode: Any) -> Any:
     if p == 2:
         return jnp.sqrt(jnp.sum(difference * difference, axis=-1))
     return jnp.power(jnp.sum(jnp.power(difference, p), axis=-1), 1 / p)
+
+
+@lowers("_cdist_backward")
+def _cdist_gradient(call: Call, grad: Any, x: Any, y: Any, p: float, distance: Any) -> Any:
+    """Of `x`; rows that are equal have none."""
+    del call
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    size, distance, grad = jnp.abs(difference), distance[..., None], grad[..., None]
+    if p == 0:
+        share = jnp.zeros_like(difference)
+    elif p == 1:
+        share = jnp.sign(difference)
+    elif p == float("inf"):
+        share = jnp.where(size == distance, jnp.sign(difference), 0)
+    else:
+        ratio = jnp.where(distance == 0, 0, size / jnp.where(distance == 0, 1, distance))
+        share = jnp.sign(difference) * jnp.where(ratio == 0, 0, jnp.power(jnp.where(ratio == 0, 1, ratio), p - 1))
+    return jnp.sum(share * grad, axis=-2)

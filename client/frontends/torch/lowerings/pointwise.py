@@ -311,7 +311,7 @@ def _nan_to_num(call: Call, x: Any, nan: Any = None, posinf: Any = None, neginf:
 
 @pointwise("complex", kind=TO_FLOAT)
 def _complex(real: Any, imaginary: Any) -> Any:
-    return lax.complex(real, imaginary)
+    return lax.complex(*jnp.broadcast_arrays(real, imaginary))
 
 
 @lowers("conj", "_conj", "conj_physical")

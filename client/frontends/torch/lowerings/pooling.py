@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -197,7 +198,7 @@ def _register_gradient(name: str, forward: Callable[..., Any]) -> None:
     @lowers(name)
     def backward(call: Call, grad: Any, output_size: Any, input_size: Any, *options: Any) -> Any:
         del output_size, input_size
-        resize = lambda x: forward(x, tuple(grad.shape), *options)  # noqa: E731
+        resize = lambda x: forward(x, tuple(grad.shape), *options).astype(grad.dtype)  # noqa: E731
         return jax.linear_transpose(resize, jnp.zeros(call.shape, grad.dtype))(grad)[0]
 
 
@@ -217,6 +218,7 @@ def _nearest_exact(x: Any, shape: tuple[int, ...], *scales: Any) -> Any:
 
 
 def _linear(x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any) -> Any:
+    x = widen(x)
     for axis in range(2, x.ndim):
         scale = scales[axis - 2] if axis - 2 < len(scales) else None
         x = _linear_along(x, axis, shape[axis], align_corners, scale)
@@ -238,12 +240,79 @@ def _linear_along(x: Any, axis: int, size: int, align_corners: bool, scale: Any)
     return jnp.take(x, low, axis=axis) * (1 - weight) + jnp.take(x, high, axis=axis) * weight
 
 
+def _cubic(x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any) -> Any:
+    x = widen(x)
+    for axis in range(2, x.ndim):
+        scale = scales[axis - 2] if axis - 2 < len(scales) else None
+        x = _cubic_along(x, axis, shape[axis], _ratio(x.shape[axis], shape[axis], align_corners, scale), align_corners)
+    return x
+
+
+def _cubic_along(x: Any, axis: int, size: int, ratio: float, align_corners: bool) -> Any:
+    target = np.arange(size, dtype=np.float32)
+    source = target * np.float32(ratio) if align_corners else (target + 0.5) * np.float32(ratio) - np.float32(0.5)
+    first = np.floor(source).astype(np.int64)
+    shape = [1] * x.ndim
+    shape[axis] = size
+    terms = []
+    for step in (-1, 0, 1, 2):
+        weight = jnp.asarray(_cubic_filter(source - first - step, -0.75), x.dtype).reshape(shape)
+        terms.append(jnp.take(x, np.clip(first + step, 0, x.shape[axis] - 1), axis=axis) * weight)
+    return sum(terms[1:], terms[0])
+
+
+def _ratio(count: int, size: int, align_corners: bool, scale: Any) -> float:
+    """Elements of the argument for one of the result."""
+    if align_corners:
+        return (count - 1) / (size - 1) if size > 1 else 0.0
+    return 1 / scale if scale else count / size
+
+
+def _cubic_filter(distance: Any, a: float) -> Any:
+    """Keys' weights of elements at a distance."""
+    d = np.abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((d - 5) * d + 8) * a * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+def _linear_filter(distance: Any) -> Any:
+    return np.maximum(1 - np.abs(distance), 0.0)
+
+
+def _smooth(
+    x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any, reach: int, weigh: Callable[[Any], Any]
+) -> Any:
+    """Resizing with antialias: each element is a mean over `reach` elements to a side of the coarser grid."""
+    x = widen(x)
+    for axis in range(2, x.ndim):
+        count, size = x.shape[axis], shape[axis]
+        scale = scales[axis - 2] if axis - 2 < len(scales) else None
+        ratio = _ratio(count, size, align_corners, scale)
+        width = max(ratio, 1.0)
+        center = ratio * (np.arange(size)[:, None] + 0.5)
+        places = np.arange(count)
+        first = np.maximum(np.trunc(center - reach * width + 0.5), 0)
+        last = np.minimum(np.trunc(center + reach * width + 0.5), count)
+        weights = np.where((places >= first) & (places < last), weigh((places - center + 0.5) / width), 0.0)
+        weights /= weights.sum(axis=1, keepdims=True)
+        x = jnp.moveaxis(jnp.tensordot(x, jnp.asarray(weights, x.dtype), ((axis,), (1,))), -1, axis)
+    return x
+
+
+_smooth_linear = functools.partial(_smooth, reach=1, weigh=_linear_filter)
+_smooth_cubic = functools.partial(_smooth, reach=2, weigh=functools.partial(_cubic_filter, a=-0.5))
+
+
 for _dims in ("1d", "2d", "3d"):
     _register_gradient(f"upsample_nearest{_dims}_backward", _nearest)
     _register_gradient(f"_upsample_nearest_exact{_dims}_backward", _nearest_exact)
 _register_gradient("upsample_linear1d_backward", _linear)
 _register_gradient("upsample_bilinear2d_backward", _linear)
 _register_gradient("upsample_trilinear3d_backward", _linear)
+_register_gradient("upsample_bicubic2d_backward", _cubic)
+_register_gradient("_upsample_bilinear2d_aa_backward", _smooth_linear)
+_register_gradient("_upsample_bicubic2d_aa_backward", _smooth_cubic)
 
 
 def _register_resize(name: str, forward: Callable[..., Any]) -> None:
@@ -259,6 +328,9 @@ for _dims in ("1d", "2d", "3d"):
 _register_resize("upsample_linear1d", _linear)
 _register_resize("upsample_bilinear2d", _linear)
 _register_resize("upsample_trilinear3d", _linear)
+_register_resize("upsample_bicubic2d", _cubic)
+_register_resize("_upsample_bilinear2d_aa", _smooth_linear)
+_register_resize("_upsample_bicubic2d_aa", _smooth_cubic)
 
 
 def _register_pad_gradient(name: str, mode: str) -> None:

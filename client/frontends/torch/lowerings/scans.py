@@ -21,6 +21,7 @@ def _scan(name: str, function: Any) -> None:
 
 _scan("cumsum", lax.cumsum)
 _scan("cumprod", lax.cumprod)
+_scan("logcumsumexp", lax.cumlogsumexp)
 
 
 @lowers("cummax")
