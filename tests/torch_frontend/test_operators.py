@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,34 +15,35 @@ from torch.utils import _pytree
 
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.evaluation import Evaluation
-from shardwright.client.frontends.torch.tracing import TensorType, trace
+from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
 from shardwright.errors import UnsupportedProgramError
 
 methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
 pytestmark = pytest.mark.slow
 
-#: Samples of an operator, spread over PyTorch's.
-SAMPLES = 5
+#: Samples of an operator, spread over PyTorch's and divided among its variants; each variant has a few.
+SAMPLES = 20
+LEAST_OF_A_VARIANT = 3
 
 OPERATORS = """
-abs acos acosh add addbmm addcdiv addcmul addmm addmv all amax amin any arange argmax argmin argsort asin asinh atan
-atan2 atanh baddbmm bmm bucketize cat ceil clamp clamp_max clamp_min clone constant_pad_nd contiguous copysign
-cos cosh count_nonzero cummax cummin cumprod cumsum diag_embed diagonal diff digamma div dot einsum eq erf erfc erfinv
-exp exp2 expand expm1 eye fft.fft fft.irfft fft.rfft fill flip floor floor_divide fmax fmin fmod frac full full_like
-gather ge gt hypot index_add index_copy index_put index_select isfinite isinf isnan le lerp lgamma linspace
-log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or logsumexp lt masked_fill
-masked_scatter masked_select matmul max maximum mean median min minimum mm mul mv nan_to_num nansum
-native_batch_norm native_layer_norm ne neg new_full new_zeros nn.functional.adaptive_avg_pool2d
-nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.binary_cross_entropy
+_upsample_bilinear2d_aa abs acos acosh add addbmm addcdiv addcmul addmm addmv all amax amin any arange argmax argmin
+argsort asin asinh atan atan2 atanh baddbmm bmm bucketize cat ceil clamp clamp_max clamp_min clone complex
+constant_pad_nd contiguous copysign cos cdist cosh count_nonzero cummax cummin cumprod cumsum diag_embed diagonal diff
+digamma div dot einsum eq erf erfc erfinv exp exp2 expand expm1 eye fft.fft fft.irfft fft.rfft fill flip floor
+floor_divide fmax fmin fmod frac full full_like gather ge gt hypot index_add index_copy index_put index_select
+isfinite isinf isnan le lerp lgamma linalg.eigvalsh linspace log log10 log1p log2 log_softmax logaddexp logcumsumexp
+logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter masked_select matmul max maximum mean
+median min minimum mm mul mv nan_to_num nansum native_batch_norm native_layer_norm ne neg new_full new_zeros
+nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.binary_cross_entropy
 nn.functional.binary_cross_entropy_with_logits nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
 nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.elu
 nn.functional.embedding nn.functional.embedding_bag nn.functional.gelu nn.functional.glu nn.functional.group_norm
 nn.functional.hardsigmoid nn.functional.hardswish nn.functional.hardtanh nn.functional.huber_loss
 nn.functional.instance_norm nn.functional.interpolate nn.functional.kl_div nn.functional.layer_norm
 nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d nn.functional.mish
-nn.functional.mse_loss nn.functional.nll_loss nn.functional.normalize nn.functional.pad
-nn.functional.pixel_shuffle nn.functional.prelu nn.functional.relu nn.functional.relu6 nn.functional.rms_norm
+nn.functional.mse_loss nn.functional.nll_loss nn.functional.normalize nn.functional.pad nn.functional.pixel_shuffle
+nn.functional.prelu nn.functional.relu nn.functional.relu6 nn.functional.rms_norm
 nn.functional.scaled_dot_product_attention nn.functional.selu nn.functional.silu nn.functional.smooth_l1_loss
 nn.functional.softmin nn.functional.softplus nn.functional.unfold nn.functional.upsample_bilinear
 nn.functional.upsample_nearest ones_like outer permute pow prod reciprocal remainder repeat repeat_interleave reshape
@@ -58,14 +61,14 @@ WITHOUT = {
 }
 
 
-#: What is refused: sizes by values, and two operators without a lowering.
-REFUSALS = ("size depends on values", "aten.repeat_interleave.Tensor", "aten.upsample_bicubic2d_backward")
+#: What is refused: sizes by values.
+REFUSALS = ("size depends on values", "aten.repeat_interleave.Tensor")
 
 #: Operators of order: among equal elements, which bfloat16 has many of, each implementation has its own.
 BY_ORDER = ("argsort", "cummax", "cummin", "median", "sort", "topk")
 
-#: Operators whose gradient is a small difference of large numbers: eager bfloat16 is no oracle.
-BY_DIFFERENCE = ("nn.functional.normalize",)
+#: Operators whose gradient is a small sum of large numbers: eager bfloat16 is no oracle.
+BY_DIFFERENCE = ("addcmul", "nn.functional.normalize")
 
 
 def infos(name: str) -> list[Any]:
@@ -96,23 +99,46 @@ def forward_and_backward(call: Any, inputs: list[Any], differentiable: list[bool
     return [v.detach() for v in [*outputs, *gradients]]
 
 
-def spread(samples: list[Any]) -> list[Any]:
-    step = max(len(samples) // SAMPLES, 1)
-    return samples[::step][:SAMPLES]
+def spread(samples: list[Any], count: int) -> list[Any]:
+    step = max(len(samples) // count, 1)
+    return samples[::step][:count]
+
+
+@dataclass
+class Case:
+    """One sample of one form of an operator: what was traced, on what, and what eager PyTorch makes of it."""
+
+    title: str
+    graph: Graph
+    inputs: list[Any]
+    wanted: list[Any]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name not in WITHOUT])
 def test_operator(name: str, dtype: Any) -> None:
-    for info in infos(name):
-        if dtype not in info.dtypes or (dtype is torch.bfloat16 and name in BY_ORDER + BY_DIFFERENCE):
-            continue
-        torch.manual_seed(0)
-        with_gradient = info.supports_autograd and dtype in info.backward_dtypes
-        samples = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=with_gradient), 60)
-        for sample in spread([each for each in samples if _is_dense(each)]):
+    taken = [info for info in infos(name) if dtype in info.dtypes]
+    if not taken or (dtype is torch.bfloat16 and name in BY_ORDER + BY_DIFFERENCE):
+        pytest.skip(f"no samples in {dtype}")
+    count = max(SAMPLES // len(taken), LEAST_OF_A_VARIANT)
+    cases = [case for info in taken for case in trace_samples(info, dtype, count)]
+    assert cases
+    compare(cases, bounds=BOUNDS[dtype])
+
+
+def trace_samples(info: Any, dtype: Any, count: int) -> Iterator[Case]:
+    """The operator on samples, and its form in place on those that have room for the result."""
+    torch.manual_seed(0)
+    with_gradient = info.supports_autograd and dtype in info.backward_dtypes
+    samples = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=with_gradient), 60)
+    for number, sample in enumerate(spread([each for each in samples if _is_dense(each)], count)):
+        forms = [(info.op, with_gradient)]
+        if info.inplace_variant is not None and not sample.broadcasts_input:
+            forms.append((info.inplace_variant, with_gradient and info.supports_inplace_autograd))
+        for operator, has_gradient in forms:
+            title = f"{getattr(operator, '__name__', info.name)} {info.variant_test_name} on sample {number}"
             try:
-                check(info, sample, with_gradient=with_gradient, bounds=BOUNDS[dtype])
+                yield trace_sample(operator, sample, with_gradient=has_gradient, title=title)
             except UnsupportedProgramError as error:
                 if not any(refusal in error.message for refusal in REFUSALS):
                     raise
@@ -132,7 +158,7 @@ def _is_dense(sample: Any) -> bool:
     )
 
 
-def check(info: Any, sample: Any, *, with_gradient: bool, bounds: tuple[float, float]) -> None:
+def trace_sample(operator: Any, sample: Any, *, with_gradient: bool, title: str) -> Case:
     leaves, tree = _pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -141,7 +167,7 @@ def check(info: Any, sample: Any, *, with_gradient: bool, bounds: tuple[float, f
         for place, value in zip(places, inputs, strict=True):
             filled[place] = value.clone()  # so that operators in place leave the leaf
         first, args, kwargs = _pytree.tree_unflatten(filled, tree)
-        return info.op(first, *args, **kwargs)
+        return operator(first, *args, **kwargs)
 
     inputs = [leaves[n].detach().contiguous() for n in places]
     differentiable = [with_gradient and leaves[n].requires_grad for n in places]
@@ -149,20 +175,32 @@ def check(info: Any, sample: Any, *, with_gradient: bool, bounds: tuple[float, f
     graph = trace(
         lambda values: forward_and_backward(call, values, differentiable),
         [TensorType(tuple(v.shape), v.dtype) for v in inputs],
-        state_count=0, model=torch.nn.Identity(), optimizers=[], name=info.name,
+        state_count=0, model=torch.nn.Identity(), optimizers=[], name=title,
     )  # fmt: skip
-    constants = {key: to_numpy(value) for key, value in graph.constants.items()}
+    return Case(title, graph, inputs, wanted)
+
+
+def compare(cases: list[Case], *, bounds: tuple[float, float]) -> None:
+    """All cases, as one program."""
+
+    def run(values: list[list[Any]]) -> list[Any]:
+        return [evaluate(case.graph, inputs) for case, inputs in zip(cases, values, strict=True)]
+
     with jax.enable_x64(True):
-        found = jax.jit(lambda *values: tuple(Evaluation(graph.nodes, constants, jax.random.key(0)).run(values)))(
-            *map(to_numpy, inputs)
-        )
-    assert len(found) == len(wanted)
-    for here, there in zip(found, wanted, strict=True):
-        largest = max(map(_largest, [there, *inputs]))
-        rtol, atol = bounds
-        torch.testing.assert_close(
-            to_tensor(np.asarray(here)), there, rtol=rtol, atol=atol * max(1, largest), equal_nan=True
-        )
+        results = jax.jit(run)([[to_numpy(value) for value in case.inputs] for case in cases])
+    rtol, atol = bounds
+    for case, found in zip(cases, results, strict=True):
+        for here, there in zip(found, case.wanted, strict=True):
+            largest = max(map(_largest, [there, *case.inputs]))
+            torch.testing.assert_close(
+                to_tensor(np.asarray(here)), there, rtol=rtol, atol=atol * max(1, largest), equal_nan=True,
+                msg=lambda text, title=case.title: f"{title}: {text}",
+            )  # fmt: skip
+
+
+def evaluate(graph: Graph, inputs: list[Any]) -> tuple[Any, ...]:
+    constants = {key: to_numpy(value) for key, value in graph.constants.items()}
+    return tuple(Evaluation(graph.nodes, constants, jax.random.key(0)).run(inputs))
 
 
 def _largest(value: Any) -> float:
