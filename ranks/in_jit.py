@@ -217,7 +217,8 @@ def _local(leaf: Any, path: tuple[Any, ...]) -> jax.Array:
             remedy="cast it to 32 bits, or set jax_enable_x64",
         )
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        return jax.device_put(leaf.copy())  # jnp.asarray compiles a program for each shape
+        array: jax.Array = jax.device_put(leaf.copy())  # jnp.asarray compiles a program for each shape
+        return array
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except TypeError:
