@@ -82,7 +82,7 @@ class ProgramCall:
         wanted = [bool(name) for name in self.outputs]
         built = build_request(state, program, placed, wanted, is_traced=self.is_traced, checks=self.checks)
         built.request.timeout_s = self.timeout_s
-        relocation.send(built.request, result, list_arrays(program, built.request), built.consumed(program))
+        relocation.send(built.request, result, list_arrays(program, built.request), built.list_consumed(program))
         state.releases.add(*built.temporary)
         reused = set(program.lowered.aliases.values())
         for number in program.donated:

@@ -245,7 +245,7 @@ class SessionState:
                     request,
                     program.name,
                     made=list_arrays(program, request),
-                    consumed=built.consumed(program),
+                    consumed=built.list_consumed(program),
                     call=call,
                 )
             except InterruptedByRecoveryError:

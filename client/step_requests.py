@@ -35,7 +35,7 @@ class BuiltRequest:
     outputs: list[tuple[int, ...]]
     temporary: list[int]
 
-    def consumed(self, program: StepProgram) -> list[int]:
+    def list_consumed(self, program: StepProgram) -> list[int]:
         """Ids of the arrays that it takes over."""
         return [self.request.arguments[number] for number in program.consumed]
 

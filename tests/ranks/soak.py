@@ -78,14 +78,14 @@ class Schedule:
 
     def check(self, job: ElasticJob) -> None:
         code = job.process.wait(20)
-        expected = undisturbed_losses()
+        expected = compute_undisturbed_losses()
         worst = max((float(np.abs(np.array(one) - expected).max()) for one in job.losses()), default=float("inf"))
         if code != 0 or not worst <= TOLERANCE:
             raise AssertionError(f"exit code {code}, difference {worst:g}\n" + "\n".join(job.log[-80:]))
 
 
 @functools.cache
-def undisturbed_losses() -> np.ndarray:
+def compute_undisturbed_losses() -> np.ndarray:
     """The losses of one process."""
     return np.array(curve(STEPS))
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first one's seed (0)")
     parser.add_argument("--jobs", type=int, default=1, help="how many at the same time (1)")
     arguments = parser.parse_args()
-    undisturbed_losses()
+    compute_undisturbed_losses()
     seeds = range(arguments.seed, arguments.seed + arguments.schedules)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         passed = sum(pool.map(run_schedule, seeds))

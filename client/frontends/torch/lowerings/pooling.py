@@ -204,8 +204,7 @@ def _register_gradient(name: str, forward: Callable[..., Any]) -> None:
 
 def _nearest(x: Any, shape: tuple[int, ...], *scales: Any, offset: float = 0.0) -> Any:
     for axis in range(2, x.ndim):
-        scale = scales[axis - 2] if axis - 2 < len(scales) else None
-        ratio = 1 / scale if scale else x.shape[axis] / shape[axis]
+        ratio = _ratio(x.shape[axis], shape[axis], False, scales[axis - 2 : axis - 1])
         index = np.minimum(
             np.floor((np.arange(shape[axis]) + np.float32(offset)) * np.float32(ratio)), x.shape[axis] - 1
         ).astype(np.int64)
@@ -220,18 +219,15 @@ def _nearest_exact(x: Any, shape: tuple[int, ...], *scales: Any) -> Any:
 def _linear(x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any) -> Any:
     x = widen(x)
     for axis in range(2, x.ndim):
-        scale = scales[axis - 2] if axis - 2 < len(scales) else None
-        x = _linear_along(x, axis, shape[axis], align_corners, scale)
+        ratio = _ratio(x.shape[axis], shape[axis], align_corners, scales[axis - 2 : axis - 1])
+        x = _linear_along(x, axis, shape[axis], ratio, align_corners)
     return x
 
 
-def _linear_along(x: Any, axis: int, size: int, align_corners: bool, scale: Any) -> Any:
+def _linear_along(x: Any, axis: int, size: int, ratio: float, align_corners: bool) -> Any:
     count = x.shape[axis]
     target = np.arange(size, dtype=np.float32)
-    if align_corners:
-        source = target * ((count - 1) / (size - 1) if size > 1 else 0)
-    else:
-        source = np.maximum((target + 0.5) * np.float32(1 / scale if scale else count / size) - 0.5, 0)
+    source = target * ratio if align_corners else np.maximum((target + 0.5) * np.float32(ratio) - 0.5, 0)
     low = np.minimum(np.floor(source).astype(np.int64), count - 1)
     high = np.minimum(low + 1, count - 1)
     shape = [1] * x.ndim
@@ -243,8 +239,8 @@ def _linear_along(x: Any, axis: int, size: int, align_corners: bool, scale: Any)
 def _cubic(x: Any, shape: tuple[int, ...], align_corners: bool = False, *scales: Any) -> Any:
     x = widen(x)
     for axis in range(2, x.ndim):
-        scale = scales[axis - 2] if axis - 2 < len(scales) else None
-        x = _cubic_along(x, axis, shape[axis], _ratio(x.shape[axis], shape[axis], align_corners, scale), align_corners)
+        ratio = _ratio(x.shape[axis], shape[axis], align_corners, scales[axis - 2 : axis - 1])
+        x = _cubic_along(x, axis, shape[axis], ratio, align_corners)
     return x
 
 
@@ -261,11 +257,11 @@ def _cubic_along(x: Any, axis: int, size: int, ratio: float, align_corners: bool
     return sum(terms[1:], terms[0])
 
 
-def _ratio(count: int, size: int, align_corners: bool, scale: Any) -> float:
-    """Elements of the argument for one of the result."""
+def _ratio(count: int, size: int, align_corners: bool, scale: Sequence[Any]) -> float:
+    """Elements of the argument for one of the result, along a dimension. scale: what the caller gave for it, if any."""
     if align_corners:
         return (count - 1) / (size - 1) if size > 1 else 0.0
-    return 1 / scale if scale else count / size
+    return 1 / scale[0] if scale and scale[0] else count / size
 
 
 def _cubic_filter(distance: Any, a: float) -> Any:
@@ -287,8 +283,7 @@ def _smooth(
     x = widen(x)
     for axis in range(2, x.ndim):
         count, size = x.shape[axis], shape[axis]
-        scale = scales[axis - 2] if axis - 2 < len(scales) else None
-        ratio = _ratio(count, size, align_corners, scale)
+        ratio = _ratio(count, size, align_corners, scales[axis - 2 : axis - 1])
         width = max(ratio, 1.0)
         center = ratio * (np.arange(size)[:, None] + 0.5)
         places = np.arange(count)
