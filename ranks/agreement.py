@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from shardwright.ranks.process_sets import ProcessSet
 
 CALLED, JOINED, FAILED = range(3)
 _HEADER = 32
+_HEAD = struct.Struct("<16sBB6xQ")
 
 
 class Follow(enum.IntEnum):
@@ -47,9 +49,16 @@ def capacity(size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """All ranks' announcements. rows: their records. active: whether each has data. lengths: of their messages."""
+    """All ranks' announcements.
+
+    rows: their records. kinds, follows: bytes 16 and 17 of each. active: whether each has data. lengths: of their
+    messages.
+    """
 
     rows: np.ndarray
+    digests: tuple[bytes, ...]
+    kinds: tuple[int, ...]
+    follows: tuple[int, ...]
     active: tuple[bool, ...]
     lengths: tuple[int, ...]
 
@@ -63,7 +72,11 @@ class Agreement:
 
     def follow(self) -> Follow:
         """The part of ranks without data."""
-        return Follow(int(self.rows[self.active_places()[0], 17]))
+        return Follow(self.follows[self.active_places()[0]])
+
+    def head(self, place: int) -> tuple[bytes, int, int]:
+        """What must be equal at all ranks with data."""
+        return self.digests[place], self.kinds[place], self.follows[place]
 
     def active_places(self) -> list[int]:
         """The ranks with data."""
@@ -71,8 +84,11 @@ class Agreement:
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest(call: str) -> np.ndarray:
-    return np.frombuffer(hashlib.blake2b(call.encode(), digest_size=16).digest(), np.uint8)
+def _digest(call: str) -> bytes:
+    return hashlib.blake2b(call.encode(), digest_size=16).digest()
+
+
+_NO_DIGEST = bytes(16)
 
 
 def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Follow = Follow.REFUSE) -> Agreement:
@@ -94,38 +110,34 @@ def agree(process_set: ProcessSet, call: str, message: np.ndarray, *, follow: Fo
 
 def agree_without_data(process_set: ProcessSet) -> Agreement:
     """The call of the others, told to a rank without data. Raises CollectiveError where theirs differ."""
-    agreement = _gather(process_set, JOINED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
+    agreement = _gather(process_set, JOINED, _NO_DIGEST, np.zeros(0, np.uint8))
     _check(process_set, agreement, "join")
     return agreement
 
 
 def report_failure(process_set: ProcessSet, error: ShardwrightError) -> None:
     """Tell all ranks of an error at this one: none waits for it."""
-    agreement = _gather(process_set, FAILED, np.zeros(16, np.uint8), np.zeros(0, np.uint8))
+    agreement = _gather(process_set, FAILED, _NO_DIGEST, np.zeros(0, np.uint8))
     _calls(process_set, agreement, str(error))
 
 
 def _gather(
-    process_set: ProcessSet, kind: int, digest: np.ndarray, message: np.ndarray, follow: Follow = Follow.NOTHING
+    process_set: ProcessSet, kind: int, digest: bytes, message: np.ndarray, follow: Follow = Follow.NOTHING
 ) -> Agreement:
     size = process_set.size()
-    record = np.zeros(_HEADER + capacity(size), np.uint8)
-    record[:16] = digest
-    record[16] = kind
-    record[17] = follow
-    record[24:32] = np.frombuffer(message.size.to_bytes(8, "little"), np.uint8)
-    fitting = message[: capacity(size)]
+    length = capacity(size)
+    record = np.zeros(_HEADER + length, np.uint8)
+    record[:_HEADER] = np.frombuffer(_HEAD.pack(digest, kind, follow, message.size), np.uint8)
+    fitting = message[:length]
     record[_HEADER : _HEADER + fitting.size] = fitting
     if size == 1:
         rows = record[None]
     else:
         words = programs.run(process_set, programs.gather_all, record.view(np.uint32)[None], replicated=True)
         rows = programs.fetch(words, process_set).view(np.uint8)
-    return Agreement(
-        rows=rows,
-        active=tuple((rows[:, 16] != JOINED).tolist()),
-        lengths=tuple(rows[:, 24:32].copy().view(np.int64)[:, 0].tolist()),
-    )
+    digests, kinds, follows, lengths = zip(*[_HEAD.unpack_from(row) for row in rows], strict=True)
+    active = tuple([kind != JOINED for kind in kinds])
+    return Agreement(rows=rows, digests=digests, kinds=kinds, follows=follows, active=active, lengths=lengths)
 
 
 def _check(process_set: ProcessSet, agreement: Agreement, call: str) -> None:
@@ -135,12 +147,12 @@ def _check(process_set: ProcessSet, agreement: Agreement, call: str) -> None:
     if not places:
         process_set.last_active = previous
         return
-    digests = agreement.rows[places, :18]
-    if (digests == digests[0]).all() and digests[0, 16] == CALLED:
+    first = places[0]
+    if agreement.kinds[first] == CALLED and all(agreement.head(place) == agreement.head(first) for place in places):
         return
     calls = _calls(process_set, agreement, call)
     lines = "".join(f"\n  rank {process_set.ranks[place]}: {text}" for place, text in enumerate(calls))
-    failed = bool((agreement.rows[:, 16] == FAILED).any())
+    failed = FAILED in agreement.kinds
     raise CollectiveError(
         f"{'a rank failed before' if failed else 'the ranks disagree on'} a collective{lines}",
         where=call.split("\n")[0],
@@ -153,7 +165,7 @@ def _calls(process_set: ProcessSet, agreement: Agreement, call: str) -> list[str
     text = np.frombuffer(" ".join(call.split()).encode()[: capacity(process_set.size())], np.uint8)
     return [
         bytes(row.message(place)).decode(errors="replace") or "(nothing)"
-        for row in [_gather(process_set, CALLED, np.zeros(16, np.uint8), text)]
+        for row in [_gather(process_set, CALLED, _NO_DIGEST, text)]
         for place in range(process_set.size())
     ]
 

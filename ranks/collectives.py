@@ -219,8 +219,19 @@ def _leaves(value: Any) -> tuple[list[Any], list[str], Any]:
     """Leaves of a tree, the path of each, the tree."""
     if type(value) is np.ndarray:
         return [value], ["value"], _LEAF
-    entries, tree = jax.tree_util.tree_flatten_with_path(value)
-    return [leaf for _, leaf in entries], ["value" + jax.tree_util.keystr(path) for path, _ in entries], tree
+    leaves, tree = jax.tree.flatten(value)
+    try:
+        return leaves, _paths_of(tree), tree
+    except TypeError:  # a node of the user's own that cannot be a key, or holds arrays alone
+        entries, _ = jax.tree_util.tree_flatten_with_path(value)
+        return leaves, ["value" + jax.tree_util.keystr(path) for path, _ in entries], tree
+
+
+@functools.lru_cache(maxsize=256)
+def _paths_of(tree: Any) -> list[str]:
+    """The path of each leaf, as errors name it."""
+    entries, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(tree, range(tree.num_leaves)))
+    return ["value" + jax.tree_util.keystr(path) for path, _ in entries]
 
 
 def _read_reducible(
@@ -403,7 +414,7 @@ def _scatter_blocks(process_set: ProcessSet, blocks: np.ndarray, divisor: int) -
     if size == 1:
         return operations.divide(blocks[0], divisor)
     mine = np.empty(length, blocks.dtype)
-    for start, count in fusion.pieces(length, blocks.dtype.itemsize * size, ReduceOp.SUM):
+    for start, count in fusion.pieces(process_set, length, blocks.dtype.itemsize * size, ReduceOp.SUM):
         part = np.zeros((1, size, programs.round_up(count)), blocks.dtype)
         part[0, :, :count] = blocks[:, start : start + count]
         array = programs.run(process_set, programs.scatter_sum, part)

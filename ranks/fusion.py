@@ -1,7 +1,7 @@
 """Many arrays as few messages: a group is one flat buffer a type, and a large buffer goes in pieces.
 
-A program with many all-reduces costs as many messages on CPUs; a flat buffer costs one. Above 16 MiB XLA's Gloo loses
-bandwidth, so pieces of that size go by calls of their own, two under way at a time.
+A program with many all-reduces costs as many messages on CPUs; a flat buffer costs one. XLA's Gloo loses bandwidth with
+the size of a message, so large buffers go in pieces, by calls of their own, two under way at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from shardwright.ranks import programs
 from shardwright.ranks.operations import REDUCIBLE, ReduceOp, divide, neutral
 from shardwright.ranks.process_sets import ProcessSet
 
+#: The most of a message.
 PIECE_BYTES = 16 << 20
+#: The same of a reduction on CPUs: what the caches and the sockets hold.
+_CPU_PIECE_BYTES = 8 << 20
 
 _OPS = tuple(ReduceOp)
 _STEP = struct.Struct("<BBQ")
@@ -81,7 +84,7 @@ def reduce_flat(process_set: ProcessSet, flat: np.ndarray, op: ReduceOp, divisor
     wire = flat.view(np.uint8) if flat.dtype == np.dtype(bool) else flat
     result = np.empty_like(wire)
     under_way: deque[tuple[int, int, jax.Array]] = deque()
-    for start, length in pieces(wire.size, wire.dtype.itemsize, op):
+    for start, length in pieces(process_set, wire.size, wire.dtype.itemsize, op):
         part = _pad(wire[start : start + length])
         under_way.append((start, length, programs.run(process_set, programs.REDUCE_BODIES[op], part[None])))
         if len(under_way) > 1:
@@ -91,9 +94,10 @@ def reduce_flat(process_set: ProcessSet, flat: np.ndarray, op: ReduceOp, divisor
     return result.view(flat.dtype)
 
 
-def pieces(length: int, itemsize: int, op: ReduceOp) -> list[tuple[int, int]]:
+def pieces(process_set: ProcessSet, length: int, itemsize: int, op: ReduceOp) -> list[tuple[int, int]]:
     """Start and length of each piece of a buffer, in elements. Adasum's dot products take the whole buffer."""
-    step = max(1, length) if op is ReduceOp.ADASUM else PIECE_BYTES // itemsize
+    most = _CPU_PIECE_BYTES if process_set.device.platform == "cpu" else PIECE_BYTES
+    step = max(1, length) if op is ReduceOp.ADASUM else max(1, most // itemsize)
     return [(start, min(step, length - start)) for start in range(0, length, step)]
 
 
@@ -101,7 +105,7 @@ def take_part(process_set: ProcessSet, buffer: Buffer) -> None:
     """Run the collectives of `reduce_flat` with nothing to give: what a rank without data does."""
     dtype = np.dtype(np.uint8) if buffer.dtype == np.dtype(bool) else buffer.dtype
     body = programs.REDUCE_BODIES[buffer.op]
-    for _, length in pieces(buffer.length, dtype.itemsize, buffer.op):
+    for _, length in pieces(process_set, buffer.length, dtype.itemsize, buffer.op):
         part = np.full((1, programs.round_up(length)), neutral(buffer.op, buffer.dtype).astype(dtype))
         programs.fetch(programs.run(process_set, body, part), process_set)
 
@@ -137,7 +141,7 @@ def reduce_on_device(
     wire = flat.astype(jnp.uint8) if flat.dtype == jnp.bool_ else flat
     reduced = [
         _reduce_piece(process_set, wire[start : start + length], op)
-        for start, length in pieces(wire.size, wire.dtype.itemsize, op)
+        for start, length in pieces(process_set, wire.size, wire.dtype.itemsize, op)
     ]
     whole = jnp.concatenate(reduced) if reduced else wire
     if divisor != 1:

@@ -276,8 +276,7 @@ class _Compiled:
         return jax.tree.unflatten(tree, [next(scalars if is_scalar else arrays) for is_scalar in are_scalars])
 
     def _lift(self, leaf: jax.Array) -> jax.Array:
+        if leaf.ndim:
+            return self._process_set.put(leaf)
         part = jax.device_put(leaf, self._process_set.device)
-        if not part.ndim:
-            return jax.make_array_from_single_device_arrays((), self._process_set.whole, [part])
-        shape = (self._process_set.size() * part.shape[0], *part.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self._process_set.split, [part])
+        return jax.make_array_from_single_device_arrays((), self._process_set.whole, [part])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.errors import CollectiveError, OptionError
+from shardwright.xla import private
 
 #: The name of the ranks' mesh axis, in programs too: `jax.lax.psum(x, sw.ranks.AXIS)`.
 AXIS = "rank"
@@ -32,6 +34,7 @@ class ProcessSet:
             raise OptionError(f"{list(self.ranks)} names a rank twice", where="ranks")
         #: Who still had data at the latest collective: what `join` returns is read off this.
         self.last_active = (True,) * len(self.ranks)
+        self._array_types: dict[tuple[tuple[int, ...], np.dtype], Any] = {}
 
     def __repr__(self) -> str:
         return f"ProcessSet({list(self.ranks)})"
@@ -72,6 +75,19 @@ class ProcessSet:
         """This process's device in the mesh."""
         device: jax.Device = self.mesh.devices[self.rank()]
         return device
+
+    def put(self, part: np.ndarray | jax.Array) -> jax.Array:
+        """The array whose dimension 0 is split over the ranks, of which `part` is this one's."""
+        if isinstance(part, jax.Array):
+            part = jax.device_put(part, self.device)
+        array_type = self._array_types.get((part.shape, part.dtype))
+        if array_type is not None:
+            array: jax.Array = private.put_part(part, array_type, self.split, self.device)
+            return array
+        shape = (self.size() * part.shape[0], *part.shape[1:])
+        array = jax.make_array_from_single_device_arrays(shape, self.split, [jax.device_put(part, self.device)])
+        self._array_types[part.shape, part.dtype] = array.aval
+        return array
 
     @cached_property
     def split(self) -> NamedSharding:

@@ -121,10 +121,7 @@ def run(process_set: ProcessSet, body: _Body, part: Any, *, replicated: bool = F
     wide = np.dtype(part.dtype).itemsize >= 8
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         try:
-            local = jax.device_put(part, process_set.device)
-            shape = (process_set.size() * part.shape[0], *part.shape[1:])
-            whole = jax.make_array_from_single_device_arrays(shape, process_set.split, [local])
-            result: jax.Array = _program(process_set.mesh, body, replicated)(whole)
+            result: jax.Array = _program(process_set.mesh, body, replicated)(process_set.put(part))
             return result.addressable_data(0)
         except (RuntimeError, ValueError) as error:
             raise to_collective_error(error, process_set) from error

@@ -27,7 +27,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jax._src.distributed": ("global_state",),
     "jax._src.dtypes": ("register_canonicalize_value_handler",),
     "jax._src.interpreters.mlir": ("get_constant_handler", "register_constant_handler"),
-    "jax._src.interpreters.pxla": ("shard_arg_handlers", "shard_args"),
+    "jax._src.interpreters.pxla": ("batched_device_put", "shard_arg_handlers", "shard_args"),
     "jax._src.lax.lax": ("_convert_element_type",),
     "jax._src.random.prng": ("PRNGKeyArray",),
     "jax._src.tree_util": ("dispatch_registry.register_node",),
@@ -436,6 +436,14 @@ def result_handler(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Any:
         return handler(aval, sharding, committed=True, _skip_checks=True)
     except TypeError:  # newer jaxlib has no checks to skip
         return handler(aval, sharding, committed=True)
+
+
+def put_part(part: Any, array_type: Any, sharding: Any, device: Any) -> Any:
+    """A global `jax.Array` of which this process has one part, numpy's or on `device`, in one step.
+
+    array_type: the `aval` of an array of this shape, type and sharding.
+    """
+    return _module("jax._src.interpreters.pxla").batched_device_put(array_type, sharding, [part], [device])
 
 
 # ---- jax.distributed ----------------------------------------------------------
