@@ -20,8 +20,9 @@ def upload(session: SessionState, arrays: Sequence[np.ndarray]) -> list[RemoteAr
     if not arrays:
         return []
     with jax.enable_x64(True):
-        return list(PendingInit(session, _copy_all, (tuple(arrays),)).handles())
+        return list(PendingInit(session, initial_values, (tuple(arrays),)).handles())
 
 
-def _copy_all(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def initial_values(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Copies; progress shows this name."""
     return tuple(jax.numpy.array(value, copy=True) for value in values)

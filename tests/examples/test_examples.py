@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,30 +17,11 @@ from examples.gpt2 import model as gpt2
 from examples.gpt2.train import adamw
 from examples.moe import model as moe
 from examples.wide_resnet import model as wide_resnet
+from tests.examples.scripts import losses_in, output_of, run
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 6
 #: One program: whether a pipeline would be faster, or parts of a batch, is not searched.
 ONE_PROGRAM = "--stages 1 --micro-batches 1"
-
-
-def run(script: str, arguments: str = "") -> subprocess.CompletedProcess[str]:
-    """An example that has ended."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("SERVER_IP", "SERVER_PORT")}
-    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # else as a user's shell: no number of devices
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments.split()]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=480, env=environment)
-
-
-def output_of(script: str, arguments: str = "") -> str:
-    """What an example that ended well printed."""
-    child = run(script, arguments)
-    assert child.returncode == 0, child.stderr[-3000:]
-    return child.stdout
-
-
-def losses_in(output: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"step .*loss (\S+)", output)]
 
 
 def losses_on_one_device(model: Any, optimizer: optax.GradientTransformation, data: Iterator[Any]) -> list[float]:
