@@ -27,7 +27,7 @@ import shardwright.torch as swt
 from examples.common.digits import digits
 from examples.common.progress import TrainingProgress
 
-_SIDE = 32  # of the images, enlarged
+_SIDE = 16  # of the images, enlarged
 
 
 class Block(nn.Module):
@@ -75,7 +75,7 @@ def dataset(images: np.ndarray, labels: np.ndarray) -> TensorDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("epochs", 2), ("batch", 100), ("width", 16)):
+    for name, default in (("epochs", 4), ("batch", 100), ("width", 16)):
         parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
     parser.add_argument("--devices", type=int, metavar="N", default=4, help="of the embedded server (default: 4)")
     given = parser.parse_args()

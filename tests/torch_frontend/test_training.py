@@ -49,6 +49,51 @@ def test_a_scheduler_sets_the_rate_of_each_step(session: sw.Session) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_scheduler_that_cycles_momentum_needs_one_program(
+    make: Any, session: sw.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    with caplog.at_level("INFO", "shardwright"):
+        compare(
+            session, model, make, class_loss, batches(),
+            make_scheduler=lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.05, total_steps=8),
+            state_bound=1e-5 if make is sgd else 1e-4,
+        )  # fmt: skip
+    assert sum("ready after" in line and "class_loss" in line for line in caplog.messages) == 1
+
+
+def test_a_setting_that_changes_becomes_an_argument(session: sw.Session, caplog: pytest.LogCaptureFixture) -> None:
+    """Weight decay goes up, to zero, and up again: the optimizer leaves it out where it is zero."""
+    eager, model = small(), small()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, weight_decay=0.1) for each in (eager, model)]
+    step = swt.parallelize(session, model, optimizers[1], class_loss, effort="fast")
+    for decay, batch in zip((0.1, 0.2, 0.0, 0.3, 0.4), batches(), strict=True):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["weight_decay"] = decay
+        caplog.clear()
+        with caplog.at_level("INFO", "shardwright"):
+            loss = step(*batch).item()
+        assert loss == pytest.approx(train_eagerly(eager, optimizers[0], class_loss, [batch])[0], rel=1e-5)
+    assert not any("ready after" in line for line in caplog.messages)  # of the last two
+
+
+def test_a_number_may_decide(session: sw.Session) -> None:
+    def loss_of(model: Any, x: Any, y: Any, share: float) -> Any:
+        loss = class_loss(model, x, y)
+        return 2.0 * share * loss if share > 0.5 else loss + share
+
+    eager, model = small(), small()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (eager, model)]
+    step = swt.parallelize(session, model, optimizers[1], loss_of, effort="fast")
+    shares = (0.3, 0.7, 0.4, 0.9)
+    wanted = train_eagerly(eager, optimizers[0], loss_of, [(*b, s) for b, s in zip(batches(4), shares, strict=True)])
+    assert [step(*batch, share).item() for batch, share in zip(batches(4), shares, strict=True)] == pytest.approx(
+        wanted, rel=1e-5
+    )
+
+
 def test_parameter_groups_and_frozen_parameters(session: sw.Session) -> None:
     model = small()
     model[0].weight.requires_grad_(False)

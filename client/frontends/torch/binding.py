@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 from shardwright.client.frontends.torch.scaling import refuse_other_scalers, swap_scaler, values_of
+from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.state import (
     ModelState,
     OptimizerState,
@@ -25,12 +26,12 @@ class BoundStep:
 
     def __init__(
         self, model: Any, state: ModelState, optimizers: Sequence[Any], groups: Sequence[OptimizerState],
-        values: Sequence[Any], rates: Sequence[Any], scaler: Any = None,
+        values: Sequence[Any], settings: Mapping[Setting, Any], scaler: Any = None,
     ) -> None:  # fmt: skip
         self._model, self._state, self._groups = model, state, groups
         self.scaler = scaler
         self.optimizers = list(optimizers)
-        self._rates = rates
+        self._settings = settings
         self._replacements: dict[int, Any] = {}
         remaining = iter(values)
         for tensor in state.tensors.values():
@@ -50,13 +51,12 @@ class BoundStep:
 
     @contextlib.contextmanager
     def swap_tensors(self) -> Iterator[None]:
-        rates = iter(self._rates)
         with contextlib.ExitStack() as stack:
             stack.enter_context(swap_tensors(self._model, self._replacements))
             stack.enter_context(refuse_other_scalers(self.scaler))
             if self.scaler is not None:
                 stack.enter_context(swap_scaler(self.scaler, *self._of_scaler))
-            for optimizer, group in zip(self.optimizers, self._groups, strict=False):
+            for number, (optimizer, group) in enumerate(zip(self.optimizers, self._groups, strict=False)):
                 entries: dict[Any, dict[str, Any]] = {}
                 for parameter, state in optimizer.state.items():
                     others = {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
@@ -64,10 +64,8 @@ class BoundStep:
                 for name, (parameter, key) in group.entries.items():
                     owner = self._replacements[id(self._state.tensors[parameter])]
                     entries.setdefault(owner, {})[key] = self._of_optimizers[name]
-                count = len(optimizer.param_groups)
-                stack.enter_context(
-                    swap_optimizer(optimizer, self._replacements, entries, [next(rates) for _ in range(count)])
-                )
+                settings = {key: value for key, value in self._settings.items() if key.optimizer == number}
+                stack.enter_context(swap_optimizer(optimizer, self._replacements, entries, settings))
             yield
 
     def gradients(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 
 from shardwright.client.frontends.torch.evaluation import base_name, source_node
+from shardwright.client.frontends.torch.settings import Settings
 from shardwright.client.frontends.torch.state import (
     OptimizerState,
     host_values,
@@ -40,22 +41,6 @@ def without_decisions(optimizers: Sequence[Any]) -> Iterator[None]:
                     settings.callback(group.__setitem__, "capturable", group["capturable"])
                     group["capturable"] = True
         yield
-
-
-def rates_of(optimizers: Sequence[Any]) -> list[float]:
-    """The learning rate of every group of every optimizer."""
-    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def constants_of(optimizers: Sequence[Any]) -> tuple[Any, ...]:
-    """All other settings of the groups: a program holds them by value."""
-    return tuple(
-        (key, value if isinstance(value, float | int | bool | tuple | str | None) else repr(value))
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for key, value in group.items()
-        if key not in ("params", "lr", "initial_lr", "max_lr", "min_lr")
-    )
 
 
 def require_optimizer(optimizer: Any) -> None:
@@ -118,7 +103,7 @@ def _initial_values(
 ) -> dict[str, Any]:
     """Of parameters that have no state yet: those that its first step makes, before it updates them."""
     state_keys: list[tuple[str, str]] = []
-    rates = rates_of([optimizer])
+    settings, _ = Settings([optimizer]).read()
 
     def first_step(values: list[Any]) -> list[Any]:
         parameters = [torch.nn.Parameter(value) for value in values[: len(names)]]
@@ -128,7 +113,7 @@ def _initial_values(
             replacements[id(tensors[name])] = parameter
         with (
             without_decisions([optimizer]),
-            swap_optimizer(optimizer, replacements, {}, values[2 * len(names) :]),
+            swap_optimizer(optimizer, replacements, {}, dict(zip(settings, values[2 * len(names) :], strict=True))),
             _only(optimizer, {id(parameter) for parameter in parameters}),
         ):
             optimizer.step()
@@ -144,7 +129,7 @@ def _initial_values(
 
     parameter_types = [types[name] for name in names]
     graph = trace(
-        first_step, [*parameter_types, *parameter_types, *rates], state_count=0, model=model, optimizers=[],
+        first_step, [*parameter_types, *parameter_types, *settings.values()], state_count=0, model=model, optimizers=[],
         name=f"{type(optimizer).__name__}.step",
     )  # fmt: skip
     values = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.frontends import uploads
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
+from shardwright.client.frontends.torch.settings import Setting
 from shardwright.client.frontends.torch.tracing import TensorType
 from shardwright.errors import ArrayError, OptionError, UnsupportedProgramError
 
@@ -154,18 +155,22 @@ def swap_tensors(model: Any, replacements: Mapping[int, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def swap_optimizer(optimizer: Any, replacements: Mapping[int, Any], state: Any, rates: Sequence[Any]) -> Iterator[None]:
-    """The optimizer over other parameters. state: parameter (the replacement) → its tensors. rates: of each group."""
+def swap_optimizer(
+    optimizer: Any, replacements: Mapping[int, Any], state: Any, settings: Mapping[Setting, Any]
+) -> Iterator[None]:
+    """The optimizer over other parameters. state: parameter (the replacement) → its tensors. settings: other values."""
     saved = [dict(group) for group in optimizer.param_groups]
     saved_state = optimizer.state
     optimizer.state = defaultdict(dict, state)
     try:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        for group in optimizer.param_groups:
             group["params"] = [replacements[id(p)] for p in group["params"]]
-            group["lr"] = rate
-            group["foreach" if "foreach" in group else "lr"] = False if "foreach" in group else rate
+            if "foreach" in group:
+                group["foreach"] = False
             if "fused" in group:
                 group["fused"] = None
+        for setting, value in settings.items():
+            setting.write(optimizer.param_groups[setting.group], value)
         yield
     finally:
         optimizer.state = saved_state

@@ -22,9 +22,7 @@ from shardwright.client.frontends.torch.dtypes import to_numpy
 from shardwright.client.frontends.torch.function import Call, TorchFunction
 from shardwright.client.frontends.torch.initialization import initialize
 from shardwright.client.frontends.torch.optimizers import (
-    constants_of,
     find_state,
-    rates_of,
     require_optimizer,
     without_decisions,
 )
@@ -36,6 +34,7 @@ from shardwright.client.frontends.torch.scaling import (
     require_scaler,
     scaler_settings,
 )
+from shardwright.client.frontends.torch.settings import Setting, Settings
 from shardwright.client.frontends.torch.state import (
     RANDOM,
     ModelState,
@@ -47,7 +46,7 @@ from shardwright.client.frontends.torch.state import (
     share_state,
     upload,
 )
-from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
+from shardwright.client.frontends.torch.tracing import Decisions, Graph, TensorType, trace
 from shardwright.client.step import Step
 from shardwright.errors import ArgumentError, OptionError
 from shardwright.options.plan_options import PlanOptions
@@ -106,7 +105,9 @@ class TorchStep:
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
         reading = options.without_trials()  # where the state lies
         self._evaluation = Step(self._session, self._evaluation_end, reading, progress)
-        self._keys: dict[Hashable, int] = {}
+        self._settings = Settings(self._optimizers)
+        self._keys: dict[Hashable, list[int]] = {}
+        self._decisions: dict[int, Decisions] = {}
         self._trees: dict[Hashable, Any] = {}
         self._state: ModelState = share_state(model, self._session, lambda: ModelState(model))
         self._optimizer_states: list[OptimizerState] = [
@@ -233,13 +234,13 @@ class TorchStep:
             groups += [self._scaler_state] if self._scaler_state is not None else []
             groups += [self._state.gradients] if self._is_whole else []
         arguments = Batch(self._function, batch, named, skip=1 + self._is_whole, takes_types=takes_types)
-        rates = rates_of(self._optimizers) if is_training else []
-        rate_names = _rate_names(self._optimizers, self._is_sequence) if is_training else []
-        numbers = [*rates, *arguments.numbers]
+        settings, constants = self._settings.read() if is_training else ({}, ())
+        setting_names = self._settings.names(list(settings), is_sequence=self._is_sequence)
+        numbers = [*settings.values(), *arguments.numbers]
         names = [name for group in groups for name in group.names]
         types: list[TensorType | None] = [kind for group in groups for kind in group.types.values()]
         state_count = len(names)
-        names += [RANDOM, *rate_names, *arguments.number_names, *arguments.tensor_names]
+        names += [RANDOM, *setting_names, *arguments.number_names, *arguments.tensor_names]
         types += [None, *[TensorType((), torch.float64)] * len(numbers), *arguments.types]
         leaves: list[Any] = [group.values.get(name) for group in groups for name in group.names]
         leaves += [self._state.values.get(RANDOM), *(np.float64(number) for number in numbers), *arguments.values]
@@ -248,7 +249,7 @@ class TorchStep:
             is_training,
             tuple(module.training for module in self._modules),
             tuple(parameter.requires_grad for parameter in parameters),
-            constants_of(self._optimizers) if is_training else (),
+            constants,
             scaler_settings(self._scaler) if is_training and self._scaler is not None else (),
             torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
@@ -256,9 +257,18 @@ class TorchStep:
             tuple(types),
             arguments.key,
         )
-        number = self._keys.setdefault(key, len(self._keys))  # stands for the key, whose hash takes time
-        make = partial(self._trace, number, groups, arguments, numbers, len(rates), is_training)
+        number = self._number_of(key, numbers)
+        make = partial(self._trace, number, groups, arguments, numbers, list(settings), is_training)
         return Call(number, leaves, tuple(names), tuple(types), state_count, make), groups
+
+    def _number_of(self, key: Hashable, numbers: Sequence[float]) -> int:
+        """Stands for the key, whose hash takes time, and for what the step decides by its numbers."""
+        alike = self._keys.setdefault(key, [])
+        for number in alike:
+            if number not in self._decisions or self._decisions[number].hold(numbers):
+                return number
+        alike.append(sum(map(len, self._keys.values())))
+        return alike[-1]
 
     def _parameters(self) -> list[Any]:
         return list(self._state.tensors.values())
@@ -266,18 +276,18 @@ class TorchStep:
     # ---- tracing -----------------------------------------------------------------------------
 
     def _trace(
-        self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float], rate_count: int,
-        is_training: bool,
+        self, key: int, groups: Sequence[StateGroup], arguments: Batch, numbers: Sequence[float],
+        settings: Sequence[Setting], is_training: bool,
     ) -> Graph:  # fmt: skip
         kinds = [kind for group in groups for kind in group.types.values()]
         count = len(kinds)
 
         def step(values: list[Any]) -> list[Any]:
             state, rest = values[:count], values[count:]
-            rates, rest = rest[:rate_count], rest[rate_count:]
+            changing, rest = dict(zip(settings, rest, strict=False)), rest[len(settings) :]
             args, kwargs = arguments.fill(rest)
             bound = BoundStep(
-                self._model, self._state, self._optimizers, self._optimizer_states, state, rates,
+                self._model, self._state, self._optimizers, self._optimizer_states, state, changing,
                 self._scaler if is_training else None,
             )  # fmt: skip
             if not is_training:
@@ -301,6 +311,7 @@ class TorchStep:
             step, [*kinds, *numbers, *arguments.types], state_count=count, model=self._model,
             optimizers=self._optimizers, name=self.name,
         )  # fmt: skip
+        self._decisions[key] = graph.decisions
         return replace(graph, new_state=tuple(name for name in self._trees[key][2] if name not in before))
 
     def _body(self, args: Sequence[Any], kwargs: Mapping[str, Any], is_training: bool) -> Any:
@@ -508,15 +519,6 @@ def _takes_optimizer(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return len(parameters) > 1 and parameters[1] in _SECOND_PARAMETER
-
-
-def _rate_names(optimizers: Sequence[Any], is_sequence: bool) -> list[str]:
-    names = []
-    for number, optimizer in enumerate(optimizers):
-        prefix = f"optimizer[{number}]" if is_sequence else "optimizer"
-        count = len(optimizer.param_groups)
-        names += [f"{prefix}.lr"] if count == 1 else [f"{prefix}.lr[{n}]" for n in range(count)]
-    return names
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import sympy
 import torch
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import (
@@ -50,12 +51,31 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True)
+class Decisions:
+    """What a step decided by the numbers of its call, as `if rate > 0:`, where all conditions came out true.
+
+    symbols: one for each number, in order. conditions: SymPy's expressions of them.
+    """
+
+    symbols: tuple[Any, ...] = ()
+    conditions: tuple[Any, ...] = ()
+
+    def hold(self, numbers: Sequence[float]) -> bool:
+        """Whether the step decides likewise for other numbers."""
+        if not self.conditions:
+            return True
+        values = {symbol: sympy.Float(number) for symbol, number in zip(self.symbols, numbers, strict=True)}
+        return all(condition.xreplace(values) == sympy.true for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A traced step.
 
     nodes: the torch.fx graph. constants: tensors that it refers to by name. outputs: output nodes, or values that are
     no tensors. changed: numbers of the leading outputs (each belongs to the input of its number) that the step
-    updates. draws: number of random draws. new_state: names of the outputs after the state that are state from now on.
+    updates. draws: number of random draws. decisions: what the step decided by its numbers. new_state: names of the
+    outputs after the state that are state from now on.
     """
 
     nodes: Any
@@ -63,6 +83,7 @@ class Graph:
     outputs: tuple[Any, ...]
     changed: frozenset[int]
     draws: int
+    decisions: Decisions
     new_state: tuple[str, ...] = ()
 
 
@@ -98,6 +119,7 @@ def trace(
     values = [
         _symbol(shapes, value, number) if isinstance(value, float) else value for number, value in enumerate(values)
     ]
+    symbols = [value.node.expr for value in values if isinstance(value, torch.SymFloat)]
     with _tracing(labels), _explain_errors(name):
         graph = make_fx(
             run_with_labels, decomposition_table=_decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
@@ -105,8 +127,11 @@ def trace(
     graph.graph.eliminate_dead_code(_is_impure)
     _require_lowerings(graph.graph, name)
     outputs = tuple(next(iter(reversed(graph.graph.nodes))).args[0])
+    decisions = Decisions(tuple(symbols), tuple({guard.expr: None for guard in shapes.guards}))
     constants = {node.target: getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"}
-    return Graph(graph.graph, constants, outputs, _find_changed(graph.graph, outputs, state_count), labels.most_draws)
+    return Graph(
+        graph.graph, constants, outputs, _find_changed(graph.graph, outputs, state_count), labels.most_draws, decisions
+    )
 
 
 def _symbol(shapes: Any, value: float, number: int) -> Any:
