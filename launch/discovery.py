@@ -11,8 +11,9 @@ from shardwright.errors import OptionError
 from shardwright.launch.hosts import Host, parse_host_lines, read_hosts_file
 from shardwright.program_output import ProgramFailure, read_output
 
-#: Seconds from one look to the next.
+#: Seconds from one look to the next: a script is a process each time, a file is read.
 INTERVAL_S = 1.0
+FILE_INTERVAL_S = 0.2
 _SCRIPT_TIMEOUT_S = 30.0
 
 
@@ -20,7 +21,7 @@ class Discovery:
     """Looks for hosts again and again.
 
     source: returns the hosts. on_hosts: called from a thread with hosts that differ from the last. on_problem: with
-    what went wrong at a look, once; the hosts stay as they were.
+    what went wrong at a look, once; the hosts stay as they were. interval_s: from one look to the next.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class Discovery:
         source: Callable[[], tuple[Host, ...]],
         on_hosts: Callable[[tuple[Host, ...]], None],
         on_problem: Callable[[str], None],
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._source = source
+        self._interval_s = interval_s
         self._on_hosts = on_hosts
         self._on_problem = on_problem
         self._last: tuple[Host, ...] | None = None
@@ -46,7 +49,7 @@ class Discovery:
         self._closed.set()
 
     def _look_again(self) -> None:
-        while not self._closed.wait(INTERVAL_S):
+        while not self._closed.wait(self._interval_s):
             try:
                 hosts = self._source()
             except OptionError as error:

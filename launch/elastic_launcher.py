@@ -14,7 +14,7 @@ from typing import Any
 from shardwright.errors import LaunchError
 from shardwright.launch import control
 from shardwright.launch.control import ControlServer
-from shardwright.launch.discovery import Discovery
+from shardwright.launch.discovery import INTERVAL_S, Discovery
 from shardwright.launch.elastic_supervision import (
     Dismiss,
     ElasticAction,
@@ -56,13 +56,15 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
 class ElasticOptions:
     """What an elastic job is given besides RunOptions.
 
-    limits: how many workers, and what happens to hosts that fail. source: looks for hosts. hang_timeout_s: after how
-    long a worker that is not heard is ended, 0 for never. elastic_timeout_s: how long to wait while they are too few.
+    limits: how many workers, and what happens to hosts that fail. source: looks for hosts. look_interval_s: from one
+    look to the next. hang_timeout_s: after how long a worker that is not heard is ended, 0 for never.
+    elastic_timeout_s: how long to wait while they are too few.
     coordinator_address: of this machine, as other hosts reach it; "" finds it.
     """
 
     limits: Limits
     source: Callable[[], tuple[Host, ...]]
+    look_interval_s: float = INTERVAL_S
     hang_timeout_s: float = 60.0
     elastic_timeout_s: float = 600.0
     reset_limit: int | None = None
@@ -131,7 +133,10 @@ class _Shell:
         self._silent: set[int] = set()
         self._control = ControlServer(self._on_message)
         self._discovery = Discovery(
-            elastic.source, lambda hosts: events.put(HostsDiscovered(hosts)), lambda text: events.put(_Note(text))
+            elastic.source,
+            lambda hosts: events.put(HostsDiscovered(hosts)),
+            lambda text: events.put(_Note(text)),
+            elastic.look_interval_s,
         )
         self._supervisor = ElasticSupervisor(
             elastic.limits,

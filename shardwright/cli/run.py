@@ -175,7 +175,7 @@ def _environment(settings: RunSettings) -> dict[str, str]:
 
 
 def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
-    from shardwright.launch.discovery import file_source, fixed_source, script_source
+    from shardwright.launch.discovery import FILE_INTERVAL_S, INTERVAL_S, file_source, fixed_source, script_source
     from shardwright.launch.elastic_launcher import ElasticOptions, elastic_failure, run_elastic
     from shardwright.launch.hosts import Host
     from shardwright.launch.job import mask_secret
@@ -183,10 +183,11 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
 
     command = _command(settings)
     most = settings.max_size or settings.size
+    look_interval_s = INTERVAL_S
     if settings.discovery_script:
         source = script_source(settings.discovery_script)
     elif settings.hosts_file:
-        source = file_source(settings.hosts_file)
+        source, look_interval_s = file_source(settings.hosts_file), FILE_INTERVAL_S
     else:
         source = fixed_source(settings.hosts or (Host(name="localhost", slots=most or 1),))
     if dry_run:
@@ -208,6 +209,7 @@ def _run_elastic(settings: RunSettings, *, dry_run: bool) -> int:
                 cooldown_s=settings.host_cooldown_s,
             ),
             source=source,
+            look_interval_s=look_interval_s,
             hang_timeout_s=settings.hang_timeout_s,
             elastic_timeout_s=settings.elastic_timeout_s,
             reset_limit=settings.reset_limit,
