@@ -2,7 +2,7 @@
 
 On Keras' JAX backend a model that is compiled with one trains in `sw.ranks.jit`: gradients are exchanged in the
 compiled step itself, while it computes. With `run_eagerly=True`, and on the PyTorch backend, they go as one message a
-type.
+type. On the TensorFlow backend its graph calls out for that: XLA does not compile the step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwright.ranks.gradient_options import check_gradient_options
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import ProcessSet
 
-_BACKENDS = ("jax", "torch")
+_BACKENDS = ("jax", "torch", "tensorflow")
 
 
 def DistributedOptimizer(
@@ -47,7 +47,7 @@ def DistributedOptimizer(
     that sum by their number. gradient_predivide_factor: of an average, divides before the sum, and multiplies back
     after it.
 
-    Raises OptionError for options that exclude each other, and on Keras' TensorFlow backend.
+    Raises OptionError for options that exclude each other.
     """
     op = operations.to_op(op)
     _check_backend()
@@ -69,7 +69,7 @@ def _check_backend() -> None:
         raise OptionError(
             f"Keras runs on {keras.backend.backend()!r}, whose tensors are not sent between ranks",
             where="KERAS_BACKEND",
-            remedy="export KERAS_BACKEND=jax (or torch) before keras is first imported",
+            remedy="export KERAS_BACKEND=jax (or torch, tensorflow) before keras is first imported",
         )
 
 
@@ -118,11 +118,24 @@ class _Exchange:
         self._predivide = predivide
         self._factor = factor
         self.process_set = process_set
+        #: What a graph of TensorFlow calls.
+        self.in_graphs: Any = None
+        if keras.backend.backend() == "tensorflow":
+            from shardwright.ranks.tensorflow_graphs import ArrayFunction
+
+            self.in_graphs = ArrayFunction(self._reduce)
 
     def __call__(self, grads: Sequence[Any]) -> list[Any]:
         there = [index for index, grad in enumerate(grads) if grad is not None]
-        reduced = allreduce(
-            [grads[index] for index in there],
+        reduced = (self.in_graphs or self._reduce)([grads[index] for index in there])
+        results: list[Any] = list(grads)
+        for index, grad in zip(there, reduced, strict=True):
+            results[index] = grad
+        return results
+
+    def _reduce(self, grads: list[Any]) -> list[Any]:
+        reduced: list[Any] = allreduce(
+            grads,
             self._op,
             name="gradients",
             process_set=self.process_set,
@@ -130,10 +143,7 @@ class _Exchange:
             postscale_factor=self._predivide,
             compression=self._compression,
         )
-        results: list[Any] = list(grads)
-        for index, grad in zip(there, reduced, strict=True):
-            results[index] = grad
-        return results
+        return reduced
 
 
 class _Distributed:
@@ -175,7 +185,7 @@ class _DistributedLossScale:
 @functools.cache
 def _train_in_ranks_jit() -> None:
     """From now on `keras.Model` compiles steps with a distributed optimizer for all ranks; others as ever."""
-    if keras.backend.backend() != "jax":
+    if keras.backend.backend() == "torch":
         return
     plain = keras.Model.make_train_function
 
@@ -185,6 +195,8 @@ def _train_in_ranks_jit() -> None:
         if exchange is None:
             return plain(self, force)
         _check_model(self)
+        if exchange.in_graphs is not None:
+            return _make_graph(self, force, plain, exchange.in_graphs)
         if self.run_eagerly or not self.jit_compile:
             return plain(self, force)
         if self.train_function is None or force:
@@ -201,11 +213,12 @@ def _check_model(model: Any) -> None:
             where="optimizer",
             remedy="DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))",
         )
-    if keras.distribution.distribution() is not None:
+    strategy = getattr(model, "distribute_strategy", None)  # TensorFlow's
+    if keras.distribution.distribution() is not None or (strategy is not None and strategy.num_replicas_in_sync > 1):
         raise OptionError(
             "Keras distributes this model itself",
             where="keras.distribution",
-            remedy="leave keras.distribution.set_distribution out, or DistributedOptimizer",
+            remedy="leave keras.distribution.set_distribution, or tf.distribute's scope, out, or DistributedOptimizer",
         )
 
 
@@ -216,6 +229,14 @@ def _step_of_ranks(model: Any, process_set: ProcessSet | None) -> Callable[[Any,
         return step(state, jax.tree.map(jnp.asarray, data))
 
     return run
+
+
+def _make_graph(model: Any, force: bool, plain: Callable[[Any, bool], Any], in_graphs: Any) -> None:
+    if model.train_function is None or force:
+        if model.jit_compile:  # "auto" is that on GPUs
+            model.jit_compile = False
+        plain(model, True)
+        model.train_function = in_graphs.raises_its_own(model.train_function)
 
 
 # ---- checkpoints -----------------------------------------------------------------

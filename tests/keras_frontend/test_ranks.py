@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import keras
 import numpy as np
 import pytest
 
-from tests.ranks.elastic_jobs import ElasticJob
-from tests.ranks.elastic_keras import train_alone
+from tests.ranks.elastic_keras import check_killed_rank
 from tests.ranks.processes import assert_passed, run_ranks
 
 
@@ -22,19 +18,7 @@ def test_two_ranks_equal_one_process_on_the_whole_batch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 2])
 def test_an_elastic_fit_goes_on_where_it_was(victim: int) -> None:
-    """Within an epoch: a rank is killed, the others go back to their last commit, and another one joins them."""
-    expected = train_alone()
-    options = ("--min-np", "2", "--max-np", "3", "--host-failures", "9")
-    with ElasticJob(*options, module="tests.ranks.elastic_keras", KERAS_BACKEND=keras.backend.backend()) as job:
-        doomed = job.wait_for("step", "0", str(victim), "3", "8", timeout_s=120)
-        os.kill(doomed.pid, signal.SIGKILL)
-        up = job.wait_for("up", "1")
-        assert int(up.words[3]) >= 7, "nothing but the last batch was lost"
-        code, weights = job.finish(180)
-        assert code == 0, "\n".join(job.log[-40:])
-        assert len(weights) >= 2
-        for each in weights:
-            np.testing.assert_allclose(each, expected, atol=1e-5)
+    check_killed_rank(victim)
 
 
 def test_a_model_s_state_is_copied_and_put_back() -> None:

@@ -3,11 +3,15 @@
     KERAS_BACKEND=jax python -m tests.ranks.elastic_keras
 
 Prints as `elastic_training` does; at the end the final weights as JSON.
+
+`check_killed_rank` is the test of it, on Keras' backend of the process that calls it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 
 import keras
@@ -15,6 +19,7 @@ import numpy as np
 
 import shardwright.horovod.keras as hvd
 from shardwright import ranks
+from tests.ranks.elastic_jobs import ElasticJob
 from tests.ranks.elastic_training import say
 
 GLOBAL_BATCH, BATCHES, EPOCHS = 12, 6, 4
@@ -45,6 +50,22 @@ def train_alone() -> list[float]:
         x, y = (array.reshape(BATCHES * GLOBAL_BATCH, -1) for array in data_of(epoch))
         model.fit(x, y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0)
     return final_weights(model)
+
+
+def check_killed_rank(victim: int) -> None:
+    """Within an epoch: a rank is killed, the others go back to their last commit, and another one joins them."""
+    expected = train_alone()
+    options = ("--min-np", "2", "--max-np", "3", "--host-failures", "9", "--start-timeout", "150")
+    with ElasticJob(*options, module="tests.ranks.elastic_keras", KERAS_BACKEND=keras.backend.backend()) as job:
+        doomed = job.wait_for("step", "0", str(victim), "3", "8", timeout_s=200)
+        os.kill(doomed.pid, signal.SIGKILL)
+        up = job.wait_for("up", "1")
+        assert int(up.words[3]) >= 7, "nothing but the last batch was lost"
+        code, weights = job.finish(180)
+        assert code == 0, "\n".join(job.log[-40:])
+        assert len(weights) >= 2
+        for each in weights:
+            np.testing.assert_allclose(each, expected, atol=1e-5)
 
 
 class Report(keras.callbacks.Callback):
