@@ -65,6 +65,30 @@ def momentum(rate: float = 0.05, **options):
     return keras.optimizers.SGD(rate, momentum=0.9, **options)
 
 
+def check_embedding() -> None:
+    """Rows of a table, which TensorFlow's gradients are; in a step that is to be compiled."""
+    draw = np.random.default_rng(2)
+    ids = draw.integers(0, 10, (SHARE * hvd.size(), 3)).astype("int32")
+    y = draw.normal(size=(SHARE * hvd.size(), 1)).astype("f")
+    models = []
+    for is_distributed in (True, False):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.layers.Input((3,), dtype="int32"), keras.layers.Embedding(10, 4), keras.layers.Flatten()]
+        )
+        model.add(keras.layers.Dense(1))
+        optimizer = hvd.DistributedOptimizer(momentum()) if is_distributed else momentum()
+        model.compile(
+            optimizer=optimizer, loss="mse", jit_compile=is_distributed and keras.backend.backend() != "torch"
+        )
+        rows = slice(hvd.rank() * SHARE, (hvd.rank() + 1) * SHARE) if is_distributed else slice(None)
+        for _ in range(3):
+            model.train_on_batch(ids[rows], y[rows])
+        models.append(model)
+    for ours, theirs in zip(models[0].weights, models[1].weights, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-5, err_msg=ours.path)
+
+
 def check_half_precision() -> None:
     """One rank's overflow is everyone's: all skip the step, and halve the scale."""
     model = model_of(0, "mixed_float16")
@@ -184,6 +208,7 @@ def main() -> None:
         run_eagerly=True,
         **accumulating,
     )
+    check_embedding()
     check_half_precision()
     check_learning_rates()
     check_saved_models()
