@@ -60,7 +60,7 @@ def DistributedOptimizer(
     factor = 1 if average_aggregated_gradients else backward_passes_per_step
     exchange = _Exchange(op, compression, gradient_predivide_factor, factor, process_set)
     object.__setattr__(optimizer, "_exchange", exchange)  # no variable of Keras
-    _train_in_ranks_jit()
+    _train_between_ranks()
     return optimizer
 
 
@@ -183,10 +183,8 @@ class _DistributedLossScale:
 
 # ---- the step --------------------------------------------------------------------
 @functools.cache
-def _train_in_ranks_jit() -> None:
+def _train_between_ranks() -> None:
     """From now on `keras.Model` compiles steps with a distributed optimizer for all ranks; others as ever."""
-    if keras.backend.backend() == "torch":
-        return
     plain = keras.Model.make_train_function
 
     @functools.wraps(plain)
@@ -197,7 +195,7 @@ def _train_in_ranks_jit() -> None:
         _check_model(self)
         if exchange.in_graphs is not None:
             return _make_graph(self, force, plain, exchange.in_graphs)
-        if self.run_eagerly or not self.jit_compile:
+        if keras.backend.backend() != "jax" or self.run_eagerly or not self.jit_compile:
             return plain(self, force)
         if self.train_function is None or force:
             self.train_function = self._make_function(_step_of_ranks(self, exchange.process_set))
