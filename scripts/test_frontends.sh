@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # What the tests of an extra need besides the extra itself.
-declare -A tools=([torch]="transformers>=5,<6 expecttest pillow")
+declare -A tools=([torch]="transformers>=5,<6 expecttest pillow keras>=3.15.1,<3.16")
 # The same without what it asks for: timm wants torchvision, which goes with the CUDA build only.
 declare -A tools_alone=([torch]="timm>=1.0,<2")
 declare -A folder=([keras]=tests/keras_frontend [torch]=tests/torch_frontend [tensorflow]=tests/tensorflow_frontend)

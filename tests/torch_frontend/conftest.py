@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,8 @@ try:
     import torch  # noqa: F401
 except ImportError:
     collect_ignore_glob = ["test_*.py"]
+else:
+    os.environ["KERAS_BACKEND"] = "torch"
 
 
 @pytest.fixture(scope="session")
