@@ -58,6 +58,9 @@ _log = logging.getLogger("shardwright")
 #: Programs of one signature that differ in the layout of the arrays they take; then arrays are moved instead.
 PROGRAMS_OF_A_SIGNATURE = 2
 
+#: Programs of a step from which on it is told how many there are.
+_MANY_PROGRAMS = 4
+
 
 class Step:
     """A function running on the servers; made by `Session.parallelize`, called like the function.
@@ -398,8 +401,20 @@ class Step:
         self._function.check_arguments(dynamic)
         lowered = self._lower(signature)
         if self._main is not None:
-            _log.info("%s: another program: %s", self._function.name, describe_difference(self._main.lowered, lowered))
+            self._tell_of_another(describe_difference(self._main.lowered, lowered))
         return self._add_program(signature, lowered, leaves)
+
+    def _tell_of_another(self, difference: str) -> None:
+        """Log that a call takes a program of its own; warn of the fourth, and whenever their number has doubled."""
+        count = len(self._programs)
+        if count < _MANY_PROGRAMS or count & (count - 1):
+            _log.info("%s: another program: %s", self._function.name, difference)
+            return
+        _log.warning(
+            "%s: %d programs so far, each traced, planned and compiled: %s; pad batches to few shapes, pass numbers "
+            "that change as arrays or tensors",
+            self._function.name, count, difference,
+        )  # fmt: skip
 
     def _add_program(self, signature: Hashable, lowered: Program, leaves: Sequence[Any]) -> StepProgram:
         """A new program of a signature."""

@@ -206,6 +206,17 @@ def test_another_batch_size_is_told_of(session: sw.Session, caplog: pytest.LogCa
     assert "total: another program: batch['x'] is f32[5,4], was f32[8,4]" in caplog.text
 
 
+def test_a_step_of_many_programs_warns(session: sw.Session, caplog: pytest.LogCaptureFixture) -> None:
+    step = session.parallelize(lambda x: x.sum())
+    for size in (1, 2, 3):
+        step(X[:size])
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    step(X[:4])
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "4 programs so far" in warning.getMessage()
+    assert "x is f32[4,4], was f32[1,4]" in warning.getMessage()
+
+
 # ---- training loops ---------------------------------------------------------------------
 
 OPTIMIZERS: dict[str, optax.GradientTransformation] = {
