@@ -29,11 +29,13 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 
 import shardwright as sw
+from benchmarks.frontend_models import Sizes, keras_gpt, keras_loss, torch_gpt, torch_loss
 
 ALLOWED_RATIO = 0.10
 ALLOWED_S = 3e-3
 
-VOCABULARY, WIDTH, HEADS, LAYERS, TOKENS, BATCH = 256, 64, 4, 4, 64, 16
+SIZES = Sizes(vocabulary=256, width=64, heads=4, layers=4, tokens=64, dropout=0.1)
+BATCH = 16
 
 #: Runs some steps, to their end; both sides of a comparison.
 Round = Callable[[int], None]
@@ -42,26 +44,17 @@ Round = Callable[[int], None]
 def keras_rounds(session: sw.Session) -> tuple[Round, Round]:
     """(fit, the model's train_step by `session.parallelize`) of a GPT with dropout under AdamW."""
     import keras
-    from keras import layers
 
     import shardwright.keras as swk
 
     def build() -> Any:
         keras.utils.clear_session()
         keras.utils.set_random_seed(0)
-        ids = keras.Input((TOKENS,), dtype="int32")
-        h = layers.Embedding(VOCABULARY, WIDTH)(ids)
-        for _ in range(LAYERS):
-            a = layers.LayerNormalization()(h)
-            h = h + layers.MultiHeadAttention(HEADS, WIDTH // HEADS, dropout=0.1)(a, a, use_causal_mask=True)
-            up = layers.Dense(4 * WIDTH, activation="gelu")(layers.LayerNormalization()(h))
-            h = h + layers.Dropout(0.1)(layers.Dense(WIDTH)(up))
-        model = keras.Model(ids, layers.Dense(VOCABULARY)(h))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.AdamW(1e-3), loss, metrics=["accuracy"])
+        model = keras_gpt(SIZES)
+        model.compile(keras.optimizers.AdamW(1e-3), keras_loss(), metrics=["accuracy"])
         return model
 
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (BATCH, TOKENS)).astype("int32")
+    ids = np.random.default_rng(0).integers(0, SIZES.vocabulary, (BATCH, SIZES.tokens)).astype("int32")
     fitted = swk.distribute(build(), session, force="data")
 
     def batches() -> Iterator[Any]:
@@ -89,37 +82,14 @@ def keras_rounds(session: sw.Session) -> tuple[Round, Round]:
 def torch_rounds(session: sw.Session) -> tuple[Round, Round]:
     """(steps of a module, calls of the program that they lower to) of a GPT under AdamW."""
     import torch
-    from torch import nn
-    from torch.nn import functional as F
 
     import shardwright.torch as swt
 
-    class Block(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.attn, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-        def forward(self, x: Any) -> Any:
-            batch, tokens, width = x.shape
-            parts = self.attn(self.ln_1(x)).view(batch, tokens, 3, HEADS, width // HEADS)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
-            x = x + self.proj(y.transpose(1, 2).reshape(batch, tokens, width))
-            return x + F.dropout(self.down(F.gelu(self.up(self.ln_2(x)))), 0.1)
-
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Embedding(VOCABULARY, WIDTH), *(Block() for _ in range(LAYERS)), nn.Linear(WIDTH, VOCABULARY)
-    )
-    ids = torch.randint(0, VOCABULARY, (BATCH, TOKENS))
+    model = torch_gpt(SIZES)
+    ids = torch.randint(0, SIZES.vocabulary, (BATCH, SIZES.tokens))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def loss_of(model: Any, x: Any, y: Any) -> Any:
-        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-
-    step = swt.parallelize(session, model, optimizer, loss_of, force="data")
+    step = swt.parallelize(session, model, optimizer, torch_loss, force="data")
 
     def steps_of_torch(steps: int) -> None:
         for _ in range(steps):
