@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 from torch.utils import _pytree
 
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.evaluation import Evaluation
 from shardwright.client.frontends.torch.tracing import Graph, TensorType, trace
 from shardwright.errors import UnsupportedProgramError
+from tests.torch_frontend.models import floats
 
 methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
@@ -28,32 +30,41 @@ LEAST_OF_A_VARIANT = 3
 
 OPERATORS = """
 _upsample_bilinear2d_aa abs acos acosh add addbmm addcdiv addcmul addmm addmv all amax amin any arange argmax argmin
-argsort asin asinh atan atan2 atanh baddbmm bmm bucketize cat ceil clamp clamp_max clamp_min clone complex
-constant_pad_nd contiguous copysign cos cdist cosh count_nonzero cummax cummin cumprod cumsum diag_embed diagonal diff
-digamma div dot einsum eq erf erfc erfinv exp exp2 expand expm1 eye fft.fft fft.irfft fft.rfft fill flip floor
-floor_divide fmax fmin fmod frac full full_like gather ge gt hypot index_add index_copy index_put index_select
-isfinite isinf isnan le lerp lgamma linalg.eigvalsh linspace log log10 log1p log2 log_softmax logaddexp logcumsumexp
-logical_and logical_not logical_or logsumexp lt masked_fill masked_scatter masked_select matmul max maximum mean
-median min minimum mm mul mv nan_to_num nansum native_batch_norm native_layer_norm ne neg new_full new_zeros
-nn.functional.adaptive_avg_pool2d nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.binary_cross_entropy
+argsort as_strided_scatter asin asinh atan atan2 atanh baddbmm bmm bucketize cat cdist ceil cholesky cholesky_inverse
+cholesky_solve clamp clamp_max clamp_min clone complex constant_pad_nd contiguous copysign cos cosh count_nonzero
+cummax cummin cumprod cumsum diag_embed diagonal diagonal_scatter diff digamma div dot einsum eq erf erfc erfinv exp
+exp2 expand expm1 eye fft.fft fft.ifft fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft fft.rfft fill flip floor floor_divide
+fmax fmin fmod frac frexp full full_like gather gcd ge grid_sampler_2d grid_sampler_3d gt histc hypot i0 igamma
+igammac index_add index_copy index_fill index_put index_reduce index_select isfinite isinf isnan kthvalue lcm le lerp
+lgamma linalg.cholesky linalg.cholesky_ex linalg.det linalg.eigvalsh linalg.householder_product linalg.inv
+linalg.inv_ex linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve linalg.pinv
+linalg.slogdet linalg.solve linalg.solve_ex linalg.tensorinv linalg.tensorsolve linspace log log10 log1p log2
+log_softmax logaddexp logcumsumexp logdet logical_and logical_not logical_or logsumexp lt lu lu_solve lu_unpack
+masked_fill masked_scatter masked_select matmul matrix_exp max maximum mean median min minimum mm mul mv nan_to_num
+nansum native_batch_norm native_layer_norm ne neg new_full new_zeros nn.functional.adaptive_avg_pool2d
+nn.functional.adaptive_max_pool1d nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d
+nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.bilinear nn.functional.binary_cross_entropy
 nn.functional.binary_cross_entropy_with_logits nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
 nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy nn.functional.elu
-nn.functional.embedding nn.functional.embedding_bag nn.functional.gelu nn.functional.glu nn.functional.group_norm
-nn.functional.hardsigmoid nn.functional.hardswish nn.functional.hardtanh nn.functional.huber_loss
-nn.functional.instance_norm nn.functional.interpolate nn.functional.kl_div nn.functional.layer_norm
-nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid nn.functional.max_pool2d nn.functional.mish
-nn.functional.mse_loss nn.functional.nll_loss nn.functional.normalize nn.functional.pad nn.functional.pixel_shuffle
-nn.functional.prelu nn.functional.relu nn.functional.relu6 nn.functional.rms_norm
-nn.functional.scaled_dot_product_attention nn.functional.selu nn.functional.silu nn.functional.smooth_l1_loss
-nn.functional.softmin nn.functional.softplus nn.functional.unfold nn.functional.upsample_bilinear
-nn.functional.upsample_nearest ones_like outer permute pow prod reciprocal remainder repeat repeat_interleave reshape
-roll round rsqrt rsub scatter scatter_add scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit
-sin sinh slice slice_scatter softmax sort split sqrt square squeeze stack std sub sum t take tan tanh tile topk
-transpose tril triu trunc unbind unfold unsqueeze var var_mean view where xlogy zeros_like
+nn.functional.embedding nn.functional.embedding_bag nn.functional.gelu nn.functional.glu nn.functional.grid_sample
+nn.functional.group_norm nn.functional.hardshrink nn.functional.hardsigmoid nn.functional.hardswish
+nn.functional.hardtanh nn.functional.huber_loss nn.functional.instance_norm nn.functional.interpolate
+nn.functional.kl_div nn.functional.layer_norm nn.functional.leaky_relu nn.functional.linear nn.functional.logsigmoid
+nn.functional.max_pool2d nn.functional.mish nn.functional.mse_loss nn.functional.multi_margin_loss
+nn.functional.multilabel_margin_loss nn.functional.nll_loss nn.functional.normalize nn.functional.pad
+nn.functional.pdist nn.functional.pixel_shuffle nn.functional.prelu nn.functional.relu nn.functional.relu6
+nn.functional.rms_norm nn.functional.scaled_dot_product_attention nn.functional.selu nn.functional.silu
+nn.functional.smooth_l1_loss nn.functional.softmin nn.functional.softplus nn.functional.softshrink
+nn.functional.unfold nn.functional.upsample_bilinear nn.functional.upsample_nearest ones_like outer permute pinverse
+polar polygamma pow prod put reciprocal remainder repeat repeat_interleave reshape roll round rsqrt rsub scatter
+scatter_add scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit sin sinh slice slice_scatter
+softmax sort special.i0e special.i1 special.i1e special.log_ndtr special.ndtri special.zeta split sqrt square squeeze
+stack std sub sum t take tan tanh tile topk transpose triangular_solve tril triu trunc unbind unfold unsqueeze var
+var_mean view view_as_complex where xlogy zeros_like
 """.split()  # noqa: SIM905
 
 #: Relative error, and absolute error of results up to 1, by element type.
-BOUNDS = {torch.float32: (2e-4, 1e-5), torch.bfloat16: (2**-5, 2**-5)}
+BOUNDS = {torch.float32: (2e-4, 1e-5), torch.bfloat16: (2**-5, 2**-5), torch.int64: (0.0, 0.0)}
 
 #: Samples whose shape, or whose choice, depends on values; or arguments that no training step has.
 WITHOUT = {
@@ -66,6 +77,9 @@ REFUSALS = ("size depends on values", "aten.repeat_interleave.Tensor")
 
 #: Operators of order: among equal elements, which bfloat16 has many of, each implementation has its own.
 BY_ORDER = ("argsort", "cummax", "cummin", "median", "sort", "topk")
+
+#: Operators of places between elements, which eager bfloat16 rounds.
+BY_PLACE = ("grid_sampler_2d", "grid_sampler_3d", "histc", "nn.functional.grid_sample")
 
 #: Operators whose gradient is a small sum of large numbers: eager bfloat16 is no oracle.
 BY_DIFFERENCE = ("addcmul", "nn.functional.normalize")
@@ -82,7 +96,7 @@ def test_every_operator_is_known() -> None:
 
 def weighted(value: Any) -> Any:
     """Σ w x, with weights from ½ to 3⁄2 by position."""
-    flat = (torch.view_as_real(value) if value.is_complex() else value).reshape(-1)
+    flat = (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).reshape(-1)
     return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=flat.dtype)).sum()
 
 
@@ -114,16 +128,67 @@ class Case:
     wanted: list[Any]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in WITHOUT])
+def types_of(name: str) -> list[Any]:
+    """The element types in which an operator is tested: floats, of which eager PyTorch is an oracle, else integers."""
+    wanted = [torch.float32] if name in BY_ORDER + BY_PLACE else [torch.float32, torch.bfloat16]
+    found = [dtype for dtype in wanted if any(dtype in info.dtypes for info in infos(name))]
+    return found or [torch.int64]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in OPERATORS if name not in WITHOUT for dtype in types_of(name)],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
 def test_operator(name: str, dtype: Any) -> None:
     variants = [info for info in infos(name) if dtype in info.dtypes]
-    if not variants or (dtype is torch.bfloat16 and name in BY_ORDER):
-        pytest.skip(f"no samples in {dtype}")  # PyTorch has none, or eager PyTorch is no oracle of them
     count = max(SAMPLES // len(variants), LEAST_OF_A_VARIANT)
     cases = [case for info in variants for case in trace_samples(info, dtype, count)]
     assert cases
     compare(cases, bounds=BOUNDS[dtype])
+
+
+@dataclass
+class Sample:
+    input: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize("part", ["real", "imag", "conj", "view_as_real"])
+def test_updates_through_a_view_of_complex_numbers(part: str) -> None:
+    def update(x: Any) -> Any:
+        view = torch.view_as_real(x)[..., 1] if part == "view_as_real" else getattr(x, part)
+        (view() if callable(view) else view).mul_(3)
+        return x.sin()
+
+    sample = Sample(torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)))
+    compare([trace_sample(update, sample, with_gradient=False, title=part)], bounds=BOUNDS[torch.float32])
+
+
+def exponential_by_eigenvalues(x: Any) -> Any:
+    values, vectors = torch.linalg.eigh(x @ x.mT)
+    return (vectors * values.exp()) @ vectors.mT
+
+
+def inverse_root_by_singular_values(x: Any) -> Any:
+    left, values, right = torch.linalg.svd(x)
+    return (left / values.sqrt()) @ right
+
+
+@pytest.mark.parametrize("function", [exponential_by_eigenvalues, inverse_root_by_singular_values])
+def test_factors_whose_signs_are_free(function: Any) -> None:
+    sample = Sample((floats(4, 4) / 4 + torch.eye(4)).requires_grad_())
+    compare([trace_sample(function, sample, with_gradient=True, title=function.__name__)], bounds=(1e-4, 1e-5))
+
+
+def test_loss_of_variances() -> None:
+    """PyTorch's own looks for variances below 0."""
+    mean, target, var = (floats(6, 4, seed=n).requires_grad_() for n in range(3))
+    loss = lambda mean, target, var: F.gaussian_nll_loss(mean, target, var.exp(), full=True)  # noqa: E731
+    case = trace_sample(loss, Sample(mean, (target, var)), with_gradient=True, title="gaussian_nll_loss")
+    assert len(case.wanted) == 4
+    compare([case], bounds=BOUNDS[torch.float32])
 
 
 def trace_samples(info: Any, dtype: Any, count: int) -> Iterator[Case]:

@@ -85,6 +85,17 @@ def inverse_of(name: str, args: tuple[Any, ...]) -> Any:
         return lambda base, new: jnp.swapaxes(new, first, second) if new.ndim > 1 else new
     if name == "permute":
         return lambda base, new: jnp.transpose(new, _invert([dim % new.ndim for dim in args[0]]))
+    if name in ("view_as_real", "view_as_complex"):
+        of_parts = name == "view_as_real"
+        return lambda base, new: (
+            jax.lax.complex(new[..., 0], new[..., 1]) if of_parts else jnp.stack([new.real, new.imag], axis=-1)
+        )
+    if name == "real":
+        return lambda base, new: jax.lax.complex(new, base.imag) if base.dtype.kind == "c" else new
+    if name == "imag":
+        return lambda base, new: jax.lax.complex(base.real, new)
+    if name == "_conj":
+        return lambda base, new: jnp.conj(new)
     if name == "slice":
         return lambda base, new: base.at[_slice_index(base.ndim, *args)].set(new)
     if name == "select":

@@ -34,6 +34,7 @@ from shardwright.client.frontends.torch.evaluation import (
     lowering_of,
     source_node,
 )
+from shardwright.client.frontends.torch.functional import gaussian_nll_loss
 from shardwright.client.frontends.torch.labels import Label, Labels
 from shardwright.errors import UnsupportedProgramError
 
@@ -159,7 +160,7 @@ def _tracing(labels: Labels) -> Iterator[None]:
 
     Attention is products and a softmax; recurrent layers are their cells. Autocast of any device is that of the CPU,
     where the fake tensors are. The state of the random generator, which activation checkpointing puts back, is the
-    number of draws so far.
+    number of draws so far. A loss does not look for variances below 0, which raise an error elsewhere.
     """
 
     def get_state(*_: Any) -> Any:
@@ -176,6 +177,7 @@ def _tracing(labels: Labels) -> Iterator[None]:
         for module in (torch, torch.random):
             settings.enter_context(mock.patch.object(module, "get_rng_state", get_state))
             settings.enter_context(mock.patch.object(module, "set_rng_state", set_state))
+        settings.enter_context(mock.patch.object(torch.nn.functional, "gaussian_nll_loss", gaussian_nll_loss))
         settings.enter_context(_autocast_on_cpu())
         yield
 

@@ -3,6 +3,7 @@
 from shardwright.client.frontends.torch.lowerings import (
     convolutions,
     creation,
+    grids,
     indexing,
     linear_algebra,
     losses,
@@ -17,6 +18,6 @@ from shardwright.client.frontends.torch.lowerings import (
 from shardwright.client.frontends.torch.lowerings.registry import TABLE, Call, find
 
 __all__ = [
-    "TABLE", "Call", "convolutions", "creation", "find", "indexing", "linear_algebra", "losses",
+    "TABLE", "Call", "convolutions", "creation", "find", "grids", "indexing", "linear_algebra", "losses",
     "normalization", "pointwise", "pooling", "random", "reductions", "scans", "shapes",
 ]  # fmt: skip

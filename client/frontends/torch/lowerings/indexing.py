@@ -195,6 +195,26 @@ def _along(x: Any, dim: int, index: Any, source: Any, method: str) -> Any:
     return getattr(x.at[where], method)(source)
 
 
+@lowers("index_reduce")
+def _index_reduce(
+    call: Call, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    del call
+    shape, x = x.shape, x.reshape(x.shape or (1,))
+    source = source.reshape(source.shape or (1,)).astype(x.dtype)
+    along = [1] * x.ndim
+    along[dim] = -1
+    places = _places(jnp.broadcast_to(index.reshape(along), source.shape), dim)
+    return _combine(x, places, source, reduce, include_self).reshape(shape)
+
+
+@lowers("put")
+def _put(call: Call, x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    target = x.reshape(-1).at[index.reshape(-1)]
+    source = source.reshape(-1).astype(x.dtype)
+    return (target.add(source) if accumulate else target.set(source)).reshape(call.shape)
+
+
 @lowers("masked_scatter")
 def _masked_scatter(call: Call, x: Any, mask: Any, source: Any) -> Any:
     mask = jnp.broadcast_to(mask, call.shape)

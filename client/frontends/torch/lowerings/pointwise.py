@@ -51,6 +51,15 @@ for _name, _function in {
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,
     "lgamma": lax.lgamma,
+    "bessel_i0": jax.scipy.special.i0,
+    "bessel_i0e": lax.bessel_i0e,
+    "bessel_i1": jax.scipy.special.i1,
+    "bessel_i1e": lax.bessel_i1e,
+    "igamma": jax.scipy.special.gammainc,
+    "igammac": jax.scipy.special.gammaincc,
+    "ndtri": jax.scipy.special.ndtri,
+    "special_log_ndtr": jax.scipy.special.log_ndtr,
+    "zeta": jax.scipy.special.zeta,
     "log": jnp.log,
     "log10": jnp.log10,
     "log1p": jnp.log1p,
@@ -91,7 +100,9 @@ for _name, _function in {
     "fmax": jnp.fmax,
     "fmin": jnp.fmin,
     "fmod": jnp.fmod,
+    "gcd": jnp.gcd,
     "hypot": jnp.hypot,
+    "lcm": jnp.lcm,
     "remainder": jnp.remainder,
     "floor_divide": jnp.floor_divide,
     "copysign": jnp.copysign,
@@ -195,12 +206,33 @@ def _clamp_max(x: Any, max: Any) -> Any:
 
 @pointwise("polygamma", kind=TO_FLOAT, widens=True)
 def _polygamma(order: int, x: Any) -> Any:
-    """The derivative of that order of digamma; below ½ the first by reflection, ψ′(x) = π² / sin²(πx) − ψ′(1 − x)."""
-    if order != 1:
-        return jax.scipy.special.polygamma(order, x)
+    return _derivative_of_digamma(order, x)
+
+
+def _derivative_of_digamma(order: int, x: Any) -> Any:
+    """Of that order; below ½ by reflection, (−1)ⁿ ψ⁽ⁿ⁾(1 − x) − π dⁿ/dxⁿ cot(πx)."""
+    if order == 0:
+        return lax.digamma(x)
     is_low = x < 0.5
-    value = jax.scipy.special.polygamma(1, jnp.where(is_low, 1 - x, x))
-    return jnp.where(is_low, jnp.square(math.pi / jnp.sin(math.pi * x)) - value, value)
+    value = jax.scipy.special.polygamma(order, jnp.where(is_low, 1 - x, x))
+    cotangent = 1 / jnp.tan(math.pi * (x - jnp.round(x)))
+    return jnp.where(is_low, (-1) ** order * value - math.pi * _derive_cotangent(order, cotangent), value)
+
+
+@pointwise("polygamma_", kind=TO_FLOAT, widens=True)
+def _polygamma_in_place(x: Any, order: int) -> Any:
+    return _derivative_of_digamma(order, x)
+
+
+def _derive_cotangent(order: int, cotangent: Any) -> Any:
+    """The derivative of that order of cot(πx), a polynomial in cot(πx): c′ = −π (1 + c²)."""
+    polynomial = np.polynomial.Polynomial([0.0, 1.0])
+    for _ in range(order):
+        polynomial = polynomial.deriv() * np.polynomial.Polynomial([-math.pi, 0.0, -math.pi])
+    total = jnp.zeros_like(cotangent)
+    for coefficient in reversed(polynomial.coef):
+        total = total * cotangent + coefficient
+    return total
 
 
 @pointwise("addcmul", widens=True)
@@ -284,6 +316,11 @@ def _threshold_backward(grad: Any, x: Any, threshold: Any) -> Any:
     return jnp.where(x <= threshold, jnp.zeros((), grad.dtype), grad)
 
 
+@pointwise("hardshrink_backward", "softshrink_backward")
+def _shrink_backward(grad: Any, x: Any, bound: Any) -> Any:
+    return jnp.where((x >= -bound) & (x <= bound), jnp.zeros((), grad.dtype), grad)
+
+
 @pointwise("sigmoid_backward")
 def _sigmoid_backward(grad: Any, y: Any) -> Any:
     return grad * (1 - y) * y
@@ -314,7 +351,12 @@ def _complex(real: Any, imaginary: Any) -> Any:
     return lax.complex(*jnp.broadcast_arrays(real, imaginary))
 
 
-@lowers("conj", "_conj", "conj_physical")
+@pointwise("polar", kind=TO_FLOAT)
+def _polar(size: Any, angle: Any) -> Any:
+    return lax.complex(*jnp.broadcast_arrays(size * jnp.cos(angle), size * jnp.sin(angle)))
+
+
+@lowers("conj", "_conj", "conj_physical", "_conj_physical")
 def _conj(call: Call, x: Any) -> Any:
     del call
     return jnp.conj(x)
@@ -324,3 +366,9 @@ def _conj(call: Call, x: Any) -> Any:
 def _angle(call: Call, x: Any) -> Any:
     del call
     return jnp.angle(x)
+
+
+@lowers("frexp")
+def _frexp(call: Call, x: Any) -> Any:
+    del call
+    return jnp.frexp(x)

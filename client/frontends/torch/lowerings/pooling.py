@@ -75,13 +75,18 @@ def _register_max_pool(name: str, rank: int) -> None:
         windows = _Windows(x.shape, rank, kernel, stride, padding, dilation, ceil_mode)
         if all(d == 1 for d in windows.dilation):
             return jax.vjp(lambda x: windows.reduce(x, _lowest(x.dtype), lax.max), x)[1](grad)[0]
-        outer = x.shape[: x.ndim - rank]
-        flat, at = grad.reshape(*outer, -1), indices.reshape(*outer, -1)
-        zeros = jnp.zeros((*outer, math.prod(x.shape[x.ndim - rank :])), grad.dtype)
-        places = tuple(
-            at if n == len(outer) else lax.broadcasted_iota(at.dtype, at.shape, n) for n in range(len(outer) + 1)
-        )
-        return zeros.at[places].add(flat).reshape(call.shape)
+        return _put_back(call, grad, indices, rank)
+
+
+def _put_back(call: Call, grad: Any, indices: Any, rank: int) -> Any:
+    """The gradient of each window at the position of its largest element in the flat space."""
+    outer, space = call.shape[: len(call.shape) - rank], call.shape[len(call.shape) - rank :]
+    flat, at = grad.reshape(*outer, -1), indices.reshape(*outer, -1)
+    zeros = jnp.zeros((*outer, math.prod(space)), grad.dtype)
+    places = tuple(
+        at if n == len(outer) else lax.broadcasted_iota(at.dtype, at.shape, n) for n in range(len(outer) + 1)
+    )
+    return zeros.at[places].add(flat).reshape(call.shape)
 
 
 def _max_pool(x: Any, rank: int, windows: _Windows) -> tuple[Any, Any]:
@@ -185,6 +190,45 @@ def _rank(call: Call) -> int:
     return 3 if "3d" in str(call.node.target) else 2
 
 
+def _register_adaptive_max(name: str, rank: int) -> None:
+    @lowers(name)
+    def forward(call: Call, x: Any, output_size: Any) -> Any:
+        """(largest of each window ⌊i n / m⌋ … ⌈(i + 1) n / m⌉, its position in the flat space)."""
+        del output_size
+        outer = x.ndim - rank
+        space, sizes = x.shape[outer:], tuple(call.result[0].shape[-rank:])
+        positions: Any = np.arange(math.prod(space)).reshape(space)
+        is_inside: Any = np.ones(space, np.bool_)
+        for axis in range(rank):  # [size, window] in place of each dimension
+            windows, is_window = _adaptive_windows(space[axis], sizes[axis])
+            x, positions = jnp.take(x, windows, axis=outer + 2 * axis), np.take(positions, windows, axis=2 * axis)
+            shape = [1] * positions.ndim
+            shape[2 * axis : 2 * axis + 2] = windows.shape
+            is_inside = np.take(is_inside, windows, axis=2 * axis) & is_window.reshape(shape)
+        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+        x = jnp.transpose(x, [*range(outer), *(outer + axis for axis in order)]).reshape(*x.shape[:outer], *sizes, -1)
+        positions, is_inside = (np.transpose(v, order).reshape(*sizes, -1) for v in (positions, is_inside))
+        chosen = jnp.argmax(jnp.where(is_inside, x, _lowest(x.dtype)), axis=-1)[..., None]
+        positions = jnp.broadcast_to(positions, x.shape)
+        return tuple(jnp.take_along_axis(v, chosen, axis=-1)[..., 0] for v in (x, positions))
+
+    @lowers(f"{name}_backward")
+    def backward(call: Call, grad: Any, x: Any, indices: Any) -> Any:
+        del x
+        return _put_back(call, grad, indices, rank)
+
+
+def _adaptive_windows(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of each window [size, longest], and whether they are of the window."""
+    starts = np.arange(size) * count // size
+    ends = -(-(np.arange(size) + 1) * count // size)
+    steps = np.arange((ends - starts).max())
+    return np.minimum(starts[:, None] + steps, count - 1), steps < (ends - starts)[:, None]
+
+
+_register_adaptive_max("adaptive_max_pool2d", 2)
+_register_adaptive_max("adaptive_max_pool3d", 3)
+
 _register_adaptive("_adaptive_avg_pool2d")
 _register_adaptive("_adaptive_avg_pool3d")
 
@@ -252,7 +296,7 @@ def _cubic_along(x: Any, axis: int, size: int, ratio: float, align_corners: bool
     shape[axis] = size
     terms = []
     for step in (-1, 0, 1, 2):
-        weight = jnp.asarray(_cubic_filter(source - first - step, -0.75), x.dtype).reshape(shape)
+        weight = jnp.asarray(weigh_cubic(source - first - step, -0.75), x.dtype).reshape(shape)
         terms.append(jnp.take(x, np.clip(first + step, 0, x.shape[axis] - 1), axis=axis) * weight)
     return sum(terms[1:], terms[0])
 
@@ -264,12 +308,13 @@ def _ratio(count: int, size: int, align_corners: bool, scale: Sequence[Any]) -> 
     return 1 / scale[0] if scale and scale[0] else count / size
 
 
-def _cubic_filter(distance: Any, a: float) -> Any:
+def weigh_cubic(distance: Any, a: float) -> Any:
     """Keys' weights of elements at a distance."""
-    d = np.abs(distance)
+    choose = jnp.where if isinstance(distance, jax.Array) else np.where
+    d = abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * a * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    return choose(d <= 1, near, choose(d < 2, far, 0.0))
 
 
 def _linear_filter(distance: Any) -> Any:
@@ -296,7 +341,7 @@ def _smooth(
 
 
 _smooth_linear = functools.partial(_smooth, reach=1, weigh=_linear_filter)
-_smooth_cubic = functools.partial(_smooth, reach=2, weigh=functools.partial(_cubic_filter, a=-0.5))
+_smooth_cubic = functools.partial(_smooth, reach=2, weigh=functools.partial(weigh_cubic, a=-0.5))
 
 
 for _dims in ("1d", "2d", "3d"):

@@ -120,3 +120,23 @@ def _median(call: Call, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if keepdim and x.ndim:
         return jnp.moveaxis(value, -1, dim), jnp.moveaxis(index, -1, dim)
     return value.reshape(shape), index.reshape(shape)
+
+
+@lowers("kthvalue")
+def _kthvalue(call: Call, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    shape = tuple(call.result[0].shape)
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int64)
+    indices = lax.slice_in_dim(jnp.argsort(x, axis=dim, stable=True), k - 1, k, axis=dim % x.ndim)
+    return jnp.take_along_axis(x, indices, axis=dim).reshape(shape), indices.reshape(shape)
+
+
+@lowers("histc")
+def _histc(call: Call, x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
+    """Counts in equal bins; between the smallest and the largest element where both ends are equal."""
+    x = x.reshape(-1)
+    low, high = (jnp.min(x), jnp.max(x)) if min == max else (jnp.asarray(min, x.dtype), jnp.asarray(max, x.dtype))
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+    number = jnp.minimum(((x - low) / (high - low) * bins).astype(jnp.int64), bins - 1)
+    is_inside = (x >= low) & (x <= high)
+    return jnp.zeros(bins, call.dtype).at[jnp.where(is_inside, number, 0)].add(is_inside.astype(call.dtype))

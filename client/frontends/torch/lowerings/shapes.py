@@ -191,6 +191,13 @@ def _diagonal(call: Call, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
     return jnp.diagonal(x, offset, dim1, dim2)
 
 
+@lowers("diagonal_scatter")
+def _diagonal_scatter(call: Call, x: Any, y: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    del call
+    positions = np.diagonal(np.arange(x.size).reshape(x.shape), offset, dim1, dim2)
+    return x.reshape(-1).at[positions.reshape(-1)].set(y.reshape(-1).astype(x.dtype)).reshape(x.shape)
+
+
 @lowers("diagonal_backward")
 def _diagonal_backward(call: Call, grad: Any, sizes: Any, offset: int, dim1: int, dim2: int) -> Any:
     """Zeros with the gradient on the diagonal: the transpose of reading it."""
@@ -240,13 +247,28 @@ def _as_strided(call: Call, x: Any, size: Sequence[int], stride: Sequence[int], 
     offset = of.storage_offset() if storage_offset is None else storage_offset
     if tuple(of.shape) == tuple(size) and tuple(of.stride()) == tuple(stride) and offset == of.storage_offset():
         return x
+    _require_whole(of)
+    positions = _compute_strided_positions(tuple(size), tuple(stride), int(offset))
+    return jnp.take(x.reshape(-1), positions.reshape(-1)).reshape(call.shape)
+
+
+@lowers("as_strided_scatter")
+def _as_strided_scatter(
+    call: Call, x: Any, y: Any, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
+) -> Any:
+    of = call.types[0]
+    _require_whole(of)
+    positions = _compute_strided_positions(tuple(size), tuple(stride), int(storage_offset or 0))
+    return x.reshape(-1).at[positions.reshape(-1)].set(y.reshape(-1).astype(x.dtype)).reshape(x.shape)
+
+
+def _require_whole(of: Any) -> None:
+    """Raises UnsupportedProgramError unless a tensor is all of its memory."""
     if not of.is_contiguous() or of.storage_offset():
         raise UnsupportedProgramError(
             f"as_strided of a view of shape {list(of.shape)} and strides {list(of.stride())}",
             remedy="use view, permute and slices, or x.contiguous() before",
         )
-    positions = _compute_strided_positions(tuple(size), tuple(stride), int(offset))
-    return jnp.take(x.reshape(-1), positions.reshape(-1)).reshape(call.shape)
 
 
 def _compute_strided_positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
@@ -291,7 +313,7 @@ def _pixel_shuffle(call: Call, x: Any, factor: int) -> Any:
     return jnp.transpose(parts, order).reshape(call.shape)
 
 
-@lowers("copy")
+@lowers("copy", "copy_to")
 def _copy(call: Call, x: Any, source: Any, non_blocking: bool = False) -> Any:
     del x, non_blocking
     source = source.real if source.dtype.kind == "c" and call.dtype.kind != "c" else source
