@@ -78,8 +78,8 @@ REFUSALS = ("size depends on values", "aten.repeat_interleave.Tensor")
 #: Operators of order: among equal elements, which bfloat16 has many of, each implementation has its own.
 BY_ORDER = ("argsort", "cummax", "cummin", "median", "sort", "topk")
 
-#: Operators of places between elements, which eager bfloat16 rounds.
-BY_PLACE = ("grid_sampler_2d", "grid_sampler_3d", "histc", "nn.functional.grid_sample")
+#: Operators whose places between elements, or steps of a series, eager bfloat16 rounds.
+BY_ROUNDING = ("grid_sampler_2d", "grid_sampler_3d", "histc", "matrix_exp", "nn.functional.grid_sample")
 
 #: Operators whose gradient is a small sum of large numbers: eager bfloat16 is no oracle.
 BY_DIFFERENCE = ("addcmul", "nn.functional.normalize")
@@ -97,7 +97,7 @@ def test_every_operator_is_known() -> None:
 def weighted(value: Any) -> Any:
     """Σ w x, with weights from ½ to 3⁄2 by position."""
     flat = (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).reshape(-1)
-    return (flat * torch.linspace(0.5, 1.5, flat.numel(), dtype=flat.dtype)).sum()
+    return (flat * torch.linspace(0.5, 1.5, flat.numel()).to(flat.dtype)).sum()
 
 
 def forward_and_backward(call: Any, inputs: list[Any], differentiable: list[bool]) -> list[Any]:
@@ -130,7 +130,7 @@ class Case:
 
 def types_of(name: str) -> list[Any]:
     """The element types in which an operator is tested: floats, of which eager PyTorch is an oracle, else integers."""
-    wanted = [torch.float32] if name in BY_ORDER + BY_PLACE else [torch.float32, torch.bfloat16]
+    wanted = [torch.float32] if name in BY_ORDER + BY_ROUNDING else [torch.float32, torch.bfloat16]
     found = [dtype for dtype in wanted if any(dtype in info.dtypes for info in infos(name))]
     return found or [torch.int64]
 
@@ -164,6 +164,18 @@ def test_updates_through_a_view_of_complex_numbers(part: str) -> None:
 
     sample = Sample(torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)))
     compare([trace_sample(update, sample, with_gradient=False, title=part)], bounds=BOUNDS[torch.float32])
+
+
+def test_numbers_keep_their_digits_beside_bfloat16() -> None:
+    """PyTorch computes with them in float32."""
+
+    def update(x: Any, y: Any) -> Any:
+        return x * 0.99, x / 0.997, x.clone().mul_(0.99), x * y.float().sum()
+
+    x, y = (floats(1000, seed=n).to(torch.bfloat16) for n in range(2))
+    case = trace_sample(update, Sample(x, (y,)), with_gradient=False, title="numbers")
+    assert (case.wanted[0] != x * torch.tensor(0.99, dtype=torch.bfloat16)).any()
+    compare([case], bounds=(0.0, 0.0))
 
 
 def exponential_by_eigenvalues(x: Any) -> Any:

@@ -11,10 +11,12 @@ import numpy as np
 from jax import lax
 
 from shardwright.client.frontends.torch.lowerings.registry import (
+    DEFAULT,
     TO_BOOL,
     TO_FLOAT,
     Call,
     compute_type,
+    has_digits,
     is_array,
     lowers,
     pointwise,
@@ -114,9 +116,10 @@ for _name, _function in {
     "bitwise_right_shift": jnp.right_shift,
     "logaddexp": jnp.logaddexp,
     "logaddexp2": jnp.logaddexp2,
-    "mul": jnp.multiply,
 }.items():
     pointwise(_name)(_function)
+
+pointwise("mul", keeps_digits=True)(jnp.multiply)
 
 
 @pointwise("relu")
@@ -129,19 +132,19 @@ def _round(x: Any, decimals: int = 0) -> Any:
     return x if x.dtype.kind in "iub" else jnp.round(x, decimals)
 
 
-@pointwise("add")
+@pointwise("add", keeps_digits=True)
 def _add(x: Any, y: Any, alpha: Any = 1) -> Any:
     if x.dtype == jnp.bool_:
         return jnp.logical_or(x, jnp.logical_and(y, bool(alpha)))
     return x + _scale(y, alpha)
 
 
-@pointwise("sub")
+@pointwise("sub", keeps_digits=True)
 def _sub(x: Any, y: Any, alpha: Any = 1) -> Any:
     return x - _scale(y, alpha)
 
 
-@pointwise("rsub")
+@pointwise("rsub", keeps_digits=True)
 def _rsub(x: Any, y: Any, alpha: Any = 1) -> Any:
     return y - _scale(x, alpha)
 
@@ -152,9 +155,8 @@ def _scale(x: Any, factor: Any) -> Any:
 
 @lowers("div", "true_divide")
 def _div(call: Call, x: Any, y: Any, rounding_mode: str | None = None) -> Any:
-    from shardwright.client.frontends.torch.lowerings.registry import DEFAULT
-
-    dtype = compute_type(call.types[:2], TO_FLOAT if rounding_mode is None else DEFAULT)
+    is_wide = rounding_mode is None and any(map(has_digits, call.types[:2]))
+    dtype = compute_type(call.types[:2], TO_FLOAT if rounding_mode is None else DEFAULT, widens=is_wide)
     x, y = (v.astype(dtype) if is_array(v) else v for v in (x, y))
     if rounding_mode is None:
         return jnp.true_divide(x, y)

@@ -75,22 +75,35 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
-def pointwise(*names: str, kind: Any = DEFAULT, widens: bool = False) -> Callable[[Lowering], Lowering]:
+def pointwise(
+    *names: str, kind: Any = DEFAULT, widens: bool = False, keeps_digits: bool = False
+) -> Callable[[Lowering], Lowering]:
     """Registers `function(*arguments)`: its arrays and numbers come in the type that PyTorch computes in.
 
-    widens: 16-bit floats are computed in float32, for formulas of several steps.
+    widens: 16-bit floats are computed in float32, for formulas of several steps. keeps_digits: only beside a number
+    that a 16-bit float does not hold, 0.99 or a learning rate.
     """
 
     def register(function: Lowering) -> Lowering:
         @functools.wraps(function)
         def lower(call: Call, *args: Any, **kwargs: Any) -> Any:
-            dtype = compute_type(call.types, kind, widens=widens)
+            is_wide = widens or (keeps_digits and any(map(has_digits, [*call.types, *kwargs.values()])))
+            dtype = compute_type(call.types, kind, widens=is_wide)
             return function(*(_cast(arg, dtype) for arg in args), **{k: _cast(v, dtype) for k, v in kwargs.items()})
 
         lowers(*names)(lower)
         return function
 
     return register
+
+
+def has_digits(value: Any) -> bool:
+    """Whether a 16-bit float may not hold a number: one that the servers know, or a tensor without dimensions."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0 and value.dtype in (torch.float32, torch.float64)
+    if isinstance(value, float):
+        return float(np.asarray(value, jnp.bfloat16)) != value
+    return isinstance(value, torch.SymFloat) or is_array(value)
 
 
 def compute_type(types: Sequence[Any], kind: Any = DEFAULT, *, widens: bool = False) -> np.dtype:
