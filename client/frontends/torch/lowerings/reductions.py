@@ -160,12 +160,13 @@ def _softmax(call: Call, x: Any, dim: int, half_to_float: Any = False) -> Any:
     """exp(x) / Σ exp(x); a row of −∞ alone is 0 in the safe form."""
     del half_to_float
     x = widen(_in_result_type(x, call))
-    largest = lax.stop_gradient(jnp.max(x, axis=dim, keepdims=True))
+    axes = axes_of(dim, x.ndim)
+    largest = lax.stop_gradient(jnp.max(x, axis=axes, keepdims=True))
     is_safe = "_safe_softmax" in str(call.node.target)
     if is_safe:
         largest = jnp.where(jnp.isneginf(largest), jnp.zeros((), x.dtype), largest)
     exponential = jnp.exp(x - largest)
-    total = jnp.sum(exponential, axis=dim, keepdims=True)
+    total = jnp.sum(exponential, axis=axes, keepdims=True)
     return exponential / (jnp.where(total == 0, jnp.ones((), x.dtype), total) if is_safe else total)
 
 
@@ -173,22 +174,23 @@ def _softmax(call: Call, x: Any, dim: int, half_to_float: Any = False) -> Any:
 def _log_softmax(call: Call, x: Any, dim: int, half_to_float: bool = False) -> Any:
     del half_to_float
     x = widen(_in_result_type(x, call))
-    shifted = x - jnp.max(x, axis=dim, keepdims=True)
-    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=dim, keepdims=True))
+    axes = axes_of(dim, x.ndim)
+    shifted = x - jnp.max(x, axis=axes, keepdims=True)
+    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axes, keepdims=True))
 
 
 @lowers("_softmax_backward_data")
 def _softmax_backward(call: Call, grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
     del call, input_dtype
     product = widen(grad) * widen(y)
-    return product - widen(y) * jnp.sum(product, axis=dim, keepdims=True)
+    return product - widen(y) * jnp.sum(product, axis=axes_of(dim, y.ndim), keepdims=True)
 
 
 @lowers("_log_softmax_backward_data")
 def _log_softmax_backward(call: Call, grad: Any, y: Any, dim: int, input_dtype: Any) -> Any:
     del call, input_dtype
     grad = widen(grad)
-    return grad - jnp.exp(widen(y)) * jnp.sum(grad, axis=dim, keepdims=True)
+    return grad - jnp.exp(widen(y)) * jnp.sum(grad, axis=axes_of(dim, y.ndim), keepdims=True)
 
 
 @lowers("count_nonzero")
