@@ -206,8 +206,8 @@ def trace_samples(info: Any, dtype: Any, count: int) -> Iterator[Case]:
     torch.manual_seed(0)
     has_oracle = dtype is not torch.bfloat16 or info.name not in BY_DIFFERENCE
     with_gradient = info.supports_autograd and dtype in info.backward_dtypes and has_oracle
-    samples = itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=with_gradient), 60)
-    for number, sample in enumerate(spread([each for each in samples if _is_dense(each)], count)):
+    samples = filter(_is_dense, info.sample_inputs("cpu", dtype, requires_grad=with_gradient))
+    for number, sample in enumerate(spread(list(itertools.islice(samples, 60)), count)):
         forms = [(info.op, with_gradient)]
         if info.inplace_variant is not None and not sample.broadcasts_input:
             forms.append((info.inplace_variant, with_gradient and info.supports_inplace_autograd))
