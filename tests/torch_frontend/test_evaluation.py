@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+from torch.nn import functional as F
 
 from shardwright.client.frontends.torch.dtypes import to_numpy, to_tensor
 from shardwright.client.frontends.torch.evaluation import Evaluation
@@ -43,7 +44,18 @@ def masked(x: Any) -> list[Any]:
     return [y]
 
 
-@pytest.mark.parametrize("function", [shapes_in_place, outputs_given, vector_times_matrix, masked])
+def products_of_groups(x: Any) -> list[Any]:
+    """Of rows, with the gradients of both; of columns; and of as many matrices."""
+    rows, ends = x.repeat(4, 4), torch.tensor([3, 3, 16], dtype=torch.int32)
+    matrices = torch.linspace(-1, 1, 3 * 12 * 8).reshape(3, 12, 8)
+    leaves = [rows.detach().requires_grad_(), matrices.requires_grad_()]
+    product = F.grouped_mm(*leaves, offs=ends)
+    gradients = torch.autograd.grad((product * torch.arange(8)).sum(), leaves)
+    columns = F.grouped_mm(matrices.detach().transpose(1, 2), rows.T, offs=ends)
+    return [product.detach(), *gradients, columns, F.grouped_mm(matrices.detach(), matrices.detach().transpose(1, 2))]
+
+
+@pytest.mark.parametrize("function", [shapes_in_place, outputs_given, vector_times_matrix, masked, products_of_groups])
 def test_results_are_those_of_eager_torch(function: Callable[[Any], list[Any]]) -> None:
     x = floats(4, 3)
     graph = trace(

@@ -48,7 +48,16 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("make", [gpt2, llama, bert, t5])
+def mixtral() -> Any:
+    """Experts by `torch.nn.functional.grouped_mm`."""
+    config = transformers.MixtralConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, router_jitter_noise=0.0,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert, t5, mixtral])
 def test_language_model(session: sw.Session, make: Any) -> None:
     torch.manual_seed(0)
     batches = [(ids(8, 16, seed=n), ids(8, 16, seed=n + 9)) for n in range(5)]

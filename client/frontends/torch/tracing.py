@@ -34,7 +34,7 @@ from shardwright.client.frontends.torch.evaluation import (
     lowering_of,
     source_node,
 )
-from shardwright.client.frontends.torch.functional import gaussian_nll_loss
+from shardwright.client.frontends.torch.functional import gaussian_nll_loss, grouped_mm_result
 from shardwright.client.frontends.torch.labels import Label, Labels
 from shardwright.errors import UnsupportedProgramError
 
@@ -178,6 +178,9 @@ def _tracing(labels: Labels) -> Iterator[None]:
             settings.enter_context(mock.patch.object(module, "get_rng_state", get_state))
             settings.enter_context(mock.patch.object(module, "set_rng_state", set_state))
         settings.enter_context(mock.patch.object(torch.nn.functional, "gaussian_nll_loss", gaussian_nll_loss))
+        settings.enter_context(
+            mock.patch.object(torch._meta_registrations, "_meta_grouped_mm_common", grouped_mm_result)
+        )
         settings.enter_context(_autocast_on_cpu())
         yield
 

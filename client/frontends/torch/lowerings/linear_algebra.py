@@ -40,6 +40,23 @@ def _linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Any:
     return y if bias is None else y + bias
 
 
+@lowers("_grouped_mm")
+def _grouped_mm(call: Call, x: Any, y: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """A product for each group: of rows of x, of columns of y, or of the dimension that both sum over; ends: theirs."""
+    del call, bias, out_dtype
+    if x.ndim == y.ndim == 3:
+        return jnp.matmul(x, y)
+    sizes = jnp.diff(ends, prepend=0).astype(jnp.int32)
+    if y.ndim == 3:
+        return lax.ragged_dot(x, y, sizes)
+    if x.ndim == 3:
+        return lax.ragged_dot(y.T, x.swapaxes(1, 2), sizes).T
+    contracted = lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+        (((1,), (0,)), ((), ())), lhs_ragged_dimensions=[1], rhs_group_dimensions=[]
+    )
+    return lax.ragged_dot_general(x, y, sizes, contracted)
+
+
 @lowers("addmm", "baddbmm", "addmv")
 def _addmm(call: Call, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """beta · bias + alpha · x y; a bias times 0 does not count, whatever it holds."""
