@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -28,4 +29,4 @@ def test_a_cnn_tells_digits_apart_and_is_saved(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_gpt_learns_text() -> None:
     losses = figures(output_of("keras/gpt.py", "--epochs 2 --steps 15 --devices 2 --layers 1"), "val_loss")
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < losses[0] < 0.7 * math.log(256)  # which no knowledge of the text gives
