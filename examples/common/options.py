@@ -62,6 +62,17 @@ def example_parser(
     return parser
 
 
+def number_parser(description: str | None, *, devices: int = 8, **numbers: int) -> argparse.ArgumentParser:
+    """Build a parser: an option for each of `numbers`, with its default, and one for the embedded server's devices."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
+    parser.add_argument(
+        "--devices", type=int, metavar="N", default=devices, help=f"of the embedded server (default: {devices})"
+    )
+    return parser
+
+
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line; exits on contradicting options."""
     arguments = parser.parse_args()

@@ -9,7 +9,6 @@ the numbered lines know about Shardwright.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from keras import layers
 import shardwright as sw
 import shardwright.keras as swk
 from examples.common.digits import digits
+from examples.common.options import number_parser
 
 
 def make_model() -> keras.Model:
@@ -42,10 +42,7 @@ def make_model() -> keras.Model:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, metavar="N", default=5, help="default: 5")
-    parser.add_argument("--batch", type=int, metavar="N", default=64, help="default: 64")
-    parser.add_argument("--devices", type=int, metavar="N", default=8, help="of the embedded server (default: 8)")
+    parser = number_parser(__doc__, epochs=5, batch=64)
     parser.add_argument("--save", metavar="FILE", help="the trained model, ending with .keras")
     arguments = parser.parse_args()
 

@@ -10,7 +10,6 @@ Only the numbered lines know about Shardwright.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from keras import layers
 
 import shardwright as sw
 import shardwright.keras as swk
+from examples.common.options import number_parser
 from examples.common.text import batches, split, standard_library_text
 
 _BYTES = 256
@@ -65,12 +65,8 @@ def crops(values: np.ndarray, batch: int, context: int, seed: int) -> Iterator[t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("epochs", 3), ("steps", 50), ("batch", 16), ("context", 64), ("width", 64), ("heads", 4)):
-        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
-    parser.add_argument("--layers", type=int, metavar="N", default=2, help="default: 2")
+    parser = number_parser(__doc__, epochs=3, steps=50, batch=16, context=64, width=64, heads=4, layers=2)
     parser.add_argument("--dropout", type=float, metavar="P", default=0.1, help="default: 0.1")
-    parser.add_argument("--devices", type=int, metavar="N", default=8, help="of the embedded server (default: 8)")
     given = parser.parse_args()
 
     keras.utils.set_random_seed(0)

@@ -10,7 +10,6 @@ server; else an embedded server with CPU devices is started. Only the numbered l
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import shardwright as sw
 import shardwright.torch as swt
+from examples.common.options import number_parser
 from examples.common.progress import TrainingProgress
 from examples.common.text import batches, split, standard_library_text
 
@@ -52,11 +52,8 @@ def loss_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = number_parser(__doc__, steps=100, batch=16, context=64)
     parser.add_argument("--model", choices=SIZES, default="llama", help="default: llama")
-    for name, default in (("steps", 100), ("batch", 16), ("context", 64)):
-        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
-    parser.add_argument("--devices", type=int, metavar="N", default=8, help="of the embedded server (default: 8)")
     parser.add_argument("--export", metavar="FILE", help="weights, ending with .safetensors")
     given = parser.parse_args()
 

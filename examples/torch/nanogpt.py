@@ -10,7 +10,6 @@ numbered lines know about Shardwright.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 import shardwright.torch as swt
+from examples.common.options import number_parser
 from examples.common.progress import TrainingProgress
 from examples.common.text import batches, split, standard_library_text
 
@@ -82,13 +82,10 @@ def make_optimizer(model: nn.Module, rate: float) -> torch.optim.Optimizer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("steps", 200), ("batch", 16), ("context", 64), ("width", 64), ("heads", 4), ("layers", 2)):
-        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
+    parser = number_parser(__doc__, steps=200, batch=16, context=64, width=64, heads=4, layers=2)
     parser.add_argument("--dropout", type=float, metavar="P", default=0.1, help="default: 0.1")
     parser.add_argument("--learning-rate", type=float, metavar="R", default=2e-3, help="default: 0.002")
     parser.add_argument("--bfloat16", action="store_true", help="autocast the forward pass")
-    parser.add_argument("--devices", type=int, metavar="N", default=8, help="of the embedded server (default: 8)")
     parser.add_argument("--save", metavar="FILE", help="model and optimizer, for torch.load")
     given = parser.parse_args()
 

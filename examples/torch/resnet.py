@@ -9,7 +9,6 @@ on that server; else an embedded server with CPU devices is started. Only the nu
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shardwright as sw
 import shardwright.torch as swt
 from examples.common.digits import digits
+from examples.common.options import number_parser
 from examples.common.progress import TrainingProgress
 
 _SIDE = 16  # of the images, enlarged
@@ -74,10 +74,7 @@ def dataset(images: np.ndarray, labels: np.ndarray) -> TensorDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("epochs", 4), ("batch", 100), ("width", 16)):
-        parser.add_argument(f"--{name}", type=int, metavar="N", default=default, help=f"default: {default}")
-    parser.add_argument("--devices", type=int, metavar="N", default=4, help="of the embedded server (default: 4)")
+    parser = number_parser(__doc__, epochs=4, batch=100, width=16, devices=4)
     given = parser.parse_args()
 
     torch.manual_seed(0)

@@ -129,8 +129,8 @@ class Case:
 def types_of(name: str) -> list[Any]:
     """The element types in which an operator is tested: floats, of which eager PyTorch is an oracle, else integers."""
     wanted = [torch.float32] if name in BY_ORDER + BY_ROUNDING else [torch.float32, torch.bfloat16]
-    found = [dtype for dtype in wanted if any(dtype in info.dtypes for info in infos(name))]
-    return found or [torch.int64]
+    dtypes = [dtype for dtype in wanted if any(dtype in info.dtypes for info in infos(name))]
+    return dtypes or [torch.int64]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def gaussian_nll_loss(
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 
-def grouped_mm_result(
+def infer_grouped_mm(
     mat_a: Any, mat_b: Any, scale_a: Any, scale_b: Any, offs: Any = None, bias: Any = None, scale_result: Any = None,
     out_dtype: Any = None, use_fast_accum: bool = False,
 ) -> Any:  # fmt: skip

@@ -34,7 +34,7 @@ from shardwright.client.frontends.torch.evaluation import (
     lowering_of,
     source_node,
 )
-from shardwright.client.frontends.torch.functional import gaussian_nll_loss, grouped_mm_result
+from shardwright.client.frontends.torch.functional import gaussian_nll_loss, infer_grouped_mm
 from shardwright.client.frontends.torch.labels import Label, Labels
 from shardwright.errors import UnsupportedProgramError
 
@@ -179,7 +179,7 @@ def _tracing(labels: Labels) -> Iterator[None]:
             settings.enter_context(mock.patch.object(module, "set_rng_state", set_state))
         settings.enter_context(mock.patch.object(torch.nn.functional, "gaussian_nll_loss", gaussian_nll_loss))
         settings.enter_context(
-            mock.patch.object(torch._meta_registrations, "_meta_grouped_mm_common", grouped_mm_result)
+            mock.patch.object(torch._meta_registrations, "_meta_grouped_mm_common", infer_grouped_mm)
         )
         settings.enter_context(_autocast_on_cpu())
         yield

@@ -41,7 +41,7 @@ def _linear(call: Call, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 @lowers("_grouped_mm")
-def _grouped_mm(call: Call, x: Any, y: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def _multiply_groups(call: Call, x: Any, y: Any, ends: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """A product for each group: of rows of x, of columns of y, or of the dimension that both sum over; ends: theirs."""
     del call, bias, out_dtype
     if x.ndim == y.ndim == 3:

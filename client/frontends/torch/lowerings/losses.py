@@ -86,9 +86,14 @@ def _multi_margin_loss_backward(
     return transpose(grad.reshape(loss.shape).astype(loss.dtype))[0]
 
 
+def _find_listed(target: Any) -> Any:
+    """Which of the targets are before the first −1."""
+    return jnp.cumsum(target < 0, axis=1) == 0
+
+
 def _multilabel_margin(x: Any, target: Any, is_target: Any, reduction: int) -> Any:
     """Σ max(0, 1 − x[j] + x[i]) / classes, over the targets j before the first −1 and all i that are none."""
-    is_listed = jnp.cumsum(target < 0, axis=1) == 0
+    is_listed = _find_listed(target)
     chosen = jnp.take_along_axis(x, jnp.where(is_listed, target, 0), axis=1)
     losses = jnp.maximum(1 - chosen[:, :, None] + x[:, None, :], 0)
     is_counted = is_listed[:, :, None] & (is_target == 0)[:, None, :]
@@ -100,7 +105,7 @@ def _multilabel_margin_loss(call: Call, x: Any, target: Any, reduction: int) -> 
     """(loss, 1 at every target)."""
     shape = target.shape
     x, target = jnp.atleast_2d(widen(x)), jnp.atleast_2d(target)
-    is_listed = jnp.cumsum(target < 0, axis=1) == 0
+    is_listed = _find_listed(target)
     rows = lax.broadcasted_iota(target.dtype, target.shape, 0)
     is_target = jnp.zeros(x.shape, x.dtype).at[rows, jnp.where(is_listed, target, 0)].max(is_listed.astype(x.dtype))
     loss = _multilabel_margin(x, target, is_target, reduction)
