@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.cost import hardware_profile
+from shardwright.cost.profiles import memory_cap_note
 from shardwright.errors import MemoryBudgetError, PlanError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError
@@ -57,6 +58,8 @@ def plan_step(
         limits=limits,
     )
     plan = request.plan()
+    note = memory_cap_note(options, cluster, hardware_profile(cluster.hardware))
+    plan = replace(plan, notes=(*plan.notes, note)) if note else plan
     return replace(plan, planning_s=request.clock.elapsed_s) if isinstance(plan, PipelinePlan) else plan
 
 

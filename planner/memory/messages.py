@@ -76,7 +76,10 @@ def too_large_error(search: MeshSearch, least: CandidatePlan) -> TooLargeError:
     """The error of an infeasible program: bytes needed, largest values, remedies."""
     needed = search.bytes_needed(least)
     said = _describe_needs(search, least, needed)
-    remedy = f"allow {format_bytes(_ROUNDING_MARGIN * needed)} (1 % to spare), make the batch smaller"
+    allowed = _ROUNDING_MARGIN * needed
+    remedy = f"allow {format_bytes(allowed)} (1 % to spare), make the batch smaller"
+    if search.profile.compiler.caps_memory and allowed > search.profile.memory_bytes:
+        remedy = "make the batch smaller"  # no option gives programs more
     opaque = _find_blocking_calls(search, least, needed)
     if opaque is not None:
         said, remedy = f"{said}; {opaque}", f"{REMEDY}; or {remedy}"

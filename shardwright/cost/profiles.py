@@ -77,6 +77,7 @@ class Compiler:
     expands_select_and_scatter: whether select-and-scatter expands to index arrays of all elements, a windowed reduction
         of them, and a scatter.
     hiding_option: XLA's option to overlap collectives with compute; empty if unneeded or unavailable.
+    caps_memory: whether programs get at most the profile's `memory_bytes`, whatever a cluster file or an option says.
     chip_memory_bytes: on-chip memory in which the compiler holds values until an early read; 0 without one.
     product_workspace_bytes: workspace of a product's or convolution's running kernel, besides operands and result.
     temporaries_margin: extra memory required, in parts of the predicted temporaries: keeps plans from being called
@@ -114,6 +115,7 @@ class Compiler:
     scatters_compare: bool
     expands_select_and_scatter: bool
     hiding_option: str
+    caps_memory: bool
     chip_memory_bytes: int
     product_workspace_bytes: int
     temporaries_margin: float
@@ -137,7 +139,7 @@ class HardwareProfile:
     peak_flops_per_s: by HLO element type; `default` covers types not named.
     matmul_efficiency: part of the peak attained by a large matrix product.
     vector_flops_per_s: operations a second outside matrix units (elementwise, reductions).
-    memory_bandwidth_bytes_per_s / memory_bytes: of one device's own memory.
+    memory_bandwidth_bytes_per_s / memory_bytes: of one device's own memory; bytes as far as programs may take them.
     launch_s: minimum time of one kernel.
     task_s: a worker's time to start one task of a pipeline.
     fused_traffic: part of an elementwise instruction's operand and result bytes really moved, given XLA's fusion of
@@ -198,21 +200,43 @@ class HardwareProfile:
 
 
 def memory_limit_bytes(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> int:
-    """Memory limit of a plan in bytes per device: the options' budget, else the cluster file's or the profile's memory.
+    """Memory limit of a plan in bytes per device: the options' budget, else the cluster file's or the profile's memory,
+    never more than a compiler gives programs (`Compiler.caps_memory`).
 
     A fractional budget is a fraction of the device's memory. Raises OptionError on a budget above the cluster file's
     memory.
     """
-    has = cluster.memory_bytes_per_device or profile.memory_bytes
+    has = _capped_bytes(cluster.memory_bytes_per_device or profile.memory_bytes, profile)
     if options.memory_fraction is not None:
         return int(has * options.memory_fraction)
-    if cluster.memory_bytes_per_device and (options.memory_budget or 0) > has:
+    if cluster.memory_bytes_per_device and (options.memory_budget or 0) > cluster.memory_bytes_per_device:
         raise OptionError(
-            f"a budget of {options.memory_budget} bytes, but the cluster file gives a device {has}",
+            f"a budget of {options.memory_budget} bytes, but the cluster file gives a device "
+            f"{cluster.memory_bytes_per_device}",
             where="memory_budget",
             remedy="lower the budget, or correct memory_gib in the cluster file",
         )
-    return options.memory_budget or has
+    return _capped_bytes(options.memory_budget or has, profile)
+
+
+def memory_cap_note(options: PlanOptions, cluster: Cluster, profile: HardwareProfile) -> str | None:
+    """A sentence where a budget or a cluster file's memory is more than the compiler gives programs; else None."""
+    asked = options.memory_budget or cluster.memory_bytes_per_device or 0
+    if asked == _capped_bytes(asked, profile):
+        return None
+    source = "memory_budget" if options.memory_budget else "memory_gib of the cluster file"
+    return (
+        f"{source} says {_gib(asked)}; the compiler of {profile.name} gives programs {_gib(profile.memory_bytes)}, "
+        "which is what the plan stays within"
+    )
+
+
+def _capped_bytes(memory_bytes: int, profile: HardwareProfile) -> int:
+    return min(memory_bytes, profile.memory_bytes) if profile.compiler.caps_memory else memory_bytes
+
+
+def _gib(memory_bytes: int) -> str:
+    return f"{memory_bytes / 2**30:.2f} GiB"
 
 
 @cache

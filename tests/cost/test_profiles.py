@@ -9,7 +9,7 @@ import pytest
 
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.cost import hardware_profile, list_profiles
-from shardwright.cost.profiles import SMALL_BYTES, memory_limit_bytes
+from shardwright.cost.profiles import SMALL_BYTES, memory_cap_note, memory_limit_bytes
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import PlanOptions
 
@@ -22,7 +22,9 @@ def cluster(memory_bytes: int | None) -> Cluster:
     )
 
 
-WANTED = {"cpu", "p100", "v100", "a100", "h100", "h200", "b200", "tpu-v4", "tpu-v5e", "tpu-v5p"}
+#: What the TPU compiler gives programs (libtpu 0.0.42.1), GiB of a device.
+TPU_GIB = {"tpu-v4": 30.75, "tpu-v5e": 15.75, "tpu-v5p": 95.74, "tpu-v6e": 31.25, "tpu-7x": 94.75}
+WANTED = {"cpu", "p100", "v100", "a100", "h100", "h200", "b200", *TPU_GIB}
 
 
 def test_known_profiles() -> None:
@@ -59,6 +61,35 @@ def test_the_memory_of_a_device_by_budget_cluster_file_and_profile() -> None:
     with pytest.raises(OptionError, match="the cluster file gives a device") as caught:
         memory_limit_bytes(PlanOptions(memory_budget=21 << 30), told, a100)
     assert caught.value.where == "memory_budget"
+
+
+@pytest.mark.parametrize(("name", "usable_gib"), TPU_GIB.items())
+def test_no_plan_takes_more_of_a_tpu_than_its_compiler_gives(name: str, usable_gib: float) -> None:
+    """Whatever a cluster file or a budget says: chips are sold with more than programs get."""
+    profile = hardware_profile(name)
+    nominal = cluster(128 << 30)
+    for options, given in (
+        (PlanOptions(), cluster(None)),
+        (PlanOptions(), nominal),
+        (PlanOptions(memory_budget=120 << 30), nominal),
+        (PlanOptions(memory_budget=120 << 30), cluster(None)),
+    ):
+        limit_gib = memory_limit_bytes(options, given, profile) / 2**30
+        assert usable_gib - 0.02 < limit_gib <= usable_gib
+    assert memory_limit_bytes(PlanOptions(memory_fraction=0.5), nominal, profile) == profile.memory_bytes // 2
+    assert memory_limit_bytes(PlanOptions(), cluster(4 << 30), profile) == 4 << 30
+    assert memory_cap_note(PlanOptions(), nominal, profile) == (
+        f"memory_gib of the cluster file says 128.00 GiB; the compiler of {name} gives programs "
+        f"{profile.memory_bytes / 2**30:.2f} GiB, which is what the plan stays within"
+    )
+    assert "memory_budget" in (memory_cap_note(PlanOptions(memory_budget=120 << 30), nominal, profile) or "")
+    assert memory_cap_note(PlanOptions(), cluster(None), profile) is None
+
+
+def test_cards_of_a_gpu_may_have_more_than_the_profile() -> None:
+    more = cluster(94 << 30)
+    assert memory_limit_bytes(PlanOptions(), more, hardware_profile("h100")) == 94 << 30
+    assert memory_cap_note(PlanOptions(), more, hardware_profile("h100")) is None
 
 
 def test_reduced_precision_is_faster_where_the_datasheet_says_so() -> None:
