@@ -1,13 +1,15 @@
 """Pins results that XLA:CPU can compute in row-major order only.
 
 XLA:CPU's layout assignment gives a Fourier transform any layout its readers want (an all-gather wants the gathered
-dimension first); its run time then refuses the program: `fft_thunk.cc: IsMonotonicWithDim0Major`. A `LayoutConstraint`
-on the result, the custom call of `jax.experimental.layout.with_layout_constraint`, fixes it. XLA's partitioner takes
-the call shard by shard; on a layout already row-major it costs nothing.
+dimension first); its run time then refuses the program: `fft_thunk.cc: IsMonotonicWithDim0Major`. Reshaped to one
+dimension and back, the result lies in row-major order: both reshapes become bitcasts. A barrier between them keeps
+XLA from leaving them out. All compilers take that; a `LayoutConstraint` call (what
+`jax.experimental.layout.with_layout_constraint` lowers to) of complex numbers is refused by XLA:TPU.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from shardwright.xla import private
@@ -17,7 +19,7 @@ _ROW_MAJOR_ONLY = frozenset({"stablehlo.fft"})
 
 
 def pin_row_major(module: Any) -> None:
-    """Put a `LayoutConstraint` behind every operation of a StableHLO module that needs a row-major result."""
+    """Reshape to one dimension and back what every operation of a StableHLO module gives that needs row-major order."""
     for operation in list(operations_within(module.operation)):
         if operation.name in _ROW_MAJOR_ONLY:
             _pin(operation.results[0])
@@ -25,18 +27,14 @@ def pin_row_major(module: Any) -> None:
 
 def _pin(value: Any) -> None:
     ir = private.ir()
-    order = ", ".join(str(dim) for dim in reversed(range(value.type.rank)))
-    layouts = ir.ArrayAttr.get([ir.Attribute.parse(f"dense<[{order}]> : tensor<{value.type.rank}xindex>")])
-    pinned = ir.Operation.create(
-        "stablehlo.custom_call",
-        results=[value.type],
-        operands=[value],
-        attributes={
-            "call_target_name": ir.StringAttr.get("LayoutConstraint"),
-            "operand_layouts": layouts,
-            "result_layouts": layouts,
-        },
-        loc=value.owner.location,
-        ip=ir.InsertionPoint.after(value.owner),
-    )
-    value.replace_all_uses_except(pinned.results[0], [pinned])
+    flat = ir.RankedTensorType.get([prod(value.type.shape)], value.type.element_type)
+    point = ir.InsertionPoint.after(value.owner)
+    source, added = value, []
+    for name, result in (
+        ("stablehlo.reshape", flat),
+        ("stablehlo.optimization_barrier", flat),
+        ("stablehlo.reshape", value.type),
+    ):
+        added.append(ir.Operation.create(name, results=[result], operands=[source], loc=value.owner.location, ip=point))
+        source = added[-1].results[0]
+    value.replace_all_uses_except(source, [added[0]])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import shardwright as sw
 from shardwright.client.annotate import annotate
 from shardwright.client.lowering import lower
 from shardwright.clusters.cluster import Cluster
@@ -16,6 +19,19 @@ from shardwright.user_plans import compile_and_prove
 from tests.planner.running import xla_outputs
 
 X = (np.random.default_rng(0).normal(size=(8, 16, 4, 4)) * (1 + 1j)).astype(np.complex64)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [jnp.fft.fft, jnp.fft.ifft2, lambda x: jnp.fft.rfft(x.real), lambda x: jnp.fft.irfftn(x, axes=(1, 2, 3))],
+    ids=["fft", "ifft2", "rfft", "irfftn"],
+)
+@pytest.mark.parametrize("force", ["data", None], ids=["split", "free"])
+def test_a_transform_is_pinned_without_a_call(transform: Any, force: str | None) -> None:
+    """XLA:TPU refuses a `LayoutConstraint` of complex numbers (libtpu 0.0.42.1: UNIMPLEMENTED)."""
+    text = sw.plan(lower(transform, X).hlo_text, 8, force=force).emit()
+    assert "custom_call" not in text
+    assert text.count("stablehlo.fft") == text.count("stablehlo.optimization_barrier") == 1
 
 
 @pytest.mark.slow
