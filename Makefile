@@ -122,6 +122,15 @@ gpu-packages: $(VENV)/.stamp-dev ## XLA's compiler for GPUs, of the jax in .venv
 		$(BIN)/python -m pip install --quiet --no-deps --target $(GPU_PACKAGES) \
 		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12; }
 
+# The TPU compiler; no TPU is needed.
+TPU_PACKAGES ?= build/tpu-packages
+
+.PHONY: tpu-packages
+tpu-packages: $(VENV)/.stamp-dev ## The TPU compiler (libtpu), of the jax in .venv, in build/ (600 MB).
+	@test -d $(TPU_PACKAGES)/libtpu || $(BIN)/python -c 'from shardwright.xla.compilers import TPU_PACKAGES; \
+		print(*TPU_PACKAGES.requirements(), sep="\n")' | \
+		xargs $(BIN)/python -m pip install --quiet --no-deps --target $(TPU_PACKAGES)
+
 .PHONY: bench-planner
 bench-planner: gpu-packages ## Hold plans against hand-written shardings, every model and budget, as compiled (hours); JSON in build/.
 	@mkdir -p build && $(BIN)/python -m benchmarks.planner.frozen --gpu-packages $(GPU_PACKAGES) && $(BIN)/python -m benchmarks.planner.run --gpu-packages $(GPU_PACKAGES) --timing --json build/bench-planner.json

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from shardwright.errors import CompilationError, PlanError
 from shardwright.plans import pipeline_json, plan_json
 from shardwright.plans.pipeline_plan import PipelinePlan as PlannedPipeline
 from shardwright.plans.plan import Plan as PlannedProgram
@@ -26,23 +27,101 @@ def compile_and_prove(
     tolerance: float = 0.02,
     inspect: Literal["compiled", "partition-pass"] = "partition-pass",
     deadline_s: float | None = None,
+    on: str | None = None,
+    packages: str | None = None,
 ) -> Proof:
     """Whether XLA's program has the collectives of `plan.collectives`: matched one by one, with source lines.
 
     tolerance: fraction of the bytes that may differ. inspect: read the output of XLA's partitioner (seconds), or
     the program compiled to the end. XLA runs in a child process, on CPU devices of this machine.
+    on: compile to the end for these devices instead, which need not be here: `a100`, `h100` or `tpu-v5e`; the proof
+    then has the compiler's memory, too. packages: the folder with that compiler; default: `SHARDWRIGHT_GPU_PACKAGES`
+    or `SHARDWRIGHT_TPU_PACKAGES`, a checkout's `build/`, what is installed.
 
-    Raises PlanError if the HLO text is absent, CompilationError if XLA refuses the program, DeadlineError after
-    `deadline_s` seconds.
+    Raises PlanError if the HLO text is absent or the plan is for another platform than `on`, OptionError if `on` is
+    unknown or has no machine of the plan's size, PlatformError with the command that installs its packages where they
+    are missing, CompilationError if XLA refuses the program, DeadlineError after `deadline_s` seconds.
     """
     from shardwright.report.proof import prove
     from shardwright.xla import CompileService
 
+    if on is not None:
+        return _prove_on(on, plan, plan.mesh.device_count, tolerance, deadline_s, packages)
     with CompileService(plan.mesh.device_count) as service:
         program = service.compile(
             plan.require_hlo(), plan, want_executable=False, inspect=inspect, deadline_s=deadline_s
         )
     return prove(plan, program.collectives, tolerance=tolerance)
+
+
+def prove_programs(
+    plan: PlannedPipeline,
+    *,
+    tolerance: float = 0.02,
+    inspect: Literal["compiled", "partition-pass"] = "partition-pass",
+    deadline_s: float | None = None,
+    on: str | None = None,
+    packages: str | None = None,
+) -> dict[str, Proof]:
+    """`compile_and_prove` of every program of a pipeline, by name; `deadline_s` is each one's.
+
+    on: the devices of the pipeline, of which each program takes its stage's number.
+    """
+    if on is None:
+        return {
+            program.name: compile_and_prove(program.plan, tolerance=tolerance, inspect=inspect, deadline_s=deadline_s)
+            for program in plan.programs
+        }
+    return {
+        program.name: _prove_on(on, program.plan, plan.device_count, tolerance, deadline_s, packages)
+        for program in plan.programs
+    }
+
+
+def _prove_on(
+    on: str, plan: PlannedProgram, device_count: int, tolerance: float, deadline_s: float | None, packages: str | None
+) -> Proof:
+    """The proof by the compiler of devices that are not here. device_count: of the machine, the plan's or more."""
+    from shardwright.report.memory import compare_memory
+    from shardwright.report.proof import prove
+    from shardwright.xla import CompileService
+    from shardwright.xla.compilers import find_compiler
+
+    compiler = find_compiler(on, device_count, packages)
+    platform = compiler.compiler.platform
+    _require_platform(plan, platform, on)
+    with CompileService(device_count, children=1, compiler=compiler) as service:
+        try:
+            program = service.compile(plan.require_hlo(), plan, want_executable=False, deadline_s=deadline_s)
+        except CompilationError as error:
+            remedy = (
+                error.remedy or f"lower the program for {platform}, if it is not: `sw.lower(…, platform={platform!r})`"
+            )
+            raise type(error)(error.message, where=error.where or on, remedy=remedy) from None
+    assert program.memory is not None
+    memory = compare_memory(
+        plan,
+        arguments_bytes=program.memory.argument_bytes,
+        outputs_bytes=program.memory.output_bytes,
+        aliased_bytes=program.memory.alias_bytes,
+        temporaries_bytes=program.memory.temporary_bytes,
+    )
+    return prove(plan, program.collectives, tolerance=tolerance, on=on, memory=memory)
+
+
+def _require_platform(plan: PlannedProgram, platform: str, on: str) -> None:
+    """Raises PlanError for a plan by a profile of another platform: its program's text is another."""
+    from shardwright.cost import platform_of_profile
+
+    planned = platform_of_profile(plan.hardware)
+    if planned in (None, platform):
+        return
+    raise PlanError(
+        f"the plan is for {planned} (hardware {plan.hardware}), the compiler of {on} takes programs for {platform}: "
+        "their text and their prices differ",
+        where=plan.module_name,
+        remedy=f"lower the step for {platform} and plan it for a cluster whose hardware is {on}",
+    )
 
 
 class Plan(PlannedProgram):
@@ -130,6 +209,8 @@ class PipelinePlan(PlannedPipeline):
         from shardwright.xla import emit_stablehlo
 
         return {program.name: emit_stablehlo(program.plan.require_hlo(), program.plan) for program in self.programs}
+
+    prove = prove_programs
 
 
 @overload

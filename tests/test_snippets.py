@@ -22,7 +22,7 @@ NOT_RUN = {
     "docs/benchmarks/scaling.md": ["minutes of planning"],
     "docs/changing-plans.md": ["hundreds of steps", "takes minutes"],
     "docs/datasets.md": ["a source of your own"],
-    "docs/debugging-a-plan.md": ["refused on purpose"],
+    "docs/debugging-a-plan.md": ["refused on purpose", "needs the compilers for GPUs and TPUs"],
     "docs/keras.md": ["downloads Keras", *4 * ["needs Keras"]],
     "docs/operating.md": ["needs root", "needs a cluster"],
     "docs/options.md": ["needs a server that ends"],

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.output import EXIT_OK, EXIT_UNHEALTHY, add_command, print_json, read_plan
 from shardwright.errors import OptionError
 from shardwright.options.user_options import check_deadline
 
 if TYPE_CHECKING:
-    from shardwright.plans.plan import Plan
     from shardwright.report.proof import Proof
 
 #: Columns that the tables need to stay readable.
@@ -29,16 +28,24 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "Emit a plan, have XLA partition it (on CPU devices of this machine, in a child process), and compare the "
             "collectives of the program with the plan's lines: kinds, axes, executions, bytes. A collective without a "
             "line of the plan or over other axes, or differences over the tolerance, are a failure. Of a pipeline, "
-            "every program is compared."
+            "every program is compared. With --on, the compiler of those devices does it, to the end and without a "
+            "device; its memory is shown beside the plan's."
         ),
         examples=(
             "shardwright verify plan.json --hlo step.hlo",
+            "shardwright verify plan.json --hlo step.hlo --on a100",
             "shardwright verify plan.json --hlo step.hlo --all",
             "shardwright verify plan.json --hlo step.hlo --json | jq '.lines[] | select(.status != \"agrees\")'",
         ),
     )
     parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
     parser.add_argument("--hlo", metavar="FILE", help="the program the plan was made for; not of a pipeline")
+    parser.add_argument(
+        "--on",
+        metavar="DEVICES",
+        help="compile for these devices, which need not be here: a100, h100 or tpu-v5e",
+    )
+    parser.add_argument("--packages", metavar="FOLDER", help="with the compiler for --on")
     parser.add_argument(
         "--tolerance",
         metavar="PART",
@@ -57,13 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.tolerance < math.inf:
         raise OptionError(f"{arguments.tolerance} is no part", where="--tolerance", remedy="write one, such as 0.02")
     check_deadline(arguments.deadline, where="--deadline")
+    if arguments.packages and not arguments.on:
+        raise OptionError("is for --on", where="--packages", remedy="say which devices: --on a100")
 
     from shardwright.plans.pipeline_plan import PipelinePlan
     from shardwright.report.collectives import proof_as_dict
+    from shardwright.user_plans import compile_and_prove, prove_programs
 
     plan, hlo_text = read_plan(arguments.file, arguments.hlo)
     if isinstance(plan, PipelinePlan):
-        proofs = {program.name: _prove(program.plan, arguments) for program in plan.programs}
+        proofs = prove_programs(plan, **_options(arguments))
         holds = all(proof.holds for proof in proofs.values())
         if arguments.json:
             print_json({"holds": holds, "programs": {name: proof_as_dict(proof) for name, proof in proofs.items()}})
@@ -72,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif hlo_text is None:
         raise OptionError("is needed: a plan does not hold its program", where="--hlo", remedy="pass the HLO text")
     else:
-        proof = _prove(plan, arguments)
+        proof = compile_and_prove(plan, **_options(arguments))
         holds = proof.holds
         if arguments.json:
             print_json(proof_as_dict(proof))
@@ -81,15 +91,14 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_OK if holds else EXIT_UNHEALTHY
 
 
-def _prove(plan: Plan, arguments: argparse.Namespace) -> Proof:
-    from shardwright.user_plans import compile_and_prove
-
-    return compile_and_prove(
-        plan,
-        tolerance=arguments.tolerance,
-        inspect="compiled" if arguments.compiled else "partition-pass",
-        deadline_s=arguments.deadline,
-    )
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "tolerance": arguments.tolerance,
+        "inspect": "compiled" if arguments.compiled else "partition-pass",
+        "deadline_s": arguments.deadline,
+        "on": arguments.on,
+        "packages": arguments.packages,
+    }
 
 
 def _explain_proof(proof: Proof, arguments: argparse.Namespace) -> str:

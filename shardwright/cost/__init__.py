@@ -6,7 +6,7 @@ from shardwright.cost.moves.reshard import reshard, reshard_time_s
 from shardwright.cost.moves.reshard_cache import Move
 from shardwright.cost.peak.liveness import Liveness, liveness
 from shardwright.cost.peak.memory import bytes_with_margin, predict_memory, predict_memory_and_peak
-from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, list_profiles
+from shardwright.cost.profiles import HardwareProfile, Link, hardware_profile, list_profiles, platform_of_profile
 
 __all__ = [
     "HardwareProfile",
@@ -25,6 +25,7 @@ __all__ = [
     "list_profiles",
     "liveness",
     "memory_traffic_bytes",
+    "platform_of_profile",
     "predict_memory",
     "predict_memory_and_peak",
     "reshard",

@@ -267,6 +267,16 @@ def hardware_profile(name: str) -> HardwareProfile:
     return _profile(name, tomllib.loads(text))
 
 
+def platform_of_profile(name: str) -> str | None:
+    """The platform of a profile's devices in JAX's spelling (`cpu`, `cuda`, `tpu`); None for a user's own profile."""
+    kind = name.partition("+")[0]
+    if kind not in list_profiles():
+        return None
+    if kind == "cpu":
+        return kind
+    return "tpu" if kind.startswith("tpu-") else "cuda"
+
+
 def _profile_of_file(path: Path) -> HardwareProfile:
     """A user's own profile. Raises OptionError on an unreadable file or a missing number."""
     try:

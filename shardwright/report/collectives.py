@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shardwright.plans.plan import Plan
 from shardwright.report.groups import join_names
+from shardwright.report.memory import memory_table
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.tables import plain_grid, plain_table, plain_text
 from shardwright.report.units import format_bytes
@@ -38,19 +39,27 @@ def explain_proof(proof: Proof, *, everything: bool = False, width: int = 110) -
 
 def render_proof(proof: Proof, *, everything: bool = False) -> Group:
     """The same in a form printed by rich."""
-    return Group(*_verdict(proof), *_totals(proof), *_differences(proof), *(_every_line(proof) if everything else ()))
+    return Group(
+        *_verdict(proof),
+        *_totals(proof),
+        *_differences(proof),
+        *(_every_line(proof) if everything else ()),
+        *_memory(proof),
+    )
 
 
 def proof_as_dict(proof: Proof) -> dict[str, Any]:
     """A proof in plain data, for `--json`; bytes of one device a step."""
     return {
         "module": proof.module_name,
+        "on": proof.on,
         "mesh": proof.mesh.sizes,
         "holds": proof.holds,
         "tolerance": proof.tolerance,
         "predicted_wire_bytes": proof.predicted_wire_bytes,
         "observed_wire_bytes": proof.observed_wire_bytes,
         "lines": [{**dataclasses.asdict(line), "axes": list(line.axes)} for line in proof.lines],
+        "memory": dataclasses.asdict(proof.memory) if proof.memory else None,
     }
 
 
@@ -65,7 +74,8 @@ def _verdict(proof: Proof) -> list[RenderableType]:
         ("bytes that differ", f"{proof.difference:.2%}, tolerance {proof.tolerance:.1%}"),
     ):
         table.add_row(Text(label), Text(value))
-    title = Text(f"XLA's program of {proof.module_name} {said}", style="bold" if proof.holds else "bold red")
+    on = f" on {proof.on}" if proof.on else ""
+    title = Text(f"XLA's program of {proof.module_name}{on} {said}", style="bold" if proof.holds else "bold red")
     return [title, Padding(table, (0, 0, 1, 2))]
 
 
@@ -130,6 +140,12 @@ def _every_line(proof: Proof) -> list[RenderableType]:
         status = "" if line.status == "agrees" else line.status
         _add(table, [line.instruction, line.where, line.kind, _over(line)], [line], status)
     return [Text("Every line", style="bold"), Padding(table, (0, 0, 1, 2))]
+
+
+def _memory(proof: Proof) -> list[RenderableType]:
+    if proof.memory is None:
+        return []
+    return [Text("Memory", style="bold"), Padding(memory_table(proof.memory), (0, 0, 1, 2))]
 
 
 def _group_lines(lines: Iterable[ProofLine]) -> list[list[ProofLine]]:

@@ -119,13 +119,39 @@ class ProofLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenMemory:
+    """Bytes of one device, the plan's and the compiler's. Outputs that are updates in place are left out."""
+
+    predicted_arguments_bytes: int
+    predicted_outputs_bytes: int
+    predicted_temporaries_bytes: int
+    compiled_arguments_bytes: int
+    compiled_outputs_bytes: int
+    compiled_temporaries_bytes: int
+
+    @property
+    def predicted_bytes(self) -> int:
+        return self.predicted_arguments_bytes + self.predicted_outputs_bytes + self.predicted_temporaries_bytes
+
+    @property
+    def compiled_bytes(self) -> int:
+        return self.compiled_arguments_bytes + self.compiled_outputs_bytes + self.compiled_temporaries_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Whether XLA's program has the collectives of a plan, and the missing ones. `lines` come in the plan's order."""
+    """Whether XLA's program has the collectives of a plan, and the missing ones. `lines` come in the plan's order.
+
+    on: name of the devices whose compiler made the program; empty: XLA:CPU of this machine. memory: where the program
+    was compiled to the end for such devices; it has no part in `holds`.
+    """
 
     module_name: str
     mesh: Mesh
     tolerance: float
     lines: tuple[ProofLine, ...]
+    on: str = ""
+    memory: ProvenMemory | None = None
 
     @property
     def predicted_wire_bytes(self) -> int:
@@ -162,10 +188,17 @@ class Proof:
         return explain_proof(self, everything=everything, width=width)
 
 
-def prove(plan: Plan, observed: Iterable[Observed], *, tolerance: float = TOLERANCE) -> Proof:
+def prove(
+    plan: Plan,
+    observed: Iterable[Observed],
+    *,
+    tolerance: float = TOLERANCE,
+    on: str = "",
+    memory: ProvenMemory | None = None,
+) -> Proof:
     """Match the plan's collectives with those of its partitioned program.
 
-    If the plan came without its HLO text, lines have no source.
+    on, memory: see `Proof`. If the plan came without its HLO text, lines have no source.
     """
     planned, seen = items_of_plan(plan), items_of_program(plan, observed)
     where = _source_lines(plan, {item.instruction for item in (*planned, *seen)})
@@ -173,7 +206,9 @@ def prove(plan: Plan, observed: Iterable[Observed], *, tolerance: float = TOLERA
         _line(planned_side, program_side, where.get((planned_side or program_side)[0].instruction, ""), tolerance)
         for planned_side, program_side in _match_items(planned, seen)
     ]
-    return Proof(module_name=plan.module_name, mesh=plan.mesh, tolerance=tolerance, lines=tuple(lines))
+    return Proof(
+        module_name=plan.module_name, mesh=plan.mesh, tolerance=tolerance, lines=tuple(lines), on=on, memory=memory
+    )
 
 
 # ---- the two sides ---------------------------------------------------------------

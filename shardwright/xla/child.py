@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import logging
 import os
 import selectors
@@ -17,6 +19,7 @@ from typing import Any, BinaryIO, cast
 from shardwright.errors import CompilationAbortedError, DeadlineError, PlatformError
 from shardwright.log_lines import ChildOutput, ChildOutputReader, current
 from shardwright.processes import describe_exit
+from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header, read_message, write_message
 
 _START_TIMEOUT_S = 120.0
@@ -34,19 +37,30 @@ class ChildKilledError(CompilationAbortedError):
 class CompileChild:
     """A process answering one request after the other.
 
-    device_count: number of devices on `cpu`. gpu_ids: those it may open, None: all.
+    device_count: number of devices on `cpu`. gpu_ids: those it may open, None: all. compiler: of devices that are not
+    here; None: for this machine's.
     """
 
-    def __init__(self, device_count: int, platform: str, gpu_ids: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        device_count: int,
+        platform: str,
+        gpu_ids: tuple[int, ...] | None = None,
+        compiler: CompilerInFolder | None = None,
+    ) -> None:
         self.device_count = device_count
         # XLA's dumps go here, so that a child that is killed leaves none behind.
         self._folder = tempfile.mkdtemp(prefix="shardwright-xla-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardwright.xla.compile_child", self._folder],
+            [sys.executable, "-m", "shardwright.xla.compile_child", self._folder, *_compiler_arguments(compiler)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**child_environment(device_count, platform, gpu_ids), "TMPDIR": self._folder},
+            env={
+                **child_environment(device_count, platform, gpu_ids),
+                **(compiler.environment if compiler else {}),
+                "TMPDIR": self._folder,
+            },
             start_new_session=True,  # a Ctrl-C at the terminal is for the server, which then ends the child
         )
         self._output = ChildOutput(_log, "compiler")
@@ -132,6 +146,10 @@ class CompileChild:
         # XLA prints its reason first and a stack trace after it, in lines that begin with @ or PC.
         reason_lines = [line for line in lines if line.strip() and not line.lstrip().startswith(("@", "PC:", "***"))]
         return "\n".join(f"  {line[:400]}" for line in reason_lines[-12:])
+
+
+def _compiler_arguments(compiler: CompilerInFolder | None) -> list[str]:
+    return [json.dumps(dataclasses.asdict(compiler))] if compiler else []
 
 
 def child_environment(device_count: int, platform: str, gpu_ids: tuple[int, ...] | None = None) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """The process that compiles: reads requests on stdin, answers on stdout, may die of any of them.
 
-Started by `CompileService`, with the device count in its environment and its folder of temporary files in its argument.
+Started by `CompileService`, with the device count in its environment and its folder of temporary files in its argument;
+behind it, where it compiles for devices that are not here, which and by what (`CompilerInFolder`).
 Ends with stdin: it never outlives its parent and leaves no file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import queue
@@ -19,8 +21,9 @@ from shardwright.errors import InternalError, ShardwrightError
 from shardwright.log_lines import about, log_to_parent
 from shardwright.plans.plan_json import decode
 from shardwright.xla.compiled import CompiledProgram
+from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header, read_message, write_message
-from shardwright.xla.private import open_cpu_client
+from shardwright.xla.private import compile_for_described, open_cpu_client
 
 _log = logging.getLogger("shardwright.xla")
 
@@ -32,7 +35,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever XLA prints goes to stderr, not between the answers
     log_to_parent("compiler")
-    if os.environ.get("JAX_PLATFORMS") == "cpu":
+    if len(sys.argv) > 2:
+        wanted = CompilerInFolder(**json.loads(sys.argv[2]))
+        compile_for_described(wanted.compiler.describe_devices(wanted.folder, wanted.device_count))
+    elif os.environ.get("JAX_PLATFORMS") == "cpu":
         open_cpu_client()
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()

@@ -21,11 +21,14 @@ from shardwright.xla.emit import emit_stablehlo
 from shardwright.xla.inspect import find_collectives
 from shardwright.xla.jax_shardings import require_shardings
 
-#: Passes whose input or output is worth reading: the partitioner's result, and the program
-#: just before XLA:CPU merges all its all-reduces into one (which GPU and TPU do not).
+#: Passes whose input or output is worth reading: the partitioner's result, and the program just before XLA:CPU merges
+#: all its all-reduces into one (which GPU and TPU do not).
 _DUMPED_PASSES = ".*spmd-partitioning|cpu-all-reduce-combiner"
 _BEFORE_COMBINER = "*before_cpu-all-reduce-combiner*.txt"
-_PARTITIONED = "*after_spmd-partitioning*.txt"
+_PARTITIONED = "*after_*spmd-partitioning*.txt"
+#: For devices that are not here: the same of XLA:GPU and the TPU compiler, ahead of the first of their combiners.
+_DUMPED_PASSES_ELSEWHERE = ".*spmd-partitioning|.*all-gather-combiner"
+_BEFORE_COMBINER_ELSEWHERE = "*before_*all-gather-combiner*.txt"
 _POLL_S = 0.05
 
 
@@ -50,7 +53,8 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         executable = _compile(stablehlo, devices, folder, plan.compile_options)
         compile_s = time.perf_counter() - started
-        text = _newest(folder, _BEFORE_COMBINER) or private.hlo_of_executable(executable)
+        pattern = _BEFORE_COMBINER_ELSEWHERE if private.is_compiling_for_described() else _BEFORE_COMBINER
+        text = _newest(folder, pattern) or private.hlo_of_executable(executable)
     require_shardings(
         "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
     )
@@ -142,7 +146,10 @@ def _compile(
         overrides=[
             *options.items(),
             ("xla_dump_to", folder),
-            ("xla_dump_hlo_pass_re", _DUMPED_PASSES),
+            (
+                "xla_dump_hlo_pass_re",
+                _DUMPED_PASSES_ELSEWHERE if private.is_compiling_for_described() else _DUMPED_PASSES,
+            ),
             ("xla_dump_large_constants", True),  # tables of slice offsets, one entry a device
         ],
     )

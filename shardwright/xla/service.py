@@ -26,6 +26,7 @@ from shardwright.plans.plan_text import plan_to_json
 from shardwright.xla.canonical_module import CanonicalModule
 from shardwright.xla.child import ChildKilledError, CompileChild
 from shardwright.xla.compiled import CompiledMemory, CompiledProgram, ObservedCollective
+from shardwright.xla.compilers import CompilerInFolder
 from shardwright.xla.messages import Header
 
 _log = logging.getLogger("shardwright.xla")
@@ -98,7 +99,8 @@ class CompileService:
 
     device_count: upper bound of the programs' devices. platform: jax's name (`cpu`, `cuda`). gpu_ids:
     those that children may open; default: all of the machine. children: maximum of parallel compilations; default: one
-    per core.
+    per core. compiler: of devices that are not here, for programs that are inspected and never run; default: this
+    machine's, for its own.
     """
 
     def __init__(
@@ -108,10 +110,12 @@ class CompileService:
         *,
         gpu_ids: tuple[int, ...] | None = None,
         children: int | None = None,
+        compiler: CompilerInFolder | None = None,
     ) -> None:
         self.device_count = device_count
         self.platform = platform
         self._gpu_ids = gpu_ids
+        self._compiler = compiler
         self._count = children or max(len(os.sched_getaffinity(0)), 1)
         self._slots = threading.Semaphore(self._count)
         self._lock = threading.Lock()
@@ -321,7 +325,7 @@ class CompileService:
         if child is not None and (not child.is_alive or child.device_count < devices):
             child.end()
             child = None
-        child = child or CompileChild(devices, self.platform, self._gpu_ids)
+        child = child or CompileChild(devices, self.platform, self._gpu_ids, self._compiler)
         with self._lock:
             self._busy.append(child)
         return child
