@@ -70,6 +70,10 @@ class Agreement:
         """The bytes of a rank's message in its record."""
         return self.rows[place, _HEADER : _HEADER + self.lengths[place]]
 
+    def active_messages(self) -> list[np.ndarray]:
+        """The messages of the ranks with data, in their records."""
+        return [self.message(place) for place in self.active_places()]
+
     def follow(self) -> Follow:
         """The part of ranks without data."""
         return Follow(self.follows[self.active_places()[0]])

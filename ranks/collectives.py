@@ -279,7 +279,8 @@ class _Reduction:
         return self.compression.wire_type(dtype) if self.compression else dtype
 
     def on_wire(self, array: np.ndarray) -> np.ndarray:
-        return operations.scale(array, self.prescale).astype(self.wire_type(array.dtype), copy=False)
+        scaled: np.ndarray = operations.scale(array, self.prescale)
+        return scaled.astype(self.wire_type(array.dtype), copy=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -312,19 +313,22 @@ def _reduce(
         follow = Follow.NOTHING if with_joined else Follow.REFUSE
         agreement = agree(process_set, call, _concatenate_bytes(list(sent.values())), follow=follow)
         reduced = _reduce_records(agreement, [[sent[at] for at in group] for group in groups], reduction.op)
+        _check_integers(agreement, groups, inputs, wires, reduction.op, call)
     else:
         buffers = [
             fusion.Buffer(reduction.op, wires[group[0]], sum(inputs[at].size for at in group)) for group in groups
         ]
         follow = Follow.REDUCE if with_joined else Follow.REFUSE
-        agreement = agree(process_set, call, fusion.encode(buffers), follow=follow)
+        message = fusion.encode(buffers, _bound_of_scalars(inputs), any(tensor.is_integer for tensor in inputs))
+        agreement = agree(process_set, call, message, follow=follow)
+        fusion.decode(agreement.active_messages(), call)
         divisor = len(agreement.active_places()) if reduction.op is ReduceOp.AVERAGE else 1
         reduced = [_reduce_group(process_set, [inputs[at] for at in group], reduction, divisor) for group in groups]
     for group, arrays in zip(groups, reduced, strict=True):
         for at, array in zip(group, arrays, strict=True):
             tensor = inputs[at]
             whole = array.astype(tensor.dtype) if array.dtype != tensor.dtype else array
-            results[at] = tensor.restore(whole if reduction.postscale == 1.0 else whole * reduction.postscale)
+            results[at] = tensor.restore(operations.scale(whole, reduction.postscale))
     return results
 
 
@@ -333,7 +337,7 @@ def _reduce_records(
 ) -> list[list[np.ndarray]]:
     """The reduction of what came in the records themselves. groups: this rank's arrays, as they were sent."""
     results, start = [], 0
-    rows = np.stack([agreement.message(place) for place in agreement.active_places()])
+    rows = np.stack(agreement.active_messages())
     for arrays in groups:
         nbytes = sum(array.nbytes for array in arrays)
         values = np.ascontiguousarray(rows[:, start : start + nbytes]).view(arrays[0].dtype)
@@ -343,6 +347,30 @@ def _reduce_records(
     return results
 
 
+def _check_integers(
+    agreement: Agreement,
+    groups: Sequence[Sequence[int]],
+    inputs: Sequence[Tensor],
+    wires: Sequence[np.dtype],
+    op: ReduceOp,
+    call: str,
+) -> None:
+    """Raises CollectiveError where a reduction of Python's integers leaves 64 bits."""
+    start = 0
+    for at in (at for group in groups for at in group):
+        end = start + inputs[at].size * wires[at].itemsize
+        if inputs[at].is_integer:
+            values = [row[start:end].copy().view(np.int64).item() for row in agreement.active_messages()]
+            operations.check_number(values, op, call)
+        start = end
+
+
+def _bound_of_scalars(inputs: Sequence[Tensor]) -> int:
+    """The largest magnitude of 64-bit scalars: other ranks may have them as Python's integers."""
+    scalars = [tensor for tensor in inputs if tensor.shape == () and tensor.dtype == np.dtype(np.int64)]
+    return max((abs(int(tensor.host())) for tensor in scalars), default=0)
+
+
 def _reduce_group(process_set: ProcessSet, inputs: Sequence[Tensor], reduction: _Reduction, divisor: int) -> list[Any]:
     """The reduction of tensors of one type on the wire. Sums of cast values are divided in the full type."""
     is_cast = any(tensor.dtype != reduction.wire_type(tensor.dtype) for tensor in inputs)
@@ -350,9 +378,7 @@ def _reduce_group(process_set: ProcessSet, inputs: Sequence[Tensor], reduction: 
     on_device = [tensor.device for tensor in inputs if tensor.device is not None]
     if len(on_device) == len(inputs):
         wire = reduction.wire_type(inputs[0].dtype)
-        scaled = [
-            (array if reduction.prescale == 1.0 else array * reduction.prescale).astype(wire) for array in on_device
-        ]
+        scaled = [operations.scale(array, reduction.prescale).astype(wire) for array in on_device]
         reduced: list[Any] = list(fusion.reduce_on_device(process_set, scaled, reduction.op, on_wire))
     else:
         flat = fusion.flatten([reduction.on_wire(tensor.host()) for tensor in inputs])
@@ -419,7 +445,7 @@ def _scatter_blocks(process_set: ProcessSet, blocks: np.ndarray, divisor: int) -
         part[0, :, :count] = blocks[:, start : start + count]
         array = programs.run(process_set, programs.scatter_sum, part)
         mine[start : start + count] = programs.fetch(array, process_set)[0, :count]
-    return mine if divisor == 1 else operations.divide(mine, divisor)
+    return operations.divide(mine, divisor)
 
 
 # ---- allgather, broadcast, alltoall ----------------------------------------------

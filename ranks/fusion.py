@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shardwright.ranks import programs
-from shardwright.ranks.operations import REDUCIBLE, ReduceOp, divide, neutral
+from shardwright.ranks.operations import REDUCIBLE, ReduceOp, check_bounds, divide, neutral
 from shardwright.ranks.process_sets import ProcessSet
 
 #: The most of a message.
@@ -27,6 +27,7 @@ _CPU_PIECE_BYTES = 8 << 20
 
 _OPS = tuple(ReduceOp)
 _STEP = struct.Struct("<BBQ")
+_BOUND = struct.Struct("<Q?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +39,29 @@ class Buffer:
     length: int
 
 
-def encode(buffers: Sequence[Buffer]) -> np.ndarray:
-    """Bytes that name buffers, for `decode`; at most 224."""
-    raw = b"".join(
+def encode(buffers: Sequence[Buffer], bound: int, has_integers: bool) -> np.ndarray:
+    """Bytes that name buffers, for `decode`; at most 224.
+
+    bound: the largest magnitude of 64-bit scalars at this rank. has_integers: whether one of them is Python's.
+    """
+    raw = _BOUND.pack(bound, has_integers) + b"".join(
         _STEP.pack(_OPS.index(buffer.op), REDUCIBLE.index(buffer.dtype), buffer.length) for buffer in buffers
     )
     return np.frombuffer(raw, np.uint8)
 
 
-def decode(raw: np.ndarray) -> list[Buffer]:
-    """The buffers that `encode` named."""
-    return [Buffer(_OPS[op], REDUCIBLE[dtype], length) for op, dtype, length in _STEP.iter_unpack(raw.tobytes())]
+def decode(messages: Sequence[np.ndarray], call: str) -> list[Buffer]:
+    """The buffers that every rank's `encode` named.
+
+    Raises CollectiveError, at all ranks, where a reduction of Python's integers may leave 64 bits.
+    """
+    data = messages[0].tobytes()
+    steps = _STEP.iter_unpack(data[_BOUND.size :])
+    buffers = [Buffer(_OPS[op], REDUCIBLE[dtype], length) for op, dtype, length in steps]
+    bounds, have_integers = zip(*[_BOUND.unpack_from(message.tobytes()) for message in messages], strict=True)
+    if any(have_integers):
+        check_bounds(bounds, buffers[0].op, call)
+    return buffers
 
 
 def by_type(dtypes: Sequence[np.dtype]) -> list[list[int]]:
@@ -80,7 +93,7 @@ def unflatten(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.nd
 def reduce_flat(process_set: ProcessSet, flat: np.ndarray, op: ReduceOp, divisor: int = 1) -> np.ndarray:
     """The reduction of a flat buffer of every rank, divided by `divisor`."""
     if process_set.size() == 1:
-        return flat.copy() if divisor == 1 else divide(flat, divisor)
+        return divide(flat.copy(), divisor)
     wire = flat.view(np.uint8) if flat.dtype == np.dtype(bool) else flat
     result = np.empty_like(wire)
     under_way: deque[tuple[int, int, jax.Array]] = deque()
@@ -122,11 +135,7 @@ def _pad(part: np.ndarray) -> np.ndarray:
 def _store(process_set: ProcessSet, result: np.ndarray, piece: tuple[int, int, jax.Array], divisor: int) -> None:
     start, length, array = piece
     reduced = programs.fetch(array, process_set).reshape(-1)[:length]
-    target = result[start : start + length]
-    if divisor == 1:
-        target[...] = reduced
-    else:
-        divide(reduced, divisor, out=target)
+    divide(reduced, divisor, out=result[start : start + length])
 
 
 # ---- on accelerators -------------------------------------------------------------

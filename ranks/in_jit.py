@@ -19,6 +19,11 @@ from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import AXIS, ProcessSet
 from shardwright.ranks.programs_cache import ProgramHolder
 
+#: Types that JAX has under jax_enable_x64 alone; without it they would be cut.
+_WIDE_TYPES = frozenset({"int64", "uint64", "float64", "complex128"})
+#: Where errors say that they are, of values that a program computes.
+_TRACED = "a traced value"
+
 
 def is_traced(leaves: Sequence[Any]) -> bool:
     """Whether a value belongs to a function under tracing."""
@@ -53,26 +58,32 @@ def reduce_leaves(
 ) -> list[Any]:
     """`allreduce` of traced leaves; XLA combines their messages."""
     with _on_axis(process_set):
-        return [_reduce(jnp.asarray(leaf), op, prescale, postscale, compression) for leaf in leaves]
+        return [_reduce(_to_array(leaf), op, prescale, postscale, compression) for leaf in leaves]
 
 
 def _reduce(value: Any, op: ReduceOp, prescale: float, postscale: float, compression: Cast | None) -> Any:
-    dtype = np.dtype(value.dtype)
-    operations.check_reducible(op, dtype, "a traced value")
-    for factor in (prescale, postscale):
-        operations.check_factor(factor, dtype, "a traced value")
+    dtype = _check_reducible(value, op, prescale, postscale)
     wire = compression.wire_type(dtype) if compression else dtype
-    sent = (value if prescale == 1.0 else value * prescale).astype(np.uint8 if dtype == np.dtype(bool) else wire)
+    sent = operations.scale(value, prescale).astype(np.uint8 if dtype == np.dtype(bool) else wire)
     reduced = programs.REDUCE_BODIES[op](sent).astype(dtype)
     if op is ReduceOp.AVERAGE:
         reduced = reduced / lax.axis_size(AXIS)
-    return reduced if postscale == 1.0 else reduced * postscale
+    return operations.scale(reduced, postscale)
+
+
+def _check_reducible(value: Any, op: ReduceOp, prescale: float, postscale: float) -> np.dtype:
+    """The element type. Raises CollectiveError where that is not reduced, or not scaled."""
+    dtype: np.dtype = np.dtype(value.dtype)
+    operations.check_reducible(op, dtype, _TRACED)
+    for factor in (prescale, postscale):
+        operations.check_factor(factor, dtype, _TRACED)
+    return dtype
 
 
 def gather_leaves(leaves: Sequence[Any], process_set: ProcessSet | None) -> list[Any]:
     """`allgather` of traced leaves, of equal length at every rank."""
     with _on_axis(process_set):
-        return [lax.all_gather(jnp.atleast_1d(leaf), AXIS, tiled=True) for leaf in leaves]
+        return [lax.all_gather(jnp.atleast_1d(_to_array(leaf)), AXIS, tiled=True) for leaf in leaves]
 
 
 def broadcast_leaves(leaves: Sequence[Any], root_rank: int, process_set: ProcessSet | None) -> list[Any]:
@@ -80,7 +91,7 @@ def broadcast_leaves(leaves: Sequence[Any], root_rank: int, process_set: Process
     with _on_axis(process_set):
         if not 0 <= root_rank < lax.axis_size(AXIS):
             raise OptionError(f"there is no rank {root_rank}", where="root_rank", remedy="a rank of the mesh")
-        return [_broadcast(jnp.asarray(leaf), root_rank) for leaf in leaves]
+        return [_broadcast(_to_array(leaf), root_rank) for leaf in leaves]
 
 
 def _broadcast(value: Any, root: int) -> Any:
@@ -98,7 +109,7 @@ def scatter_leaves(
 ) -> list[Any]:
     """`reducescatter` of traced leaves whose rows divide among the ranks."""
     with _on_axis(process_set):
-        return [_scatter(jnp.asarray(leaf), op, prescale, postscale) for leaf in leaves]
+        return [_scatter(_to_array(leaf), op, prescale, postscale) for leaf in leaves]
 
 
 def _scatter(value: Any, op: ReduceOp, prescale: float, postscale: float) -> Any:
@@ -112,11 +123,10 @@ def _scatter(value: Any, op: ReduceOp, prescale: float, postscale: float) -> Any
         return lax.dynamic_slice_in_dim(
             _reduce(value, op, prescale, postscale, None), lax.axis_index(AXIS) * rows, rows
         )
-    operations.check_reducible(op, np.dtype(value.dtype), "a traced value")
-    sent = value if prescale == 1.0 else value * prescale
+    _check_reducible(value, op, prescale, postscale)
+    sent = operations.scale(value, prescale)
     mine = lax.psum_scatter(sent, AXIS, scatter_dimension=0, tiled=True)  # type: ignore[no-untyped-call]
-    factor = postscale / size if op is ReduceOp.AVERAGE else postscale
-    return mine if factor == 1.0 else mine * factor
+    return operations.scale(mine, postscale / size if op is ReduceOp.AVERAGE else postscale)
 
 
 def exchange_rows(value: Any, process_set: ProcessSet | None) -> Any:
@@ -209,23 +219,34 @@ def _local(leaf: Any, path: tuple[Any, ...]) -> jax.Array:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         where = jax.tree_util.keystr(path)
         raise CollectiveError("this jax.Array lies on several ranks", where=where, remedy="pass this rank's own part")
-    wide = np.dtype(leaf.dtype).itemsize >= 8 if isinstance(leaf, np.ndarray | np.generic) else False
-    if wide and not _has_64_bits() and np.dtype(leaf.dtype).kind in "iuf":
+    array: jax.Array = _to_array(leaf, jax.tree_util.keystr(path))
+    return array
+
+
+def _to_array(leaf: Any, where: str = _TRACED) -> Any:
+    """A leaf as an array, traced or not: of its own type. Raises CollectiveError where JAX has no such type."""
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    dtype = getattr(leaf, "dtype", None)
+    if (getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]) in _WIDE_TYPES and not _has_64_bits():
         raise CollectiveError(
-            f"an array of {leaf.dtype}, while jax_enable_x64 is off",
-            where=jax.tree_util.keystr(path),
+            f"an array of {dtype}, while jax_enable_x64 is off",
+            where=where,
             remedy="cast it to 32 bits, or set jax_enable_x64",
         )
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
-        array: jax.Array = jax.device_put(leaf.copy())  # jnp.asarray compiles a program for each shape
-        return array
+        return jax.device_put(leaf.copy())  # jnp.asarray compiles a program for each shape
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except TypeError:
         raise CollectiveError(
             f"a {type(leaf).__qualname__} is no array",
-            where=jax.tree_util.keystr(path),
+            where=where,
             remedy="bind what is no array to the function: functools.partial(step, model)",
+        ) from None
+    except OverflowError:
+        raise CollectiveError(
+            f"{leaf} has more bits than JAX's integers", where=where, remedy="pass a float, or set jax_enable_x64"
         ) from None
 
 

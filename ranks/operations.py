@@ -2,17 +2,21 @@
 
 | operation | types | result |
 |---|---|---|
-| sum, product | integers, floats, complex | the input's type; integers wrap around, as numpy's |
+| sum, product | integers, floats, complex | the input's type; arrays of integers wrap around, as numpy's |
 | average | floats, complex | the input's type |
 | min, max | booleans (all, any), integers, floats | the input's type; NaN where any rank has one |
 | Adasum | floats | the input's type; dot products in at least 32 bits |
 
-Anything else is refused, never converted. Short floats (float16, bfloat16) are added up in 32 bits on the host.
+Anything else is refused, never converted. Python's integers have no width to wrap around in: a sum or product of them
+that leaves 64 bits is refused. Short floats (float16, bfloat16) are added up in 32 bits on the host.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -100,7 +104,12 @@ def reduce_rows(stacked: np.ndarray, op: ReduceOp) -> np.ndarray:
 
 
 def divide(array: np.ndarray, divisor: int, out: np.ndarray | None = None) -> np.ndarray:
-    """`array / divisor` in the array's own type."""
+    """`array / divisor` in the array's own type. Integers are divided by 1 alone, which leaves any array as it is."""
+    if divisor == 1:
+        if out is None:
+            return array
+        out[...] = array
+        return out
     if array.dtype not in _SHORT_FLOATS:
         return np.asarray(np.divide(array, array.dtype.type(divisor), out=out))
     quotient = (array.astype("float32") / np.float32(divisor)).astype(array.dtype)
@@ -128,6 +137,35 @@ def check_factor(factor: float, dtype: np.dtype, where: str) -> None:
         raise CollectiveError(f"a scale factor on {dtype} would round", where=where, remedy="cast to a float type")
 
 
-def scale(array: np.ndarray, factor: float) -> np.ndarray:
-    """`array * factor` in the array's own type."""
-    return array if factor == 1.0 else np.asarray(array * array.dtype.type(factor))
+def scale(array: Any, factor: float) -> Any:
+    """`array * factor` in the array's own type; an array of numpy or JAX, or a traced one."""
+    if factor == 1.0:
+        return array
+    product = array * np.asarray(factor).astype(array.dtype)
+    return np.asarray(product) if isinstance(array, np.ndarray) else product
+
+
+# ---- Python's integers -----------------------------------------------------------
+def check_number(values: Sequence[int], op: ReduceOp, where: str) -> None:
+    """Raises CollectiveError where the sum or product of every rank's integer leaves 64 bits."""
+    if op not in _EXACT:
+        return
+    exact = _EXACT[op](values)
+    if not -(1 << 63) <= exact < 1 << 63:
+        raise CollectiveError(
+            f"the {op.value} of all ranks, {exact}, has over 64 bits", where=where, remedy=_WIDE_REMEDY
+        )
+
+
+def check_bounds(bounds: Sequence[int], op: ReduceOp, where: str) -> None:
+    """The same where only the largest magnitude at each rank is at hand: raises where the result may leave 64 bits."""
+    if op in _EXACT and _EXACT[op]([max(1, bound) for bound in bounds]) >= 1 << 63:
+        raise CollectiveError(
+            f"the {op.value} of all ranks may have over 64 bits: integers up to {max(bounds)}",
+            where=where,
+            remedy=_WIDE_REMEDY,
+        )
+
+
+_EXACT: dict[ReduceOp, Callable[[Sequence[int]], int]] = {ReduceOp.SUM: sum, ReduceOp.PRODUCT: math.prod}
+_WIDE_REMEDY = "gather them with allgather_object, or reduce a numpy array, which wraps around"

@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ class Tensor:
 
     shape, dtype: numpy's. host: reads the contents, contiguous in memory. device: the array itself, where it lies on
     one accelerator. restore: makes a result the kind of the input. reducible: whether elements are numbers.
+    is_integer: it is one of Python's, whose sums do not wrap around.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +44,7 @@ class Tensor:
     restore: Callable[[Any], Any]
     device: jax.Array | None = None
     reducible: bool = True
+    is_integer: bool = False
 
     @property
     def size(self) -> int:
@@ -115,7 +117,8 @@ def _of_number(value: bool | int | float | complex, where: str) -> Tensor:
         raise CollectiveError(
             f"{value} is above 64 bits", where=where, remedy="send it with broadcast_object"
         ) from None
-    return _plain(array, lambda result: np.asarray(result).tolist())
+    tensor = _plain(array, lambda result: np.asarray(result).tolist())
+    return replace(tensor, is_integer=type(value) is int)
 
 
 # ---- JAX -------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def _join(process_set: ProcessSet) -> int:
         if follow is Follow.GATHER:
             messages.gather_rest(process_set, agreement, np.zeros(0, np.uint8))
         if follow is Follow.REDUCE:
-            for buffer in fusion.decode(agreement.message(agreement.active_places()[0])):
+            for buffer in fusion.decode(agreement.active_messages(), "join"):
                 fusion.take_part(process_set, buffer)
 
 
