@@ -165,6 +165,11 @@ class Recovery:
         return self._journal.is_on
 
     @property
+    def can_restore(self) -> bool:
+        """Whether a loss now would cost no array: there is a snapshot, or nothing was there before the journal."""
+        return self.is_on and self._base is not None
+
+    @property
     def is_due(self) -> bool:
         """Whether it is time for a snapshot."""
         return self.is_on and (self._is_urgent or self._stream.sent_steps - self._considered_step >= self._every)

@@ -157,8 +157,8 @@ class SessionState:
 
     @property
     def losses(self) -> int:
-        """Number of losses of workers so far."""
-        return self._stream.losses
+        """Number of losses of workers so far, each counted at least once."""
+        return self._stream.losses + self._stream.lost_generations
 
     # ---- programs ---------------------------------------------------------------------
 

@@ -204,9 +204,9 @@ class Step:
 
         A call that is being planned, compiled or loaded raises StepCancelledError, and the servers stop that work.
         A call that waits fails with StepCancelledError at once. One that runs keeps its results if it ends within the
-        server's grace: 10 seconds, or twice what it took before. After that the executors are replaced; then every
-        array on the servers is gone, of other sessions too (WorkerLostError there). Ctrl-C in a wait does the same.
-        A search in the background ends, too.
+        server's grace: 10 seconds, or twice what it took before where other sessions would lose arrays by its end.
+        After that the executors are replaced, and arrays that no snapshot keeps are gone (WorkerLostError); the session
+        goes on. Who waits is told. Ctrl-C in a wait does the same. A search in the background ends, too.
         """
         if self._trials is not None:
             self._trials.cancel()

@@ -139,6 +139,10 @@ class Guard(Protocol):
     def end_snapshot(self, end: master_pb2.SnapshotEnd) -> None:
         """A snapshot is complete, or has failed."""
 
+    @property
+    def can_restore(self) -> bool:
+        """Whether all arrays of the session would be made again after a loss now."""
+
 
 class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
@@ -263,6 +267,7 @@ class StepStream:
         request.session_id = self._session_id
         request.number = result.number = self._next_number
         request.generation = self.generation
+        request.restores = self.guard is not None and self.guard.can_restore
         self._next_number += 1
         self._unanswered.append((request, result))
         self._outbox.put(request)

@@ -228,7 +228,7 @@ def _grpc_server(master: Master, protection: Protection, health: Health) -> grpc
     )
     master_pb2_grpc.add_MasterServicer_to_server(MasterService(master, access), server)  # type: ignore[no-untyped-call]
     worker_pb2_grpc.add_ClusterServicer_to_server(ClusterService(master), server)  # type: ignore[no-untyped-call]
-    operators_pb2_grpc.add_OperatorsServicer_to_server(OperatorService(master.logs), server)  # type: ignore[no-untyped-call]
+    operators_pb2_grpc.add_OperatorsServicer_to_server(OperatorService(master, access), server)  # type: ignore[no-untyped-call]
     health.add_to(server)
     names = [
         service.full_name

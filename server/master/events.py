@@ -331,7 +331,8 @@ class StepRequested:
 
     files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either, nor
     has a `snapshot` or a `batch`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors
-    that it may run on; 0: any. kept: what a successor of the client finds from now on; None: as before.
+    that it may run on; 0: any. restores: whether its client makes all arrays again after a loss. kept: what a successor
+    of the client finds from now on; None: as before.
     """
 
     stream: int
@@ -348,6 +349,7 @@ class StepRequested:
     batch: BatchStepInfo | None = None
     timeout_s: float = 0.0
     generation: int = 0
+    restores: bool = False
     kept: Kept | None = None
     payload: Any = None
 
@@ -368,6 +370,16 @@ class StepsCancelled:
     call: int
     session_id: str
     numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsEnded:
+    """An operator, in words, wants a step to end at once, or (0) all of a session; the answer is a `Cancellation`."""
+
+    call: int
+    session_id: str
+    number: int
+    operator: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,8 +409,9 @@ class Tick:
 Event = (
     DaemonJoined | DaemonHeard | DaemonLeft | ExecutorExited | ExecutorJoined | ExecutorLeft | CommandDone
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
-    | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | SaveAwaited | ReleaseRequested
-    | ExecutorHeard | MembersChanged | DrainRequested | LoadAbandoned | RecentReceived | ReportReceived | Tick
+    | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | StepsEnded | SaveAwaited
+    | ReleaseRequested | ExecutorHeard | MembersChanged | DrainRequested | LoadAbandoned | RecentReceived
+    | ReportReceived | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import SessionError
+from shardwright.server.master import cancels, saves
 from shardwright.server.master import events as ev
-from shardwright.server.master import saves
 
 if TYPE_CHECKING:
     from shardwright.server.master.sessions import Session
@@ -17,18 +17,24 @@ if TYPE_CHECKING:
 
 
 def expire(state: MasterState, session: Session) -> Commands:
-    """End a session whose client is away, or silent, for longer than the limits allow, unless it is busy."""
+    """End a session whose client is away, or silent, for longer than the limits allow, unless it is busy.
+
+    A step that runs for a client that is away holds nothing up for longer than others: it is cancelled.
+    """
     limits, idle_s, text = state.limits, state._now_s - session.last_seen_s, ""
     grace_s = limits.named_grace_s if session.name else limits.grace_s
     if session.stream is None and idle_s > grace_s:
         text = f"its client was away for {grace_s:g} s"
     elif idle_s > limits.session_idle_s:
         text = f"its client asked for nothing for {limits.session_idle_s:g} s"
-    if not text or _is_busy(session):
+    is_away = session.stream is None and idle_s > limits.grace_s
+    if is_away and not text:
+        cancels.abandon(state, session, idle_s)
+    if not text or _is_awaited(session) or (_has_steps(session) and not is_away):
         return []
     reason = SessionError(f"the session ended: {text}", remedy="connect again")
     commands: Commands = [ev.Log(text=f"session {session.label} expired: {text}", session=session.session_id)]
-    return commands + state._end_session(session.session_id, reason)
+    return commands + state._end_session(session.session_id, reason, idle_s if is_away else 0.0)
 
 
 def make_room(state: MasterState) -> Commands:
@@ -53,6 +59,13 @@ def make_room(state: MasterState) -> Commands:
 
 def _is_busy(session: Session) -> bool:
     """Whether somebody waits for something that it does."""
+    return _is_awaited(session) or _has_steps(session)
+
+
+def _is_awaited(session: Session) -> bool:
     waits = any(executable.waiting_calls for executable in session.executables.values())
-    waits = waits or saves.current_save(session) is not None or session.open_call is not None
-    return waits or bool(session.running or session.queue)
+    return waits or saves.current_save(session) is not None or session.open_call is not None
+
+
+def _has_steps(session: Session) -> bool:
+    return bool(session.running or session.queue)

@@ -33,6 +33,7 @@ from shardwright.server.master import drain, elasticity, named, recovered, statu
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
+from shardwright.server.master.operator_service import find_session_id, operator_of
 from shardwright.server.master.programs import IncomingProgram, StoredProgram
 from shardwright.server.master.sessions import Session, unknown_session
 from shardwright.server.master.shell import Master, OutgoingStream
@@ -346,7 +347,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     # ---- operators -----------------------------------------------------------
     @_with_typed_errors
     async def EndSession(self, request: master_pb2.EndSessionRequest, context: Context) -> master_pb2.EndSessionReply:
-        session, operator = self._find_session(request.session), _operator_of(self._caller(context))
+        session, operator = self._find_session(request.session), operator_of(self._caller(context))
         _log.info("session %s is closed by %s", session.label, operator, extra=fields(session=session.session_id))
         call = self._master.call(
             lambda number: ev.SessionClosed(call=number, session_id=session.session_id, operator=operator)
@@ -357,26 +358,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def _find_session(self, digits: str) -> Session:
         """The one session whose id begins so."""
-        matches = [
-            session
-            for session in self._master.state.sessions.values()
-            if digits and session.session_id.startswith(digits)
-        ]
-        if len(matches) > 1:
-            raise OptionError(
-                f"{len(matches)} sessions begin with {digits[:SESSION_DIGITS]}",
-                where="session",
-                remedy="give more digits",
-            )
-        if not matches:
+        session = self._master.state.sessions.get(find_session_id(self._master.state, digits))
+        if session is None:
             raise unknown_session(digits)
-        return matches[0]
+        return session
 
     @_with_typed_errors
     async def Drain(self, request: master_pb2.DrainRequest, context: Context) -> master_pb2.DrainReply:
         if not request.reason:
             raise OptionError("no reason for the drain", where="reason", remedy="say why, for clients and for the log")
-        self._master.drain(f"{_operator_of(self._caller(context))}: {request.reason}")
+        self._master.drain(f"{operator_of(self._caller(context))}: {request.reason}")
         return master_pb2.DrainReply(limit_s=self._master.limits.drain_s)
 
     def _caller(self, context: Context) -> Caller:
@@ -398,10 +389,6 @@ def _describe_taken_up(session: Session, reply: master_pb2.OpenSessionReply) -> 
     ):
         if kept is not None:
             target.CopyFrom(recovered.to_message(kept))
-
-
-def _operator_of(caller: Caller) -> str:
-    return f"the operator {caller.name}" if caller.name else "an operator"
 
 
 def _plan_id(request: master_pb2.PlanProgramRequest, team: tuple[int, ...]) -> str:
@@ -429,6 +416,7 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         batch=_batch(request),
         timeout_s=request.timeout_s,
         generation=request.generation,
+        restores=request.restores,
         kept=recovered.from_message(request.kept) if request.HasField("kept") else None,
         payload=request,
     )

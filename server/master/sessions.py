@@ -78,6 +78,7 @@ class Session:
     highest_id: of all arrays so far. kept: as of the last step that began. loss: why arrays of before a restart of the
     master are gone. awaits_number: its client says where its numbers go on. is_unreported: executors of before may
     have it; until they are heard, steps are held. live: arrays that its client took to be there when it came back.
+    is_protected: whether its client makes all arrays again after a loss. told: the head that its client was told of.
     """
 
     session_id: str
@@ -95,6 +96,8 @@ class Session:
     is_loss_told: bool = False
     awaits_number: bool = False
     is_unreported: bool = False
+    is_protected: bool = False
+    told: tuple[int, bool] = (0, False)
     live: tuple[int, ...] = ()
     held: list[StepRequested] = field(default_factory=list)
     reply_cursor: int = 1

@@ -100,6 +100,7 @@ def finish_store(state: MasterState, item: Pending) -> Commands:
     snapshots.complete, snapshots.kept_bytes = number, item.written_bytes
     snapshots.kept = snapshots.copied_kept.get(number)
     snapshots.completed_s = state._now_s
+    session.is_protected = snapshots.is_told
     store_s = state._now_s - snapshots.stored_since_s
     end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
     return [*_end(session, end), retain(state)]

@@ -20,14 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError, WorkerLostError
+from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import (
     adoption,
+    cancels,
     drain,
     elasticity,
     idle_sessions,
     loads,
+    losses,
     named,
     recovered,
     saves,
@@ -48,7 +50,8 @@ class Pending:
     """A broadcast that not every node has answered: `waiting` nodes, and what the others said.
 
     failed_s: when the first node reported an error; the divergence clock.
-    sent_s, limit_s, usual_s, cancelled_s: the watchdog's; by its clock. verdict: the error it gave the command.
+    sent_s, limit_s, usual_s, cancelled_s: the watchdog's; by its clock. ended_by: the operator who wants no
+    wait. verdict: the error that the watchdog gave the command.
     """
 
     command: ev.ToWorkers
@@ -57,6 +60,7 @@ class Pending:
     limit_s: float
     usual_s: float = 0.0
     cancelled_s: float | None = None
+    ended_by: str = ""
     verdict: ShardwrightError | None = None
     error: ShardwrightError | None = None
     failed_s: float | None = None
@@ -120,57 +124,17 @@ class MasterState:
             return commands + adoption.advance(self)
         if self.adoption is not None and phase != "adopting":
             if self.pending:
-                commands = commands + self._fail_pending()
+                commands = commands + losses.take(self)
             commands = commands + adoption.advance(self)
         opened = any(session.is_open for session in self.sessions.values())
         if phase != "ready" and (self.pending or opened):
-            commands = commands + self._fail_pending()
+            commands = commands + losses.take(self)
         commands += elasticity.follow_team(self)
         if phase == "ready":
             for session in self.sessions.values():
                 if not session.is_open and not self._is_pending(ev.OpenOnWorkers, session.session_id):
                     commands = commands + self._open(session.session_id)
         return commands
-
-    def _fail_pending(self) -> Commands:
-        loss = self.formation.last_loss
-        assert loss is not None
-        pending = dict(self.pending)
-        self.pending.clear()
-        commands: Commands = []
-        for session in self.sessions.values():
-            session.is_open = False
-            for array_id in list(session.arrays):
-                session.drop_array(array_id, loss)
-            for number, sequence in sorted(session.running.items()):
-                item = pending[sequence]
-                session.finish(number, StepOutcome(error=self._loss_of(session, item, loss)), _kind(item.command))
-            for executable in session.executables.values():
-                executable.since_s = self._now_s
-                if executable.state == "loaded":
-                    executable.state = "loading"
-            commands += loads.drop_refused(session, pending)
-            commands += saves.lose(session, loss, self._now_s)
-            if session.snapshots.is_told or self.formation.roster is not None:
-                commands += snapshots.tell_loss(session, loss)
-            commands += self._reply_steps(session) + self._advance(session)
-        return commands
-
-    def _loss_of(self, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:
-        """The watchdog's verdict, or the loss with the stages that the lost node computed in a step of a pipeline."""
-        command = item.command
-        assert isinstance(command, ev.RunOnWorkers)
-        if item.verdict is not None:
-            return item.verdict
-        if item.cancelled_s is not None:
-            return watchdog.cancelled(f"step {command.step.number} was cancelled before it had ended")
-        executable = session.executable_of(command.step)
-        nodes_of_stages = executable.program.stages if executable is not None and executable.program else ()
-        stages = [str(number) for number, nodes in enumerate(nodes_of_stages) if self.formation.last_lost in nodes]
-        if not stages:
-            return loss
-        what = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(stages)}"
-        return type(loss)(f"{loss.message}; it computed {what} of step {command.step.number}", remedy=loss.remedy)
 
     def _open(self, session_id: str) -> Commands:
         return self._broadcast(lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id))
@@ -253,30 +217,13 @@ class MasterState:
         if session.open_call is not None:
             commands.append(ev.Answer(call=session.open_call, value=session.session_id))
             session.open_call = None
-        commands += self._tell_losses(session)
+        commands += losses.tell_workers(self, session)
         return commands + self._load_waiting(session) + self._advance(session)
 
     def _load_waiting(self, session: Session) -> Commands:
         """Of an open session: have the executors load what is compiled."""
         waiting = [executable for executable in session.executables.values() if executable.state == "loading"]
         return [command for executable in waiting for command in loads.load(self, session, executable)]
-
-    def _tell_losses(self, session: Session) -> Commands:
-        """New executors know nothing of the arrays of before: who reads one shall not wait for it.
-
-        A client that takes snapshots restores them under their ids.
-        """
-        if session.snapshots.is_told:
-            return []
-        lost: dict[int, tuple[ShardwrightError, list[int]]] = {}
-        for array_id, why in session.drop_reasons.items():
-            if isinstance(why, WorkerLostError):
-                lost.setdefault(id(why), (why, []))[1].append(array_id)
-        return [
-            command
-            for why, array_ids in lost.values()
-            for command in self._release_on_workers(session, tuple(array_ids), why)
-        ]
 
     def _release_on_workers(
         self, session: Session, array_ids: tuple[int, ...], error: ShardwrightError | None
@@ -354,7 +301,8 @@ class MasterState:
         commands = self._end_session(event.session_id, reason) if event.session_id in self.sessions else []
         return [*commands, ev.Answer(call=event.call)]
 
-    def _end_session(self, session_id: str, reason: ShardwrightError) -> Commands:
+    def _end_session(self, session_id: str, reason: ShardwrightError, away_s: float = 0.0) -> Commands:
+        """away_s: seconds since its client was last heard, if that is why."""
         session = self.sessions.pop(session_id)
         steps = [item.request.kind for item in session.queue if isinstance(item.request, ev.StepRequested)]
         steps += [_kind(self.pending[sequence].command) for sequence in session.running.values()]
@@ -368,7 +316,7 @@ class MasterState:
         if session.stream is not None:
             commands.append(ev.EndStream(stream=session.stream, error=reason))
         for sequence in session.running.values():
-            self._cancel_running(sequence)
+            cancels.cancel_running(self, sequence, before_s=away_s)
         if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
             commands += self._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
         forget = [snapshots.retain(self)] if session.snapshots.is_told else []
@@ -441,41 +389,12 @@ class MasterState:
         if event.number <= session.last_number:
             return self._reply_steps(session)  # sent again: it has run, or is about to
         session.last_number = event.number
-        session.snapshots.is_told |= event.generation > 0
+        session.snapshots.is_told, session.is_protected = event.generation > 0, event.restores
         if event.number in session.cancelled:
             session.cancelled.discard(event.number)
-            return self._refuse_step(session, event, watchdog.cancelled_in_time(event.number))
+            return self._refuse_step(session, event, cancels.cancelled_in_time(event.number))
         session.enqueue(event, self._now_s)
         return self._advance(session)
-
-    def _steps_cancelled(self, event: ev.StepsCancelled) -> Commands:
-        """Steps that wait, or have yet to come, fail at once; those that run get a grace, see `watchdog.py`."""
-        session = self.sessions.get(event.session_id)
-        if session is None:
-            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
-        session.last_seen_s = self._now_s
-        numbers = set(event.numbers)
-        running = sorted(numbers & session.running.keys())
-        for number in running:
-            self._cancel_running(session.running[number])
-        commands: Commands = []
-        steps = [item.request for item in session.queue if isinstance(item.request, ev.StepRequested)]
-        waiting = [step for step in steps if step.number in numbers]
-        gone = {id(step) for step in waiting}
-        session.queue = deque(item for item in session.queue if id(item.request) not in gone)
-        for step in waiting:
-            commands += self._refuse_step(session, step, watchdog.cancelled_in_time(step.number))
-        last = session.last_number
-        on_their_way = {number for number in numbers if last < number <= last + self.limits.pending_steps}
-        session.cancelled |= on_their_way
-        never_run = sorted({step.number for step in waiting} | on_their_way)
-        done = ev.Cancellation(cancelled=tuple(never_run), running=tuple(running))
-        return [*commands, ev.Answer(call=event.call, value=done), *self._advance(session)]
-
-    def _cancel_running(self, sequence: int) -> None:
-        item = self.pending[sequence]
-        if item.cancelled_s is None:
-            item.cancelled_s = self.watchdog.clock.now_s
 
     def _reply_steps(self, session: Session) -> Commands:
         """Replies that are due on the session's stream, in the order of their numbers."""
@@ -642,7 +561,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.StepsOpened: MasterState._steps_opened,
     ev.StepsClosed: MasterState._steps_closed,
     ev.StepRequested: MasterState._step_requested,
-    ev.StepsCancelled: MasterState._steps_cancelled,
+    ev.StepsCancelled: cancels.request,
+    ev.StepsEnded: cancels.end_steps,
     ev.SaveAwaited: saves.wait_requested,
     ev.ReleaseRequested: MasterState._release_requested,
     ev.DrainRequested: drain.requested,

@@ -6,8 +6,9 @@ from the end of the command before it.
 | the head                                                     | then                                              |
 |--------------------------------------------------------------|---------------------------------------------------|
 | is older than `stall_s`, and thrice its longest run so far   | log, Status and all waiting clients name it       |
+| was cancelled, see `cancels.py`, and runs on                 | the same, with who would lose what by its end     |
 | is older than its time limit                                 | it fails (StepTimeoutError), executors start anew |
-| was cancelled, or its session closed, and the grace is over  | the same with StepCancelledError                  |
+| was cancelled, and its time is over                          | the same with StepCancelledError                  |
 
 A computation of XLA cannot be interrupted: its executor is killed, and with it all executors of the generation.
 Ages are read from an `AwakeClock`. Functions on `MasterState`, as in `saves.py`.
@@ -18,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardwright.errors import DeadlineError, ShardwrightError, StepCancelledError, StepTimeoutError
-from shardwright.server.master import drain
+from shardwright.errors import DeadlineError, ShardwrightError, StepTimeoutError
+from shardwright.server.master import cancels, drain
 from shardwright.server.master import events as ev
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
 LONGEST_LIMIT_S = 24 * 3600.0
 #: Whatever a user asks for: everybody's arrays go with a step that is ended, so a healthy one has to have had a chance.
 SHORTEST_LIMIT_S = 1.0
-#: A step older than so many of its longest runs is a suspect; a cancelled one may run for so many.
-STALL_FACTOR, GRACE_FACTOR = 3.0, 2.0
+#: A step older than so many of its longest runs is a suspect.
+STALL_FACTOR = 3.0
 #: Age from which Status names the head.
 SHOWN_S = 2.0
 #: Nodes that a text names, at most.
@@ -58,11 +59,11 @@ class AwakeClock:
 
 @dataclass(slots=True)
 class Watchdog:
-    """ended_s: when the last head got its answer. reported: sequence number of the head that was named."""
+    """ended_s: when the last head got its answer. reported: the head that was named, and whether it was cancelled."""
 
     clock: AwakeClock
     ended_s: float = 0.0
-    reported: int = 0
+    reported: tuple[int, bool] = (0, False)
 
 
 def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
@@ -122,8 +123,36 @@ def waiting_for(state: MasterState) -> str:
 
 
 def describe(state: MasterState, item: Pending) -> str:
-    """E.g. `step 5 of session 1a2b3c4d, 12 s so far: node 1 (host:2223), process 4242, device 3`."""
-    return f"{_name(item.command)}, {age_s(state, item):.0f} s so far: {_where(state, item)}"
+    """E.g. `step 5 of session 1a2b3c4d, 12 s so far: node 1 (host:2223), process 4242, device 3; …`."""
+    text = f"{_name(item.command)}, {age_s(state, item):.0f} s so far: {_where(state, item)}"
+    return f"{text}; {_outlook(state, item)}"
+
+
+def _outlook(state: MasterState, item: Pending) -> str:
+    """How long it may take."""
+    limit = f"it is ended {_in_seconds(item.limit_s - age_s(state, item))} at the latest"
+    if item.cancelled_s is None:
+        session = state.sessions.get(cancels.session_of(item.command))
+        if session is None or session.stream is not None or not isinstance(item.command, ev.RunOnWorkers):
+            return limit
+        away_s = state._now_s - session.last_seen_s
+        return f"{limit}; its client has been away for {away_s:.0f} of the {state.limits.grace_s:g} s that it may be"
+    how = f"ended by {item.ended_by}" if item.ended_by else "cancelled"
+    ended = f"{how}; unless it ends, all executors are replaced {_in_seconds(cancels.time_left_s(state, item))}"
+    others = [session.label for session in cancels.losers(state, item)]
+    if not others or item.ended_by:
+        return ended
+    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    named = ", ".join(others[:_MAX_NAMED]) + more
+    number = f"/{item.command.step.number}" if isinstance(item.command, ev.RunOnWorkers) else ""
+    return (
+        f"{ended}: that costs session {named} arrays that no snapshot keeps; an operator can end it at once: "
+        f"shardwright cancel ADDRESS {cancels.session_of(item.command)[:8]}{number}"
+    )
+
+
+def _in_seconds(seconds: float) -> str:
+    return f"in {seconds:.0f} s" if seconds >= 0.5 else "now"
 
 
 def tick(state: MasterState) -> Commands:
@@ -134,16 +163,30 @@ def tick(state: MasterState) -> Commands:
     if verdict is not None:
         item.verdict = verdict
         return state._with_formation(state.formation.replace_executors(verdict.message, state._now_s))
-    if find_stalled(state) is None or state.watchdog.reported == item.command.sequence:
+    return _tell(state, item)
+
+
+def _tell(state: MasterState, item: Pending) -> Commands:
+    """Name a head that takes longer than it should, or was cancelled: once in the log, and to each who waits for it."""
+    watchdog = state.watchdog
+    is_cancelled = item.cancelled_s is not None and watchdog.clock.now_s - item.cancelled_s >= SHOWN_S
+    if not is_cancelled and find_stalled(state) is None:
         return []
-    state.watchdog.reported = item.command.sequence
-    text = f"everybody waits for {describe(state, item)}"
-    waiting = [session for session in state.sessions.values() if session.running or session.queue]
-    streams = [session.stream for session in waiting if session.stream is not None]
-    command = item.command
-    step = command.step.number if isinstance(command, ev.RunOnWorkers) else 0
-    log = ev.Log(text=text, is_warning=True, session=_session_of(command), step=step)
-    return [log, *(ev.Notice(stream=stream, text=text) for stream in streams)]
+    key, text, command = (
+        (item.command.sequence, is_cancelled),
+        f"everybody waits for {describe(state, item)}",
+        item.command,
+    )
+    commands: Commands = []
+    if watchdog.reported != key:
+        watchdog.reported = key
+        step = command.step.number if isinstance(command, ev.RunOnWorkers) else 0
+        commands.append(ev.Log(text=text, is_warning=True, session=cancels.session_of(command), step=step))
+    for session in state.sessions.values():
+        if session.stream is not None and session.told != key and (session.running or session.queue):
+            session.told = key
+            commands.append(ev.Notice(stream=session.stream, text=text))
+    return commands
 
 
 def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
@@ -160,30 +203,16 @@ def _verdict(state: MasterState, item: Pending) -> ShardwrightError | None:
         )
     if item.cancelled_s is None:
         return None
-    grace_s = max(state.limits.cancel_grace_s, GRACE_FACTOR * item.usual_s)
-    if min(age, state.watchdog.clock.now_s - item.cancelled_s) <= grace_s:
+    if cancels.time_left_s(state, item) > 0:
         return None
-    return cancelled(f"{what} was cancelled, and did not end within {grace_s:g} s: {where}")
-
-
-def cancelled(message: str) -> StepCancelledError:
-    return StepCancelledError(
-        message, remedy="arrays that it took over are gone: run init again, or restore a checkpoint"
-    )
-
-
-def cancelled_in_time(number: int) -> StepCancelledError:
-    return StepCancelledError(
-        f"step {number} was cancelled before it ran", remedy="its arguments are as they were, if no handle was donated"
-    )
-
-
-def _session_of(command: ev.ToWorkers) -> str:
-    return command.step.session_id if isinstance(command, ev.RunOnWorkers) else command.session_id
+    if item.ended_by:
+        return cancels.cancelled(f"{what} was ended by {item.ended_by}: {where}")
+    grace_s = cancels.grace_s(state, item)
+    return cancels.cancelled(f"{what} was cancelled, and did not end within {grace_s:g} s: {where}")
 
 
 def _name(command: ev.ToWorkers) -> str:
-    session = f"of session {_session_of(command)[:8]}"
+    session = f"of session {cancels.session_of(command)[:8]}"
     match command:
         case ev.RunOnWorkers(step=step):
             return f"{_kind_of(step)} {step.number} of session {step.session_id[:8]}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from shardwright import __version__
 from shardwright.cli import (
+    cancel,
     checkpoints,
     close,
     diff,
@@ -39,6 +40,7 @@ _COMMANDS = (
     run,
     status,
     logs,
+    cancel,
     close,
     drain,
     token,

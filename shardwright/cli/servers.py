@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,25 @@ def dialed(address: str) -> Iterator[tuple[grpc.Channel, tuple[tuple[str, str], 
 
 def call_master(address: str, method: str, request: Any) -> Any:
     """The reply to a call of the Master service. Raises our errors."""
+    from shardwright.proto.v1 import master_pb2_grpc
+
+    return _call(address, master_pb2_grpc.MasterStub, method, request)
+
+
+def call_operators(address: str, method: str, request: Any) -> Any:
+    """The reply to a call of the Operators service. Raises our errors."""
+    from shardwright.proto.v1 import operators_pb2_grpc
+
+    return _call(address, operators_pb2_grpc.OperatorsStub, method, request)
+
+
+def _call(address: str, stub: Callable[[grpc.Channel], Any], method: str, request: Any) -> Any:
     import grpc
 
-    from shardwright.proto.v1 import master_pb2_grpc
     from shardwright.protocol import wire
 
     with dialed(address) as (channel, metadata, deadline_s):
-        stub = master_pb2_grpc.MasterStub(channel)  # type: ignore[no-untyped-call]
         try:
-            return getattr(stub, method)(request, timeout=deadline_s, metadata=metadata)
+            return getattr(stub(channel), method)(request, timeout=deadline_s, metadata=metadata)
         except grpc.RpcError as error:
             wire.raise_from_rpc(error, where=address)

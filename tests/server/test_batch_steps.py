@@ -80,4 +80,10 @@ def test_a_loss_while_it_is_read() -> None:
     world, _ = reading()
     world.executor_dies(0)
     assert not world.state.sessions["s"].being_read
-    assert [reply.number for reply in world.take(ev.ReplyStep)] == [1, 2]
+    assert not world.take(ev.ReplyStep), "it is read again, as nobody has seen it"
+    world.orders.clear()
+    world.executor_dies(1)
+    for node in (0, 1):
+        world.executor_joins(node)
+    world.all_done()
+    assert [(reply.number, reply.error) for reply in world.take(ev.ReplyStep)] == [(1, None), (2, None)]

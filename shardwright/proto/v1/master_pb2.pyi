@@ -351,7 +351,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "live_arrays", "kept")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "restores", "live_arrays", "kept")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +371,7 @@ class RunStepsRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
     LIVE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
@@ -392,9 +393,10 @@ class RunStepsRequest(_message.Message):
     snapshot: SnapshotArrays
     restore_snapshot: RestoreSnapshot
     generation: int
+    restores: bool
     live_arrays: _containers.RepeatedScalarFieldContainer[int]
     kept: KeptState
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., restores: _Optional[bool] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
 
 class SnapshotArrays(_message.Message):
     __slots__ = ()

@@ -24,27 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shardwright/proto/v1/operators.proto\x12\x14shardwright.proto.v1\"\xc3\x01\n\x07LogLine\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\x05\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\x0c\n\x04plan\x18\x08 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x11\n\ttraceback\x18\x0b \x01(\t\x12\x0e\n\x06output\x18\x0c \x01(\t\"k\n\x0fReadLogsRequest\x12\x11\n\x04node\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04tail\x18\x04 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x42\x07\n\x05_node\"N\n\rReadLogsReply\x12,\n\x05lines\x18\x01 \x03(\x0b\x32\x1d.shardwright.proto.v1.LogLine\x12\x0f\n\x07has_gap\x18\x02 \x01(\x08\"^\n\x08LogLines\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\x04\x12,\n\x05lines\x18\x03 \x03(\x0b\x32\x1d.shardwright.proto.v1.LogLine\"\xa1\x01\n\x0bHostFigures\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x61vailable_bytes\x18\x02 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x03\x12\x16\n\x0esnapshot_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14snapshot_limit_bytes\x18\x05 \x01(\x03\x12\x15\n\rdropped_lines\x18\x06 \x01(\x04\"^\n\rDeviceFigures\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x12\n\npeak_bytes\x18\x04 \x01(\x03\"\xa2\x01\n\x0f\x45xecutorFigures\x12\x34\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32#.shardwright.proto.v1.DeviceFigures\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x12\n\nsent_bytes\x18\x04 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x05 \x01(\x04\x32\x65\n\tOperators\x12X\n\x08ReadLogs\x12%.shardwright.proto.v1.ReadLogsRequest\x1a#.shardwright.proto.v1.ReadLogsReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$shardwright/proto/v1/operators.proto\x12\x14shardwright.proto.v1\"2\n\x0f\x45ndStepsRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\"V\n\rEndStepsReply\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x11\n\tcancelled\x18\x03 \x03(\x04\x12\x0f\n\x07running\x18\x04 \x03(\x04\"\xc3\x01\n\x07LogLine\x12\x0e\n\x06time_s\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07process\x18\x03 \x01(\t\x12\x0c\n\x04node\x18\x04 \x01(\x05\x12\x0b\n\x03pid\x18\x05 \x01(\x03\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12\x0c\n\x04plan\x18\x08 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x11\n\ttraceback\x18\x0b \x01(\t\x12\x0e\n\x06output\x18\x0c \x01(\t\"k\n\x0fReadLogsRequest\x12\x11\n\x04node\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04tail\x18\x04 \x01(\r\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x42\x07\n\x05_node\"N\n\rReadLogsReply\x12,\n\x05lines\x18\x01 \x03(\x0b\x32\x1d.shardwright.proto.v1.LogLine\x12\x0f\n\x07has_gap\x18\x02 \x01(\x08\"^\n\x08LogLines\x12\x0e\n\x06origin\x18\x01 \x01(\t\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\x04\x12,\n\x05lines\x18\x03 \x03(\x0b\x32\x1d.shardwright.proto.v1.LogLine\"\xa1\x01\n\x0bHostFigures\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0f\x61vailable_bytes\x18\x02 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x03\x12\x16\n\x0esnapshot_bytes\x18\x04 \x01(\x03\x12\x1c\n\x14snapshot_limit_bytes\x18\x05 \x01(\x03\x12\x15\n\rdropped_lines\x18\x06 \x01(\x04\"^\n\rDeviceFigures\x12\x10\n\x08position\x18\x01 \x01(\x05\x12\x12\n\nused_bytes\x18\x02 \x01(\x03\x12\x13\n\x0blimit_bytes\x18\x03 \x01(\x03\x12\x12\n\npeak_bytes\x18\x04 \x01(\x03\"\xa2\x01\n\x0f\x45xecutorFigures\x12\x34\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32#.shardwright.proto.v1.DeviceFigures\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x12\n\nsent_bytes\x18\x04 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x05 \x01(\x04\x32\xbd\x01\n\tOperators\x12X\n\x08ReadLogs\x12%.shardwright.proto.v1.ReadLogsRequest\x1a#.shardwright.proto.v1.ReadLogsReply0\x01\x12V\n\x08\x45ndSteps\x12%.shardwright.proto.v1.EndStepsRequest\x1a#.shardwright.proto.v1.EndStepsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shardwright.proto.v1.operators_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOGLINE']._serialized_start=63
-  _globals['_LOGLINE']._serialized_end=258
-  _globals['_READLOGSREQUEST']._serialized_start=260
-  _globals['_READLOGSREQUEST']._serialized_end=367
-  _globals['_READLOGSREPLY']._serialized_start=369
-  _globals['_READLOGSREPLY']._serialized_end=447
-  _globals['_LOGLINES']._serialized_start=449
-  _globals['_LOGLINES']._serialized_end=543
-  _globals['_HOSTFIGURES']._serialized_start=546
-  _globals['_HOSTFIGURES']._serialized_end=707
-  _globals['_DEVICEFIGURES']._serialized_start=709
-  _globals['_DEVICEFIGURES']._serialized_end=803
-  _globals['_EXECUTORFIGURES']._serialized_start=806
-  _globals['_EXECUTORFIGURES']._serialized_end=968
-  _globals['_OPERATORS']._serialized_start=970
-  _globals['_OPERATORS']._serialized_end=1071
+  _globals['_ENDSTEPSREQUEST']._serialized_start=62
+  _globals['_ENDSTEPSREQUEST']._serialized_end=112
+  _globals['_ENDSTEPSREPLY']._serialized_start=114
+  _globals['_ENDSTEPSREPLY']._serialized_end=200
+  _globals['_LOGLINE']._serialized_start=203
+  _globals['_LOGLINE']._serialized_end=398
+  _globals['_READLOGSREQUEST']._serialized_start=400
+  _globals['_READLOGSREQUEST']._serialized_end=507
+  _globals['_READLOGSREPLY']._serialized_start=509
+  _globals['_READLOGSREPLY']._serialized_end=587
+  _globals['_LOGLINES']._serialized_start=589
+  _globals['_LOGLINES']._serialized_end=683
+  _globals['_HOSTFIGURES']._serialized_start=686
+  _globals['_HOSTFIGURES']._serialized_end=847
+  _globals['_DEVICEFIGURES']._serialized_start=849
+  _globals['_DEVICEFIGURES']._serialized_end=943
+  _globals['_EXECUTORFIGURES']._serialized_start=946
+  _globals['_EXECUTORFIGURES']._serialized_end=1108
+  _globals['_OPERATORS']._serialized_start=1111
+  _globals['_OPERATORS']._serialized_end=1300
 # @@protoc_insertion_point(module_scope)

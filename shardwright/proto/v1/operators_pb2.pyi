@@ -6,6 +6,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EndStepsRequest(_message.Message):
+    __slots__ = ("session", "number")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    number: int
+    def __init__(self, session: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class EndStepsReply(_message.Message):
+    __slots__ = ("session_id", "owner", "cancelled", "running")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    owner: str
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    running: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[str] = ..., cancelled: _Optional[_Iterable[int]] = ..., running: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LogLine(_message.Message):
     __slots__ = ("time_s", "level", "process", "node", "pid", "session", "step", "plan", "call", "message", "traceback", "output")
     TIME_S_FIELD_NUMBER: _ClassVar[int]

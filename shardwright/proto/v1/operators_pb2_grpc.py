@@ -40,6 +40,11 @@ class OperatorsStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsReply.FromString,
                 _registered_method=True)
+        self.EndSteps = channel.unary_unary(
+                '/shardwright.proto.v1.Operators/EndSteps',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsReply.FromString,
+                _registered_method=True)
 
 
 class OperatorsServicer:
@@ -53,6 +58,13 @@ class OperatorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndSteps(self, request, context):
+        """Ends steps of a session at once. Where one runs, all executors are replaced, whoever loses arrays by it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsReply.SerializeToString,
+            ),
+            'EndSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSteps,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Operators:
             '/shardwright.proto.v1.Operators/ReadLogs',
             shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_operators__pb2.ReadLogsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Operators/EndSteps',
+            shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_operators__pb2.EndStepsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,60 @@
+"""Steps that run again by themselves after a loss of executors.
+
+A step under way whose arguments all come with it, or are made by such a step before it, has lost nothing: nobody has
+seen a result, and it is a function of its arguments. It goes back to the queue of its session, under its number.
+Clients that restore snapshots send their steps again themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from shardwright.server.master import events as ev
+
+if TYPE_CHECKING:
+    from shardwright.server.master.sessions import Session
+    from shardwright.server.master.state import Pending
+
+
+def list_steps(session: Session, pending: Mapping[int, Pending]) -> list[ev.StepRequested]:
+    """Those of a session's steps under way that can run again, by number. pending: by sequence number."""
+    steps: list[ev.StepRequested] = []
+    there: set[int] = set()
+    for _, sequence in sorted(session.running.items()):
+        item = pending[sequence]
+        assert isinstance(item.command, ev.RunOnWorkers)
+        step = item.command.step
+        if _may_repeat(step) and _is_blameless(item) and there.union(_inline(step)).issuperset(step.arguments):
+            steps.append(step)
+            there |= list_arrays([step])
+    return steps
+
+
+def list_arrays(steps: Iterable[ev.StepRequested]) -> set[int]:
+    """Arrays that come with steps, and those that they make."""
+    return {array_id for step in steps for array_id in (*step.outputs, *_inline(step)) if array_id}
+
+
+def queue(session: Session, steps: Iterable[ev.StepRequested], now_s: float) -> None:
+    """Have steps wait for the next executors; their arrays count as yet to come."""
+    for step in steps:
+        del session.running[step.number]
+        for array_id in list_arrays([step]):
+            session.drop_reasons.pop(array_id, None)
+        session.enqueue(step, now_s)
+
+
+def _may_repeat(step: ev.StepRequested) -> bool:
+    """Whether it makes arrays, and nothing else; one that is for a generation is its client's business."""
+    is_save = step.files is not None and step.files.is_save
+    is_snapshot = step.snapshot is not None
+    return not (step.generation or is_save or is_snapshot)
+
+
+def _is_blameless(item: Pending) -> bool:
+    return item.verdict is None and item.cancelled_s is None and item.error is None
+
+
+def _inline(step: ev.StepRequested) -> set[int]:
+    return {array_id for array_id, _ in step.inline}
