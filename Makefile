@@ -66,6 +66,19 @@ test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on
 test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
 	$(call run_tests,slow,$(SLOW_WORKERS))
 
+# The newest JAX needs a newer Python than the oldest that Shardwright takes; pyenv's need not be on the path. Another:
+# make NEWEST_PYTHON=/path/to/python test-newest
+NEWEST_PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python); do \
+	$$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: test-newest
+test-newest: ## Run the quick tests with the newest JAX, in build/newest (Python 3.12 or newer).
+	@if [ -z "$(NEWEST_PYTHON)" ]; then \
+		echo "tests with the newest JAX are left out: no Python 3.12 or newer was found (make NEWEST_PYTHON=/path/to/python test-newest)"; \
+	else \
+		$(MAKE) --no-print-directory VENV=build/newest PYTHON=$(NEWEST_PYTHON) test; \
+	fi
+
 # Front ends whose tests have an environment of their own, in build/frontends.
 FRONTENDS ?= keras torch tensorflow
 

@@ -16,6 +16,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Instruction, Module, format_shape
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.gc_pause import gc_paused
+from shardwright.planner.xla_version import xla_version
 from shardwright.reserved_names import IDENTITY_TARGETS
 
 #: Cluster fields without influence on plans: names, addresses, access control, inputs, how many nodes it needs.
@@ -175,9 +176,9 @@ def cluster_digest(cluster: Cluster) -> bytes:
 
 @functools.cache
 def planner_version() -> bytes:
-    """Hash of the planner's sources and data: part of every key."""
+    """Hash of the planner's sources and data, and of the version of XLA they plan for: part of every key."""
     root = Path(shardwright.__file__).parent
-    digest = sha256()
+    digest = sha256(repr(xla_version()).encode())
     for source in _SOURCES:
         path = root / source
         files = sorted(path.rglob("*")) if path.is_dir() else [path]

@@ -29,7 +29,11 @@ from dataclasses import dataclass
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, operand_leaves
 from shardwright.planner.rules.reduction import reduction_of
+from shardwright.planner.xla_version import xla_version
 from shardwright.reserved_names import IDENTITY_TARGETS
+
+#: From this version on XLA keeps partial sums of lookups and batch-grouped convolutions. jaxlib 0.11.1 is wrong.
+XLA_KEEPS_SUMS = (0, 11, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +73,19 @@ def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
 
     taken: the axes' factors; none: only reasons independent of them.
 
-    XLA reduces such a sum by itself, regardless of its result's sharding, and then mistakes the whole sum for a
-    summand. Pinned by a test that fails once XLA fixes it (tests/planner/rules/test_linear.py); until then every
-    contracted axis is reduced at the instruction, and no other axis is partial in its result.
+    XLA reduces such a sum by itself, whatever its result's sharding, and then mistakes the whole sum for a summand:
+    lookups and batch-grouped convolutions before `XLA_KEEPS_SUMS`, images split with borders in some layouts ever since
+    (pinned by tests/planner/rules/test_linear.py and test_image_sums.py). Every contracted axis is reduced at the
+    instruction then, and no other axis is partial in its result.
     """
+    if instruction.opcode == "convolution" and any(factor.halo for factor in taken):
+        return "XLA reduces what a convolution sums over an image that is split with borders at once"
+    if xla_version() >= XLA_KEEPS_SUMS:
+        return None
     if instruction.opcode == "gather":
         return "XLA reduces rows that each device looks up in its part of the table at once"
     if instruction.opcode == "convolution" and instruction.get("batch_group_count", 1) > 1:
         return "XLA reduces the summed batch of a batch-grouped convolution at once"
-    if instruction.opcode == "convolution" and any(factor.halo for factor in taken):
-        return "XLA reduces what a convolution sums over an image that is split with borders at once"
     return None
 
 

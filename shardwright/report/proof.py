@@ -2,9 +2,12 @@
 
 XLA names a collective after the planned instruction it was made for. The two sides are matched
 
-1. by instruction and kind: one instruction's need may be one line of the plan and two collectives (XLA reduces scalars
-   over one axis after the other), or the reverse;
-2. the rest by kind, devices and bytes: a value needed equally by several instructions is moved once, for the first of
+1. equal ones of one instruction;
+2. equal ones wherever they stand, if the instruction has none in the program: one that computes nothing (an annotation)
+   may lose its name to the one before it;
+3. the rest by instruction and kind: one instruction's need may be one line of the plan and two collectives (XLA reduces
+   scalars over one axis after the other), or the reverse;
+4. the rest by kind, devices and bytes: a value needed equally by several instructions is moved once, for the first of
    them that XLA met.
 
 Matched collectives must run within the devices of the plan's groups: equal bytes over another axis are other links.
@@ -299,30 +302,39 @@ def _match_items(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pai
     for side, items in enumerate((planned, seen)):
         for item in items:
             cells.setdefault((item.instruction, item.kind), ([], []))[side].append(item)
-    elsewhere: list[Item] = []  # what the program has beyond the plan's lines of its instruction
-    lacking: list[Item] = []
+    rests: list[_Pair] = []
     for planned_side, program_side in cells.values():
         equal, missing, extra = _equal_pairs(planned_side, program_side)
         yield from equal
+        rests.append((missing, extra))
+    nowhere = [(missing, extra) for missing, extra in rests if not extra]
+    yield from _match_elsewhere(nowhere, rests, _identity, _is_equal)
+    for missing, extra in rests:
         if missing and extra:  # the instruction has them, of another size
-            yield missing, extra
-            continue
-        lacking += missing
-        elsewhere += extra
+            yield [*missing], [*extra]
+            missing.clear()
+            extra.clear()
     for convert in (_identity, _as_all_reduce):  # an all-reduce that is one is not taken for one that is sliced
         for fits in (_is_equal, _is_equal_within):
-            rest = []
-            for item in lacking:
-                match = _take(elsewhere, item, convert, fits)
-                if match is None:
-                    rest.append(item)
-                else:
-                    yield [item], [match]
-            lacking = rest
-    for item in lacking:
-        yield [item], []
-    for item in elsewhere:
-        yield [], [item]
+            yield from _match_elsewhere(rests, rests, convert, fits)
+    for missing, extra in rests:
+        yield from (([item], []) for item in missing)
+        yield from (([], [item]) for item in extra)
+
+
+def _match_elsewhere(
+    lacking: Sequence[_Pair],
+    rests: Sequence[_Pair],
+    convert: Callable[[Item], Item],
+    fits: Callable[[Item, Item], bool],
+) -> Iterator[_Pair]:
+    """Pairs of a plan's collective in `lacking` and one of the program in `rests` that fits it; both are taken out."""
+    for missing, _ in lacking:
+        for item in list(missing):
+            match = next((match for _, extra in rests if (match := _take(extra, item, convert, fits))), None)
+            if match is not None:
+                missing.remove(item)
+                yield [item], [match]
 
 
 def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_Pair], list[Item], list[Item]]:

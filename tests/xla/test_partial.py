@@ -183,7 +183,8 @@ def test_a_loop_of_partial_scalars() -> None:
     case = Case(losses, (normal(5, 16, 8),), {"x": 4}, {0: (None, "x", None)}, {})
     _, late = plans_of(case)
     marks = emit_stablehlo(late.require_hlo(), late).count('[], unreduced={"x"}> : tensor<f32>')
-    assert marks == 9  # into the loop, its body and condition, the sum, the call and its parameter, what they give
+    called = jax.version.__version_info__ < (0, 12)  # the body's sum is a function of its own there
+    assert marks == 7 + 2 * called  # into the loop, its body and condition, the sum, what they give
     (out,), observed = run_planned(late, *case.arguments)
     np.testing.assert_allclose(out, losses(*case.arguments), rtol=1e-5)
     assert [(c.kind, c.count) for c in observed if c.group_size > 1] == [("all-reduce", 1)]

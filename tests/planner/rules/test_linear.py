@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 
 from shardwright.hlo import Instruction, parse
-from shardwright.planner.rules import Factor, rule_of
-from shardwright.planner.rules.linear import LinearWay, becomes_partial, is_zero, linear_ways, why_not_partial
+from shardwright.planner.rules import Factor, linear, rule_of
+from shardwright.planner.rules.linear import (
+    XLA_KEEPS_SUMS,
+    LinearWay,
+    becomes_partial,
+    is_zero,
+    linear_ways,
+    why_not_partial,
+)
+from shardwright.planner.xla_version import xla_version
 from shardwright.plans.shardings import Mesh
 from tests.planner.linear_trials import Trial, instructions_of, judge, judge_all, trials_of
 from tests.planner.rules.rule_programs import hlo_text, operations
@@ -48,15 +56,20 @@ def sample_values(trials: list[Trial], per_opcode: int) -> list[Trial]:
     return result
 
 
-def test_what_is_reduced_at_once_is_wrong_when_kept(instructions: list[Instruction]) -> None:
-    """A failure means that XLA was mended: lift `why_not_partial`."""
+def test_what_is_reduced_at_once_is_wrong_when_kept(instructions: list[Instruction], earlier_xla: None) -> None:
+    """Wrong before XLA kept such sums, right since: a failure means that `XLA_KEEPS_SUMS` is another version."""
     mesh = MESHES[0]
     denied = [each for each in instructions if why_not_partial(each)]
     assert {each.opcode for each in denied} == {"gather", "convolution"}
     for opcode in ("gather", "convolution"):
         instruction = next(each for each in denied if each.opcode == opcode and sums(each))
         (verdict,) = judge([Trial(instruction, mesh, {"x": sums(instruction)[0]})])
-        assert not verdict.is_exact, f"XLA is right by now: {verdict}"
+        assert verdict.is_exact == (xla_version() >= XLA_KEEPS_SUMS), verdict
+
+
+def test_what_xla_keeps_by_now_is_offered(instructions: list[Instruction], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "xla_version", lambda: XLA_KEEPS_SUMS)
+    assert not [each for each in instructions if why_not_partial(each)]
 
 
 def sums(instruction: Instruction) -> list[Factor]:
@@ -64,11 +77,11 @@ def sums(instruction: Instruction) -> list[Factor]:
 
 
 def test_nothing_partial_beside_rows_that_are_looked_up(instructions: list[Instruction]) -> None:
-    """A failure means that XLA was mended: `why_not_partial` may speak of the summed axis alone."""
+    """Wrong before XLA kept such sums, right since: a failure means that `XLA_KEEPS_SUMS` is another version."""
     lookup = next(each for each in instructions if each.opcode == "gather" and sums(each))
     chosen = {"x": LinearWay(frozenset({0})), "y": sums(lookup)[0]}
     (verdict,) = judge([Trial(lookup, MESHES[1], chosen, ("y",))])
-    assert not verdict.is_exact, f"XLA is right by now: {verdict}"
+    assert verdict.is_exact == (xla_version() >= XLA_KEEPS_SUMS), verdict
 
 
 _COMPLEX = """

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from shardwright.planner.rules import Factor
+from shardwright.planner.xla_version import xla_version
 from shardwright.plans.shardings import Mesh
 from tests.planner.rules.rule_cases import Trial, cases_of
 from tests.planner.rules.rule_programs import f32, hlo_text, s32
@@ -69,11 +70,15 @@ def _verdict(split: Split) -> Verdict:
     return verdict
 
 
+def _gathers_whole(verdict: Verdict) -> bool:
+    whole = verdict.trial.case.instruction.operands[0].shape.size_bytes
+    return ("all-gather", whole) in {(moved.kind, moved.size_bytes) for moved in verdict.moved}
+
+
 @pytest.mark.parametrize("split", GATHERED.values(), ids=GATHERED)
 def test_xla_gathers(split: Split) -> None:
     verdict = _verdict(split)
-    whole = verdict.trial.case.instruction.operands[0].shape.size_bytes
-    assert ("all-gather", whole) in {(moved.kind, moved.size_bytes) for moved in verdict.moved}, str(verdict)
+    assert _gathers_whole(verdict), str(verdict)
 
 
 def test_a_top_k_call_splits_beside_an_idle_axis_too() -> None:
@@ -89,7 +94,11 @@ def test_a_top_k_call_splits_beside_an_idle_axis_too() -> None:
 
 @pytest.mark.parametrize("split", WRONG.values(), ids=WRONG)
 def test_xla_is_wrong(split: Split) -> None:
-    assert _verdict(split).wrong
+    verdict = _verdict(split)
+    if split.text == "dynamic slice" and xla_version() >= (0, 12):  # right by now, and no gain
+        assert _gathers_whole(verdict), str(verdict)
+    else:
+        assert verdict.wrong
 
 
 @pytest.mark.parametrize(
