@@ -25,9 +25,9 @@ from shardwright.xla.jax_shardings import require_shardings
 #: all its all-reduces into one (which GPU and TPU do not).
 _DUMPED_PASSES = ".*spmd-partitioning|cpu-all-reduce-combiner"
 _BEFORE_COMBINER = "*before_cpu-all-reduce-combiner*.txt"
-_PARTITIONED = "*after_*spmd-partitioning*.txt"
+_PARTITIONED = "*after_spmd-partitioning*.txt"
 #: For devices that are not here: the same of XLA:GPU and the TPU compiler, ahead of the first of their combiners.
-_DUMPED_PASSES_ELSEWHERE = ".*spmd-partitioning|.*all-gather-combiner"
+_DUMPED_PASSES_ELSEWHERE = ".*all-gather-combiner"
 _BEFORE_COMBINER_ELSEWHERE = "*before_*all-gather-combiner*.txt"
 _POLL_S = 0.05
 
