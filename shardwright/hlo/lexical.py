@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import NoReturn
 
-from shardwright.errors import HloSyntaxError
+from shardwright.errors import HloSyntaxError, UnsupportedProgramError
 
 #: Longest part of a source line that an error shows on each side of the caret.
 _EXCERPT = 100
@@ -115,8 +115,15 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
 AS_PRINTED = "give the whole text of a module, as XLA prints it"
 
 
-def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) -> NoReturn:
-    """Raise HloSyntaxError at an offset of `text`, showing the line with a caret."""
+def fail(
+    text: str,
+    position: int,
+    message: str,
+    *,
+    remedy: str = AS_PRINTED,
+    kind: type[HloSyntaxError | UnsupportedProgramError] = HloSyntaxError,
+) -> NoReturn:
+    """Raise an error at an offset of `text`, showing the line with a caret."""
     position = min(max(position, 0), len(text))
     if text and not text[position:].strip():
         message = f"the text ends here: {message}"
@@ -130,6 +137,6 @@ def fail(text: str, position: int, message: str, *, remedy: str = AS_PRINTED) ->
     before = ("…" if first > start else "") + text[first:position]
     after = text[position:last].rstrip("\r") + ("…" if last < end else "")
     caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
-    raise HloSyntaxError(
+    raise kind(
         f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy
     ) from None

@@ -71,7 +71,8 @@ def parse(text: str) -> Module:
     Constants printed without their value (`constant({...})`) are marked (`Instruction.is_elided`): a module with some
     can be inspected, not run.
 
-    Raises HloSyntaxError with `line:column`, the line and a caret. The text may come from anybody:
+    Raises HloSyntaxError with `line:column`, the line and a caret, UnsupportedProgramError likewise on a dimension
+    without a size (`f32[?,8]`). The text may come from anybody:
     nothing in it makes the parser recurse, or take more than linear time and memory.
     """
     collecting = gc.isenabled()

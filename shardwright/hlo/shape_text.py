@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 
+from shardwright.errors import UnsupportedProgramError
 from shardwright.hlo.lexical import fail, skip_space
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape, BufferShape, OpaqueShape, Shape, TupleShape
 
@@ -12,6 +13,7 @@ _TYPE = re.compile(r"([A-Za-z][A-Za-z0-9]*+)\s*+\[([^\[\]]*+)\]", re.ASCII)
 # A brace that no number or colon follows opens a computation's body, not a layout.
 _LAYOUT = re.compile(r"\s*+\{(?=\s*[0-9:])([^{}\"]*+)\}", re.ASCII)
 _DIMENSION = re.compile(r"\s*+(<=)?\s*+([0-9]+)\s*+", re.ASCII)
+_UNKNOWN_SIZE = re.compile(r"\s*+(?:<=)?\s*+\?\s*+", re.ASCII)
 _BUFFER = re.compile(r"b\s*+\(\s*+", re.ASCII)
 _OPAQUE = frozenset(["token", "opaque"])
 
@@ -20,6 +22,8 @@ _OPAQUE = frozenset(["token", "opaque"])
 _LAYOUT_TEXT = re.compile(
     r"\s*+((?:[0-9]+(?:\s*+,\s*+[0-9]+)*+)?)\s*+(?::\s*+(?:[A-Z#*]+(?:\([^(){}]*+\)\s*+)++)*+)?", re.ASCII
 )
+#: What to do about sizes that are not known before a program runs.
+FIXED_SIZES = "export it for fixed shapes: a plan is for arrays of known sizes"
 #: XLA counts elements and bytes in 63 bits.
 _MAX_SIZE = 2**63 - 1
 #: Bounds on what may be written, far above what is: products and comparisons of shapes stay cheap.
@@ -128,6 +132,14 @@ class ShapeReader:
             fail(self.original, start, f"an array has at most {MAX_RANK} dimensions")
         for part in dimension_text.split(","):
             match = _DIMENSION.fullmatch(part)
+            if _UNKNOWN_SIZE.fullmatch(part):
+                fail(
+                    self.original,
+                    offset,
+                    "a dimension without a size",
+                    remedy=FIXED_SIZES,
+                    kind=UnsupportedProgramError,
+                )
             if match is None:
                 fail(self.original, offset, "expected a dimension: a number, or <= and a number where it is dynamic")
             if len(match[2]) > 19 or (size := int(match[2])) > _MAX_SIZE:

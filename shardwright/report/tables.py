@@ -60,15 +60,25 @@ def _min_width(cell: RenderableType | None, *, is_whole: bool) -> int:
     if isinstance(cell, str | Text):
         text = str(cell)
         return max((cell_len(piece) for piece in (text.splitlines() if is_whole else text.split())), default=0)
-    console = Console(width=_MAX_WIDTH)
+    console = _plain_console(io.StringIO(), _MAX_WIDTH)
     return Measurement.get(console, console.options, cell).minimum
 
 
 def plain_text(view: RenderableType, width: int) -> str:
     """A rich view without colours, trailing blanks left out."""
     target = io.StringIO()
-    print_view(view, Console(file=target, width=width, color_system=None, force_terminal=False, highlight=False))
+    print_view(view, _plain_console(target, width))
     return "\n".join(line.rstrip() for line in target.getvalue().rstrip().splitlines()) + "\n"
+
+
+def _plain_console(target: io.StringIO, width: int) -> Console:
+    """A console that writes the same text wherever the process runs: it asks neither notebook, terminal nor
+    environment. (In a notebook rich shows what it prints and ignores `file`.)
+    """
+    return Console(
+        file=target, width=width, color_system=None, no_color=True, force_terminal=False, force_jupyter=False,
+        force_interactive=False, highlight=False, emoji=False, legacy_windows=False,
+    )  # fmt: skip
 
 
 def print_view(view: RenderableType, console: Console) -> None:

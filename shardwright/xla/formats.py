@@ -1,7 +1,8 @@
 """Programs in the formats of other tools, as HLO text.
 
 Told apart by content: HLO text; serialized `HloModuleProto`, as JAX and TensorFlow give it, and `HloProto`, as XLA
-dumps it; StableHLO, as text and as MLIR bytecode (https://openxla.org/stablehlo/bytecode), as `jax.export` gives it.
+dumps it; StableHLO, as text and as MLIR bytecode (https://openxla.org/stablehlo/bytecode), as `jax.export` gives it; the
+container that `jax.export` puts the latter in (`Step.export`, `Exported.serialize`).
 All but HLO text is read by XLA, in a child: its readers end their process on some inputs.
 
 `python -m shardwright.xla.formats KIND` converts standard input to HLO text on standard output.
@@ -9,6 +10,7 @@ All but HLO text is read by XLA, in a child: its readers end their process on so
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -17,7 +19,15 @@ from enum import StrEnum
 from os import PathLike
 from pathlib import Path
 
-from shardwright.errors import DeadlineError, HloSyntaxError, OptionError, ShardwrightError
+from shardwright.errors import (
+    DeadlineError,
+    HloSyntaxError,
+    OptionError,
+    PlatformError,
+    ShardwrightError,
+    UnsupportedProgramError,
+)
+from shardwright.hlo.shape_text import FIXED_SIZES
 from shardwright.processes import describe_exit
 
 #: A program: HLO or StableHLO text, the bytes of any format, or the path of a file (a `str` is text).
@@ -25,17 +35,20 @@ ProgramSource = str | bytes | PathLike[str]
 
 #: Longest wait for XLA's reader; a program of 50,000 instructions takes seconds.
 _TIMEOUT_S = 600.0
-#: Exit code of the child where XLA refuses the program.
-_REFUSED = 3
+#: Exit codes of the child: XLA refuses the program; what is exported is no program with fixed sizes for one platform.
+_REFUSED, _UNSUPPORTED = 3, 4
 #: The most characters of XLA's objection that an error repeats.
 _MAX_OBJECTION = 600
+#: Arguments that an error lists, at most.
+_MAX_LISTED = 3
 
 _BYTECODE_MAGIC = b"ML\xefR"
 _COMMENTS = r"\s*(?:(?://[^\n]*|/\*.*?\*/)\s*)*"
 _HLO = re.compile(_COMMENTS + r"HloModule\b", re.DOTALL)
 _MLIR = re.compile(_COMMENTS + r'(?:#\w+\s*=|"?builtin\.module\b|module\b|(?:func\.)?func\b|"func\.func")', re.DOTALL)
+_SYMBOLIC = re.compile(r"dynamic|\?x|shape_assertion")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
-_FORMATS = "HLO text, a serialized HloModuleProto, StableHLO text, or StableHLO bytecode"
+_FORMATS = "HLO text, a serialized HloModuleProto, StableHLO text or bytecode, or a serialized jax.export.Exported"
 _WRITE_ONE = (
     'write one of them: jax.jit(f).lower(...).as_text("hlo"), jax.export.export(...)(...).mlir_module_serialized, '
     "or TensorFlow's experimental_get_compiler_ir(...)(stage='hlo_serialized')"
@@ -52,12 +65,13 @@ class _Kind(StrEnum):
     PROTO = "a serialized HloModuleProto"
     STABLEHLO = "StableHLO text"
     BYTECODE = "StableHLO bytecode"
+    EXPORTED = "a serialized jax.export.Exported"
 
 
 def read_program(source: ProgramSource) -> str:
     """HLO text of a program in any of the formats; HLO text itself comes back as it is.
 
-    Raises HloSyntaxError: the program cannot be read. OptionError: the file cannot, or `source` is something else.
+    Raises HloSyntaxError: the program cannot be read. UnsupportedProgramError: its sizes are not fixed. OptionError: the file cannot, or `source` is something else.
     """
     if isinstance(source, PathLike):
         return _read_file(source)
@@ -84,9 +98,9 @@ def read_named_program(data: bytes, path: str) -> str:
     """`read_program` of a file's contents; `path` stands for it in errors, and in source lines of StableHLO text."""
     try:
         return _bytes_to_hlo(data, path)
-    except HloSyntaxError as error:
+    except (HloSyntaxError, UnsupportedProgramError) as error:
         where = f"{path}:{error.where}" if error.where else path
-        raise HloSyntaxError(error.message, where=where, remedy=error.remedy) from None
+        raise type(error)(error.message, where=where, remedy=error.remedy) from None
 
 
 def _text_to_hlo(text: str, path: str) -> str:
@@ -111,11 +125,18 @@ def _bytes_to_hlo(data: bytes, path: str) -> str:
     if text is not None and (_HLO.match(text) or not _CONTROL.search(text)):
         return _text_to_hlo(text, path)
     if _BYTECODE_MAGIC in data:
-        raise HloSyntaxError(
-            "StableHLO bytecode lies inside the file, behind something else",
-            remedy="of a jax.export.Exported write exported.mlir_module_serialized, not exported.serialize()",
-        )
+        return _convert(_Kind.EXPORTED, _exported(data), path)
     return _convert(_Kind.PROTO, _module_proto(data), path)
+
+
+def _exported(data: bytes) -> bytes:
+    """Raises PlatformError where nothing reads the container."""
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise PlatformError(
+            "flatbuffers is not installed, which reads what jax.export has serialized",
+            remedy="pip install flatbuffers, or write exported.mlir_module_serialized",
+        )
+    return data
 
 
 def _module_proto(data: bytes) -> bytes:
@@ -171,7 +192,15 @@ def _convert(kind: _Kind, data: bytes, path: str) -> str:
     if child.returncode == _REFUSED:
         objection = child.stdout.decode(errors="replace").strip()
         first = objection.partition("\n")[0].removeprefix("UNKNOWN: ")[:_MAX_OBJECTION]
-        raise HloSyntaxError(f"XLA cannot read {kind}: {first}", remedy=_remedy_of(objection))
+        reader = "JAX" if kind is _Kind.EXPORTED else "XLA"
+        if _SYMBOLIC.search(objection):
+            raise UnsupportedProgramError(f"the sizes of {kind} are not fixed: {first}", remedy=FIXED_SIZES)
+        raise HloSyntaxError(
+            f"{reader} cannot read {kind}: {first}", remedy="check that it is whole, and no newer than the installed jaxlib"
+        )
+    if child.returncode == _UNSUPPORTED:
+        message, remedy = child.stdout.decode(errors="replace").strip().split("\n", 1)
+        raise UnsupportedProgramError(message, remedy=remedy)
     if child.returncode != 0:
         last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
         how = describe_exit(child.returncode)
@@ -184,18 +213,52 @@ def _convert(kind: _Kind, data: bytes, path: str) -> str:
     return text.replace('source_file="-"', f'source_file="{name}"') if kind is _Kind.STABLEHLO else text
 
 
-def _remedy_of(objection: str) -> str:
-    if "dynamic" in objection or "?x" in objection or "shape_assertion" in objection:
-        return "export it with fixed shapes: a plan is for arrays of known sizes"
-    return "check that it is whole, and no newer than the installed jaxlib"
+def _stablehlo_of_exported(data: bytes) -> bytes:
+    """StableHLO bytecode in `jax.export`'s container. Raises HloSyntaxError: it is none, or damaged.
+    UnsupportedProgramError: its sizes, or its platform, are not fixed.
+    """
+    import jax
+    from jax import export
+
+    try:
+        exported = export.deserialize(bytearray(data))
+        leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(exported.in_tree, exported.in_avals))
+        module = exported.mlir_module_serialized
+    except Exception as error:  # of any kind: flatbuffers reads offsets that may point anywhere
+        raise HloSyntaxError(f"{type(error).__name__}: {error}") from None
+    symbolic = [
+        f"argument {jax.tree_util.keystr(path[1:])} has the shape ({', '.join(map(str, aval.shape))})"
+        for path, aval in leaves
+        if not all(isinstance(size, int) for size in aval.shape)
+    ]
+    if symbolic:
+        more = f" and {len(symbolic) - _MAX_LISTED} more" if len(symbolic) > _MAX_LISTED else ""
+        raise UnsupportedProgramError(
+            f"it is exported for symbolic sizes: {', '.join(symbolic[:_MAX_LISTED])}{more}", remedy=FIXED_SIZES
+        )
+    if len(exported.platforms) > 1:
+        raise UnsupportedProgramError(
+            f"it is exported for {', '.join(exported.platforms)} at once: its program asks for the platform when it runs",
+            remedy='export it for one: jax.export.export(f, platforms=["cpu"])',
+        )
+    return bytes(module)
+
+
+def _to_hlo(kind: _Kind, data: bytes) -> str:
+    from shardwright.xla.private import hlo_of_proto, hlo_of_stablehlo
+
+    if kind is _Kind.PROTO:
+        return hlo_of_proto(data)
+    return hlo_of_stablehlo(_stablehlo_of_exported(data) if kind is _Kind.EXPORTED else data)
 
 
 def main() -> int:
-    from shardwright.xla.private import hlo_of_proto, hlo_of_stablehlo
-
     data = sys.stdin.buffer.read()
     try:
-        text = hlo_of_proto(data) if _Kind[sys.argv[1]] is _Kind.PROTO else hlo_of_stablehlo(data)
+        text = _to_hlo(_Kind[sys.argv[1]], data)
+    except UnsupportedProgramError as error:
+        print(f"{error.message}\n{error.remedy}")
+        return _UNSUPPORTED
     except ShardwrightError as error:
         print(error.message)
         return _REFUSED

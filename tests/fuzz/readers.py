@@ -18,7 +18,14 @@ from pathlib import Path
 
 import shardwright as sw
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import ClusterConfigError, HloSyntaxError, InternalError, PlanCheckError, PlanError
+from shardwright.errors import (
+    ClusterConfigError,
+    HloSyntaxError,
+    InternalError,
+    PlanCheckError,
+    PlanError,
+    UnsupportedProgramError,
+)
 from shardwright.hlo import parse
 from shardwright.plans import pipeline_json
 from shardwright.plans.plan_json import decode
@@ -73,7 +80,7 @@ class Reader:
     documents: Callable[[], Sequence[str]]
     mutate: Callable[[random.Random, Sequence[str]], str]
     read: Callable[[str], None]
-    error: type[sw.ShardwrightError]
+    error: type[sw.ShardwrightError] | tuple[type[sw.ShardwrightError], ...]
     place: re.Pattern[str]
     base_time_s: float = BASE_TIME_S
     share: float = 1.0
@@ -128,7 +135,7 @@ def _mutate_parsed(rng: random.Random, programs: Sequence[str]) -> str:
         try:
             if text not in programs and parse(text):
                 return text
-        except HloSyntaxError:
+        except (HloSyntaxError, UnsupportedProgramError):
             pass
     return rng.choice(programs)
 
@@ -191,7 +198,8 @@ READERS = {
     reader.name: reader
     for reader in (
         Reader(
-            name="hlo", documents=_corpus, mutate=texts.mutate, read=_read_hlo, error=HloSyntaxError,
+            name="hlo", documents=_corpus, mutate=texts.mutate, read=_read_hlo,
+            error=(HloSyntaxError, UnsupportedProgramError),
             place=re.compile(r"^\d+:\d+$"),
         ),
         Reader(

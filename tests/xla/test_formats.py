@@ -109,6 +109,33 @@ def test_names_beside_a_program(programs: dict[str, str | bytes]) -> None:
         sw.plan(programs["text"], 8, names=["a", "b", "c"])
 
 
+def test_what_jax_export_serializes_is_read(programs: dict[str, str | bytes], tmp_path: Path) -> None:
+    path = tmp_path / "step.stablehlo"
+    path.write_bytes(export.export(DONATED)(*ARGUMENTS).serialize())
+    assert read_program(path) == read_program(programs["bytecode"])
+
+
+@pytest.mark.parametrize("kind", ["HLO text", "StableHLO bytecode", "a serialized Exported"])
+def test_sizes_that_are_not_fixed_are_said(kind: str, tmp_path: Path) -> None:
+    (rows,) = export.symbolic_shape("rows")
+    exported = export.export(jax.jit(lambda x: x + x.shape[0]))(array((rows, 8)))
+    path = tmp_path / "step"
+    if kind == "HLO text":
+        path.write_text("HloModule m\n\nENTRY e {\n  x = f32[?,8]{1,0} parameter(0)\n  ROOT y = f32[?,8] negate(x)\n}")
+    else:
+        path.write_bytes(exported.mlir_module_serialized if "bytecode" in kind else exported.serialize())
+    with pytest.raises(sw.UnsupportedProgramError, match="fixed shapes") as caught:
+        sw.plan(path, 2, cache=False)
+    assert "syntax" not in str(caught.value)
+    assert ("(rows, 8)" in str(caught.value)) is ("Exported" in kind)
+
+
+def test_programs_for_several_platforms_are_refused() -> None:
+    exported = export.export(jax.jit(jnp.tanh), platforms=("cpu", "cuda"))(array((8,)))
+    with pytest.raises(sw.UnsupportedProgramError, match="cpu, cuda at once"):
+        read_program(bytes(exported.serialize()))
+
+
 # ---- what cannot be read ---------------------------------------------------------------
 
 
@@ -127,7 +154,7 @@ def test_cut_programs_are_refused(programs: dict[str, str | bytes], kind: str, p
         (bytes(range(256)), "or it is cut short"),
         (b"PK\x03\x04" + b"\xff" * 40, "not HLO text"),
         (b"\x0a\x03abc\x12\x03def", "a protocol buffer, but no HloModuleProto"),
-        (b"\x10\x00\x00\x00\x0c\x00ML\xefR\r\xff", "write exported.mlir_module_serialized"),
+        (b"\x10\x00\x00\x00\x0c\x00ML\xefR\r\xff", "cannot read a serialized jax.export.Exported"),
         (b"step.hlo", r"pathlib.Path\('step.hlo'\)"),
         (b"module {", "XLA cannot read StableHLO text"),
         (b"", "HloModule"),
