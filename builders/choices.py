@@ -18,6 +18,7 @@ from shardwright.options.plan_options import REPLICATED, Pin, PlanOptions, Tenso
 from shardwright.options.user_options import bucket_bytes, check_limits, plan_options
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Candidate, Plan
+from shardwright.plans.plan_text import plan_from_json
 from shardwright.plans.variable_strategy import VariableStrategy
 from shardwright.spelling import did_you_mean
 
@@ -49,14 +50,20 @@ class PlanChoice:
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOptions]:
-    """Check the user's options: (the builder given as `force` or None, the options). Raises OptionError."""
+    """Check the user's options: (the builder given as `force` or None, the options).
+
+    Raises OptionError, and PlanError naming the wrong field of a given plan.
+    """
     builder = options.get("force")
     if isinstance(builder, type) and issubclass(builder, Builder):
         raise OptionError(
             f"{builder.__name__} is a class of builders", where="force", remedy=f"pass one: {builder.__name__}()"
         )
     if not isinstance(builder, Builder):
-        return None, plan_options(**options)
+        checked = plan_options(**options)
+        if checked.plan_json:
+            plan_from_json(checked.plan_json)  # a wrong field is said here, before anything is lowered or sent
+        return None, checked
     checked = plan_options(**{**options, "force": None})
     _check_beside_builder(builder, checked)
     return builder, checked
@@ -65,15 +72,16 @@ def read_options(options: Mapping[str, Any]) -> tuple[Builder | None, PlanOption
 def _check_beside_builder(builder: Builder, options: PlanOptions) -> None:
     """Raises OptionError on an option that a builder leaves no room for."""
     for option, is_given in (
+        ("plan_json", bool(options.plan_json)),
         ("rest", options.rest != "search"),
         ("mode", options.mode != "search"),
         ("stages", (options.stages or 1) > 1),
     ):
         if is_given and not (isinstance(builder, Auto) and option == "stages"):
-            value = getattr(options, option)
+            said = "plan=" if option == "plan_json" else f"{option}={getattr(options, option)!r}"
             raise OptionError(
-                f"{option}={value!r} and force={builder!r}, which says all arguments and plans one program",
-                where=option,
+                f"{said} and force={builder!r}, which says all arguments and plans one program",
+                where=option.removesuffix("_json"),
                 remedy="leave one of them out",
             )
 
@@ -83,6 +91,7 @@ _FIELDS_OF_OPTION = {
     "bucket": ("bucket_bytes",),
     "deadline": ("deadline_s",),
     "memory_budget": ("memory_budget", "memory_fraction"),
+    "plan": ("plan_json",),
 }
 
 
@@ -91,9 +100,16 @@ def change_options(
 ) -> tuple[Builder | None, PlanOptions]:
     """A builder and options, with some options given anew by the user; None leaves the choice to the planner.
 
+    A plan takes the place of all choices before it, and gives way to any choice after it.
+
     Raises OptionError on a wrong option, and on one that contradicts those that stay.
     """
     new_builder, given = read_options(changes)
+    if given.plan_json:
+        limits = ("deadline_s", "memory_budget", "memory_fraction")
+        stay = {name: getattr(options, name) for name in limits if getattr(given, name) is None}
+        return None, replace(given, **stay)
+    options = replace(options, plan_json="")
     fields = [field for name in changes for field in _FIELDS_OF_OPTION.get(name, (name,))]
     changed = replace(options, **{field: getattr(given, field) for field in fields})
     builder = new_builder if "force" in changes else builder

@@ -45,9 +45,8 @@ def load(path: str | os.PathLike[str]) -> Given:
     reader = ObjectReader(read_json(text), "plan", refuse_unknown=False)
     if not reader.has("strategies"):
         raise OptionError(
-            "the plan records no strategies of its variables",
+            "the plan records no strategies, as those of strategy builders do; plan= runs the plan itself",
             where=str(path),
-            remedy="plan with a builder, such as force=shardwright.strategies.AllReduce(), and write that plan",
         )
     bucket = None
     if reader.has("compile_options"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 
 import numpy as np
@@ -168,6 +169,7 @@ def choice_key(choice: PlanChoice) -> str:
             limits,
             ways,
             pipeline,
+            sha256(options.plan_json.encode()).hexdigest(),
         )
     )
 

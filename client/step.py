@@ -42,6 +42,7 @@ from shardwright.errors import (
 from shardwright.hlo import parse
 from shardwright.options.plan_options import MEASURED, PlanOptions
 from shardwright.options.user_options import UserOptions, show_options
+from shardwright.plans.plan import TAKEN_OVER
 from shardwright.progress import PlanProgress
 from shardwright.user_plans import PipelinePlan, Plan
 
@@ -432,6 +433,8 @@ class Step:
         self._programs.setdefault(signature, []).append(program)
         if is_main:
             self._main, self._main_signature = program, signature
+            for note in (note for note in program.plan.notes if note.startswith(TAKEN_OVER)):
+                _log.warning("%s: %s", self._function.name, note)
             has_trials = program.is_first or (self._is_measured and not self._is_remembered)
             self._first = (program, choices) if has_trials else None
         return program
@@ -440,6 +443,8 @@ class Step:
         """A program for the arrays' present layouts, and the ways to plan it; where the user's force forbids those
         layouts, one after moves."""
         choices = self._choices(lowered)
+        if any(choice.options.plan_json for choice in choices):  # arrays move to where the plan has them
+            return self._load(lowered, choices), choices
         device_count = self._state.info.device_count
         placed = [
             replace(choice, options=pin_arrays(choice.options, lowered, leaves, self._main, device_count))
@@ -495,11 +500,13 @@ class Step:
     def _choices(self, lowered: Program) -> list[PlanChoice]:
         """The ways to plan a program: the user's options, or what the builder makes of its variables.
 
-        Further programs of the step follow the builder that the first one's plan is of.
+        Further programs of the step follow the builder that the first one's plan is of. A given plan is the first one's
+        alone.
         """
+        options = self._options.without_trials()
         choices = list_choices(
             self._builder,
-            self._options.without_trials(),
+            options if self._main is None else replace(options, plan_json=""),
             self._state.info.cluster,
             lambda: (parse(lowered.hlo_text), lowered.argument_names, lowered.aliases),
         )
@@ -538,6 +545,7 @@ class Step:
         if main is None or main.epoch == self._state.epoch:
             return
         self._end_trials()
+        self._options = replace(self._options, plan_json="")  # it is for as many devices as there were
         self._first = self._main = None
         self._programs.clear()
         self._read_handles.clear()

@@ -133,8 +133,8 @@ class Plan(PlannedProgram):
     __slots__ = ()
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan in JSON (schema: docs/plan-schema.json); without the HLO text, except a rewritten program's."""
-        return plan_to_json(self, indent=indent)
+        """The plan in JSON (schema: docs/plan-schema.json), with its program's HLO text if that is there."""
+        return plan_to_json(self, indent=indent, with_text=True)
 
     @classmethod
     def from_json(cls, text: str, *, hlo_text: str | None = None) -> Plan:
@@ -145,7 +145,7 @@ class Plan(PlannedProgram):
 
     def as_dict(self) -> dict[str, Any]:
         """`to_json`'s data."""
-        return encode_plan(self)
+        return encode_plan(self, with_text=True)
 
     def explain(self, *, width: int = 110) -> str:
         """A report in lines of at most `width` columns (80 or more read well): layout per tensor, collectives by cause,
@@ -184,8 +184,10 @@ class PipelinePlan(PlannedPipeline):
     """
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The plan in JSON (schema: docs/pipeline-schema.json), with the text of every program; without the user's."""
-        return plan_to_json(self, indent=indent)
+        """The plan in JSON (schema: docs/pipeline-schema.json), with the text of every program; of the user's, if it is
+        there.
+        """
+        return plan_to_json(self, indent=indent, with_text=True)
 
     @classmethod
     def from_json(cls, text: str, *, hlo_text: str | None = None) -> PipelinePlan:
@@ -196,7 +198,7 @@ class PipelinePlan(PlannedPipeline):
 
     def as_dict(self) -> dict[str, Any]:
         """`to_json`'s data."""
-        return encode_plan(self)
+        return encode_plan(self, with_text=True)
 
     def explain(self, *, width: int = 110) -> str:
         """A report in lines of at most `width` columns: stages, schedule, memory, transfers."""

@@ -33,6 +33,7 @@ from shardwright.planner.graph.source import Source
 from shardwright.planner.invalid_programs import raise_typed_errors
 from shardwright.planner.planning import plan_step
 from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.reuse import run_again
 from shardwright.planner.warm_start.search_records import SearchHistory
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
@@ -57,16 +58,20 @@ def plan_with_cache(
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
     clock: of the deadline; None starts one now.
 
-    Plans cut short, by a deadline or because the first one was asked for, are not cached. Raises the errors of
-    `plan_step`, and PlanError on a program XLA rejects.
+    A plan that the options bring along is run again (`reuse`). Plans cut short, by a deadline or because the first one
+    was asked for, are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA rejects.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
     source = Source(hlo) if isinstance(hlo, str) else hlo
     with raise_typed_errors(source.text):
-        if store is None:
-            return plan_step(source, cluster, options, progress=progress, clock=clock)
-        return _recall_or_plan(source, cluster, options, store, progress, clock)
+        if options.plan_json:
+            plan = run_again(source, cluster, options, progress=progress, clock=clock)
+        elif store is None:
+            plan = plan_step(source, cluster, options, progress=progress, clock=clock)
+        else:
+            return _recall_or_plan(source, cluster, options, store, progress, clock)
+        return _name_program(plan, source)
 
 
 def _recall_or_plan(
@@ -86,9 +91,14 @@ def _recall_or_plan(
             progress(PlanProgress(phase="cache", incumbent_s=step_s, lower_bound_s=bound_s, elapsed_s=elapsed_s))
         return dataclasses.replace(cached_plan, planning_s=elapsed_s)
     plan = plan_step(source, cluster, options, progress=progress, history=SearchHistory(store), clock=clock)
+    plan = _name_program(plan, source)
     if not (clock.takes_first or _is_cut_short(plan, options)):
         cache.store(source, plan)
     return plan
+
+
+def _name_program(plan: Plan | PipelinePlan, source: Source) -> Plan | PipelinePlan:
+    return dataclasses.replace(plan, program_sha256=program_digest(source.module).hex())
 
 
 def _is_cut_short(plan: Plan | PipelinePlan, options: PlanOptions) -> bool:

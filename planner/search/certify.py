@@ -89,6 +89,10 @@ def bound_plan(search: Search, found: CandidatePlan, bounding: BackgroundBound) 
     cost = found.cost
     if cost.bound_scope:  # an expert's plan
         return found if search.clock.is_expired or search.is_fast else _bound_expert_plan(search, found, bounding)
+    if search.carried is not None:
+        return replace(
+            found, cost=replace(cost, bound_scope="the decisions are an earlier plan's; no other was searched")
+        )
     if search.options.mode == "propagate":
         return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
     if search.is_fast:

@@ -13,6 +13,7 @@ from shardwright.errors import PlanError
 from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock
+from shardwright.planner.constraints.carried import CarriedDecisions, CarriedPlan
 from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.constraints.forced import ForcedStrategy, check_force
 from shardwright.planner.constraints.pins import Requirement, array_name, satisfying_shardings
@@ -69,8 +70,10 @@ class MeshSearch:
         clock: Clock | None = None,
         *,
         limits: SearchLimits = SearchLimits(),
+        carried: CarriedPlan | None = None,
     ) -> None:
         self.limits = limits
+        self.carried = carried
         self.clock = clock or Clock(options.deadline_s)
         self._progress = progress
         self._reported_plan: CandidatePlan | None = None
@@ -298,7 +301,9 @@ class MeshSearch:
             node: (*self.program.pins.get(node, ()), *force.requirements.get(node, ()))
             for node in sorted({*self.program.pins, *force.requirements})
         }
-        confinement: Confinement | None = None
+        confinement: Confinement | CarriedDecisions | None = None
+        if self.carried is not None:
+            confinement = self.carried.on(self.flow)
         if force.roles is not None:
             confinement = force.confinement(self.flow, self.program.ties(requirements))
         in_place = with_views(self.flow, in_place)

@@ -13,6 +13,7 @@ from shardwright.errors import AnnotationError, MemoryBudgetError, PlanError
 from shardwright.hlo import Module
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner.clock import Clock, OutOfTimeError, too_short_error
+from shardwright.planner.constraints.carried import CarriedPlan
 from shardwright.planner.constraints.forced import origin
 from shardwright.planner.costs.relaxed_prices import EXACT_RANK
 from shardwright.planner.gc_pause import gc_paused
@@ -77,6 +78,7 @@ def plan(
     history: SearchHistory | None = None,
     clock: Clock | None = None,
     limits: SearchLimits = SearchLimits(),
+    carried: CarriedPlan | None = None,
 ) -> Plan:
     """Plan one HLO module on a cluster.
 
@@ -87,6 +89,7 @@ def plan(
     history: records of earlier searches; this search may follow one and adds its own.
     clock: measures the deadline; None starts one now.
     limits: how far the search goes.
+    carried: an earlier plan whose decisions stay; with `options.mesh`.
 
     Raises HloSyntaxError on text other than HLO, OptionError on options unfit to the program or cluster,
     AnnotationError on impossible pins, PlanError on contradicting pins, MemoryBudgetError when no plan fits the devices
@@ -96,7 +99,7 @@ def plan(
         options = options or PlanOptions()
         clock = clock or Clock(options.deadline_s)
         try:
-            search = Search(hlo, cluster, options, progress, history, clock, limits=limits)
+            search = Search(hlo, cluster, options, progress, history, clock, limits=limits, carried=carried)
         except OutOfTimeError:
             raise too_short_error(clock) from None
         try:
@@ -121,8 +124,9 @@ class Search(MeshSearch):
         clock: Clock | None = None,
         *,
         limits: SearchLimits = SearchLimits(),
+        carried: CarriedPlan | None = None,
     ) -> None:
-        super().__init__(hlo, cluster, options, progress, clock, limits=limits)
+        super().__init__(hlo, cluster, options, progress, clock, limits=limits, carried=carried)
         self.history = history
         self.query = SearchQuery.of(self.program.original, cluster, options) if history is not None else None
         self.record: SearchRecord | None = None
@@ -243,7 +247,7 @@ class Search(MeshSearch):
 
     @property
     def is_unforced(self) -> bool:
-        return self.options.force is None and self.options.mode == "search"
+        return self.options.force is None and self.options.mode == "search" and self.carried is None
 
     def search_variant(
         self, again: Recomputation | None, micro_batches: int, without: frozenset[Mesh] = frozenset()

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.cost.moves.relayout import MoveEnds
 from shardwright.planner.clock import Clock
+from shardwright.planner.constraints.carried import CarriedDecisions
 from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
@@ -48,7 +49,7 @@ class CostGraph:
     pinned: Mapping[int, StrategySet]
     in_place: frozenset[int] = frozenset()
     fed_arguments: frozenset[int] = frozenset()
-    confinement: Confinement | None = None
+    confinement: Confinement | CarriedDecisions | None = None
     preference: TieBreak | None = None
     restrictions: Mapping[Variable, Restriction] = field(default_factory=dict)
     combinable_bytes: Mapping[Leaf, int] = field(default_factory=dict)

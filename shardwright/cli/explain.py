@@ -25,7 +25,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
     )
     parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
     parser.add_argument("--hlo", metavar="FILE", help="the program; refused where the plan was made for another")
-    add_emit_option(parser, " (needs --hlo, but for a pipeline)")
+    add_emit_option(parser, " (needs --hlo where the plan's file does not hold the program)")
     add_trace_option(parser)
     parser.add_argument("--json", action="store_true", help="print the checked plan as JSON")
     parser.set_defaults(run=run)

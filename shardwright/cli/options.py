@@ -43,6 +43,13 @@ def add_planning_options(parser: argparse.ArgumentParser) -> None:
         help="mesh to plan for: 8, 2x4, 2x2x2, or data=2,model=4 (default: the planner compares the possible ones)",
     )
     parser.add_argument(
+        "--from",
+        dest="plan",
+        metavar="PLAN.json",
+        help="a plan found before, to run instead of a search: as it is for the same program, with its decisions taken "
+        "over where they fit for a changed one",
+    )
+    parser.add_argument(
         "--force",
         metavar="HOW",
         action="append",

@@ -44,6 +44,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
             "shardwright plan step.hlo --cluster 8 --mesh data=2,model=4 --force \"params['wte']=0:model,1:-\"",
             "shardwright plan step.hlo --cluster cluster_configs/a100_2x8.json --force Parallax --bucket 25MB",
             "shardwright plan step.hlo --cluster 8 --stages 2 --micro-batches 4 --trace step.trace.json",
+            "shardwright plan step.hlo --cluster 8 --from plan.json --out plan.json",
             "shardwright plan step.pb --names names.txt --cluster 8",
             "shardwright lower mymodel:step --args 'f32[8,16]' | shardwright plan - --cluster 8",
         ),
@@ -74,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.hlo import parse
     from shardwright.hlo.entry import name_parameters
     from shardwright.offline import plan_fastest
+    from shardwright.plans.plan import TAKEN_OVER
 
     if arguments.names:
         names = names_of(arguments.names)
@@ -82,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         options = replace(options, argument_names=name_parameters(module, names))
     with name_file_in_errors(arguments.file), planning_progress() as progress:
         plan = plan_fastest(text, cluster, options, builder, cache=not arguments.no_cache, progress=progress)
+    for said in (said for said in plan.notes if said.startswith(TAKEN_OVER)):
+        note(said)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
         note(f"plan: {arguments.out}")

@@ -39,7 +39,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
         ),
     )
     parser.add_argument("file", metavar="PLAN.json", help="a plan, or - for standard input")
-    parser.add_argument("--hlo", metavar="FILE", help="the program the plan was made for; not of a pipeline")
+    parser.add_argument(
+        "--hlo", metavar="FILE", help="the program the plan was made for, where its file does not hold it"
+    )
     parser.add_argument(
         "--on",
         metavar="DEVICES",
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.report.collectives import proof_as_dict
     from shardwright.user_plans import compile_and_prove, prove_programs
 
-    plan, hlo_text = read_plan(arguments.file, arguments.hlo)
+    plan, _ = read_plan(arguments.file, arguments.hlo)
     if isinstance(plan, PipelinePlan):
         proofs = prove_programs(plan, **_options(arguments))
         holds = all(proof.holds for proof in proofs.values())
@@ -79,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
             print_json({"holds": holds, "programs": {name: proof_as_dict(proof) for name, proof in proofs.items()}})
         else:
             print("\n".join(f"{name}: {_explain_proof(proof, arguments)}" for name, proof in proofs.items()))
-    elif hlo_text is None:
-        raise OptionError("is needed: a plan does not hold its program", where="--hlo", remedy="pass the HLO text")
+    elif plan.hlo_text is None:
+        raise OptionError("is needed: this plan does not hold its program", where="--hlo", remedy="pass the HLO text")
     else:
         proof = compile_and_prove(plan, **_options(arguments))
         holds = proof.holds

@@ -137,6 +137,4 @@ def fail(
     before = ("…" if first > start else "") + text[first:position]
     after = text[position:last].rstrip("\r") + ("…" if last < end else "")
     caret = "".join("\t" if character == "\t" else " " for character in before) + "^"
-    raise kind(
-        f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy
-    ) from None
+    raise kind(f"{message}\n  {before}{after}\n  {caret}", where=f"{line_number}:{column}", remedy=remedy) from None

@@ -67,6 +67,7 @@ class PlanOptions:
     bucket_bytes: most bytes of the results that XLA combines into one collective; None: the compiler's default.
     deadline_s: seconds from the start of planning; None: once `effort` is spent.
     background, effort="measured": read by the client's steps, not by the planner.
+    plan_json: a plan to run instead of a search, as JSON; "": none. No other choice of the plan's beside it.
     argument_names / output_names: pytree paths for messages and reports.
     """
 
@@ -93,6 +94,7 @@ class PlanOptions:
     schedule: str | None = None
     imbalance: float | None = None
     background: bool = False
+    plan_json: str = ""
     argument_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import math
 import re
+import reprlib
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Annotated, Any, Protocol, TypedDict, TypeVar, Unpack, cast, get_type_hints
 
 from shardwright.errors import OptionError
@@ -55,9 +60,25 @@ _UNIT_BYTES = {
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
 
 
+class WrittenPlan(Protocol):
+    """A plan that writes itself, as `shardwright.Plan` and `PipelinePlan`."""
+
+    def to_json(self) -> str: ...
+
+
+#: A plan, the path of its file, its JSON text or that text's data.
+PlanSource = WrittenPlan | str | PathLike[str] | Mapping[str, Any] | None
+
+
 class UserOptions(TypedDict, total=False):
     """Options of a plan, with their types and help. Left out or None, the choice is the planner's."""
 
+    plan: Annotated[
+        PlanSource,
+        "a plan found before, to run instead of a search: a plan, the path of its file, or its JSON; for the same "
+        "program it runs as it is, for a changed one its decisions are taken over where they fit, and its notes say "
+        "which instructions differ",
+    ]
     mesh: Annotated[
         Mesh, 'the mesh, one to three axes: "2x4", (2, 4) or {"data": 2, "model": 4}; default: search the possible ones'
     ]
@@ -191,6 +212,7 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
         memory_budget=budget_bytes,
         memory_fraction=fraction,
         deadline_s=given.pop("deadline", None),
+        plan_json=read_plan_source(given.pop("plan", None)),
         **given,
     )
     check_limits(checked)
@@ -198,7 +220,11 @@ def plan_options(**options: Unpack[UserOptions]) -> PlanOptions:
 
 
 def check_limits(options: PlanOptions) -> None:
-    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest."""
+    """Raises OptionError on a meaningless budget, deadline, effort, mode, rewrites, remat, constraints or rest, and on
+    what contradicts a given plan.
+    """
+    if options.plan_json:
+        _require_only_plan(options)
     _one_of("effort", options.effort, (*EFFORTS, MEASURED))
     _one_of("rewrites", options.rewrites, REWRITES)
     _one_of("remat", options.remat, REMATS)
@@ -250,6 +276,53 @@ def check_limits(options: PlanOptions) -> None:
         raise OptionError(
             "a budget in bytes and one as a part of the memory", where="memory_budget", remedy="give one of them"
         )
+
+
+#: Options beside `plan=`: what the plan may take, and names. They choose nothing in it.
+_BESIDE_PLAN = frozenset({
+    "plan_json", "memory_budget", "memory_fraction", "deadline_s", "constraints", "local_arguments", "argument_names",
+    "output_names",
+})  # fmt: skip
+
+
+def _require_only_plan(options: PlanOptions) -> None:
+    """Raises OptionError on an option that chooses what the given plan says already."""
+    for option in fields(PlanOptions):
+        value = getattr(options, option.name)
+        default = option.default if option.default is not MISSING else {}
+        if option.name not in _BESIDE_PLAN and value != default:
+            name = option.name.removesuffix("_bytes")
+            raise OptionError(
+                f"{name}= and plan=, which says it already",
+                where=name,
+                remedy="leave one of them out; memory_budget= and deadline= go with a plan",
+            )
+
+
+def read_plan_source(source: PlanSource) -> str:
+    """JSON text of a plan as users give it; "": none. Raises OptionError: no plan, or a file that cannot be read."""
+    if source is None:
+        return ""
+    if isinstance(source, Mapping):
+        return json.dumps(source)
+    write = getattr(source, "to_json", None)
+    if callable(write):
+        return str(write())
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return source
+    if not isinstance(source, str | PathLike):
+        raise OptionError(
+            f"{type(source).__name__} is no plan", where="plan", remedy="pass a plan, the path of its file, or its JSON"
+        )
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise OptionError(
+            f"the plan cannot be read: {why}",
+            where=f"plan={fspath(source)!r}",
+            remedy="name a file that `shardwright plan --out` or Plan.to_json wrote",
+        ) from None
 
 
 def check_deadline(seconds: Any, where: str = "deadline") -> None:
@@ -322,6 +395,8 @@ def _mesh(mesh: Mesh) -> dict[str, int] | None:
 def _force(force: Force, rest: str) -> str | dict[str, TensorPins] | None:
     if force is None:
         return None if rest == "search" else {}
+    if _is_plan(force):
+        raise OptionError("force= takes no plan: plan= runs one that was found before", where="force")
     if isinstance(force, str):
         if force not in FORCED_STRATEGIES:
             raise OptionError(
@@ -330,9 +405,20 @@ def _force(force: Force, rest: str) -> str | dict[str, TensorPins] | None:
         return force
     if not isinstance(force, Mapping):
         raise OptionError(
-            f"force is {force!r}", where="force", remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}'
+            f"force is {reprlib.repr(force)}",
+            where="force",
+            remedy='e.g. "data", or {"params[\'w\']": {0: "model", 1: None}}',
         )
     return {pattern: _tensor_pins(pattern, pins) for pattern, pins in force.items()}
+
+
+def _is_plan(force: Force) -> bool:
+    """Whether it is a plan, its file or its JSON, which users may mean by `force`."""
+    if isinstance(force, str):
+        return force.endswith(".json") or force.lstrip().startswith("{")
+    if isinstance(force, Mapping):
+        return "hlo_sha256" in force
+    return isinstance(force, PathLike) or callable(getattr(force, "to_json", None))
 
 
 def _tensor_pins(pattern: str, pins: Mapping[int, Pin] | str) -> TensorPins:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from shardwright.errors import PlanError
@@ -25,8 +26,16 @@ from shardwright.plans.pipeline_plan import (
 from shardwright.plans.plan import MemorySummary, VariablePlan
 from shardwright.plans.plan_json import decode_data, read_json
 from shardwright.plans.plan_json import encode as encode_plan
-from shardwright.plans.plan_json.reading import digest_of, read_mesh, read_sharding, read_variable, version_of
-from shardwright.plans.plan_json.writing import Table, encode_mesh, encode_sharding, encode_variable
+from shardwright.plans.plan_json.reading import (
+    digest_of,
+    read_digest,
+    read_mesh,
+    read_own_text,
+    read_sharding,
+    read_variable,
+    version_of,
+)
+from shardwright.plans.plan_json.writing import Table, encode_mesh, encode_sharding, encode_text, encode_variable
 from shardwright.plans.shardings import TensorSharding
 from shardwright.tasks import ProgramKind, Scope, TaskGraph
 
@@ -42,8 +51,8 @@ def is_pipeline(data: Any) -> bool:
 # ---- writing ---------------------------------------------------------------
 
 
-def encode(plan: PipelinePlan) -> dict[str, Any]:
-    """The plan as plain lists, dicts, strings and numbers, without the user's HLO text."""
+def encode(plan: PipelinePlan, *, with_text: bool = False) -> dict[str, Any]:
+    """The plan as plain lists, dicts, strings and numbers; without the user's HLO text, unless asked for."""
     tables = [Table() for _ in plan.stages]  # shardings, per stage
     values, arguments, outputs = (
         [
@@ -56,6 +65,8 @@ def encode(plan: PipelinePlan) -> dict[str, Any]:
         "pipeline": PIPELINE_FORMAT,
         "module_name": plan.module_name,
         "hlo_sha256": plan.hlo_sha256,
+        **({"program_sha256": plan.program_sha256} if plan.program_sha256 else {}),
+        **(encode_text(plan.hlo_text) if with_text else {}),
         "hardware": plan.hardware,
         "origin": plan.origin,
         "micro_batches": plan.micro_batches,
@@ -148,13 +159,16 @@ def decode(text: str, hlo_text: str | None = None) -> PipelinePlan:
     reader = ObjectReader(data, "plan", refuse_unknown=version_of(written) <= current)
     reader.take("pipeline")
     digest = reader.text("hlo_sha256")
+    program_digest = read_digest(reader, "program_sha256") if reader.has("program_sha256") else ""
+    own_text = read_own_text(reader, digest)
     if hlo_text is not None and digest_of(hlo_text) != digest:
         raise PlanError(
             "the HLO text is not the program this plan was made for",
             where="plan.hlo_sha256",
             remedy="pass the text the plan was made from, or plan this program again",
         )
-    return _read_plan(reader, digest, hlo_text)
+    plan = _read_plan(reader, digest, own_text if hlo_text is None else hlo_text)
+    return replace(plan, program_sha256=program_digest)
 
 
 def _read_plan(reader: ObjectReader, digest: str, hlo_text: str | None) -> PipelinePlan:

@@ -40,7 +40,7 @@ __all__ = [
 TASKS_FILE = "tasks.dot"
 
 #: Version of the JSON that `pipeline_json` writes; readers refuse another major number.
-PIPELINE_FORMAT = "1.0"
+PIPELINE_FORMAT = "1.1"
 
 
 #: How the note begins that says why stages take unequal time.
@@ -151,7 +151,7 @@ class PipelinePlan:
     """A checked parallelization of one HLO module over several stages.
 
     step_s, bubble_fraction: of the simulated schedule; the bubble is the idle fraction of the stages' time. hlo_text,
-    hlo_sha256: of the user's program. `tasks`: see `shardwright.tasks`.
+    hlo_sha256: of the user's program. program_sha256: see `Plan`. `tasks`: see `shardwright.tasks`.
     """
 
     module_name: str
@@ -171,6 +171,7 @@ class PipelinePlan:
     candidates: tuple[PipelineCandidate, ...] = ()
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
+    program_sha256: str = ""
     hlo_text: str | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -22,7 +22,10 @@ from shardwright.plans.variable_strategy import VariableStrategy
 COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 #: Version of the JSON that `plan_json` writes; readers refuse another major number.
-PLAN_FORMAT = "1.7"
+PLAN_FORMAT = "1.8"
+
+#: How the note of a plan begins that took decisions over from an earlier plan.
+TAKEN_OVER = "taken over from an earlier plan"
 
 #: What an option of XLA's can be set to.
 OptionValue = bool | int | str
@@ -266,9 +269,10 @@ class RecomputedSegment:
 class Plan:
     """A checked parallelization of one HLO module over one mesh.
 
-    Users hold it as `user_plans.Plan`. `hlo_text` travels beside the JSON (it may be absent in a plan read back
-    without it; emission needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
+    Users hold it as `user_plans.Plan`. `hlo_text` travels beside the JSON, or in it (it may be absent in a plan read
+    back without it; emission needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
     the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the JSON.
+    `program_sha256`: of the original program's computation, whatever its names and source lines ("": not known).
     `recomputed`: segments rematerialized to save memory. `micro_batches`: number of sequential parts of the batch, with
     accumulated gradients. `compile_options`: XLA's, by name, assumed by its prices: servers compile with them;
     `jax.jit` takes them through `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder
@@ -295,6 +299,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     planning_s: float = 0.0
     original_sha256: str = ""
+    program_sha256: str = ""
     hlo_text: str | None = field(default=None, compare=False, repr=False)
 
     @property

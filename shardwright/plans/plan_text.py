@@ -10,14 +10,18 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 
 
-def encode_plan(plan: Plan | PipelinePlan) -> dict[str, Any]:
-    """The plan as JSON data (schemas: docs/plan-schema.json, docs/pipeline-schema.json)."""
-    return pipeline_json.encode(plan) if isinstance(plan, PipelinePlan) else plan_json.encode(plan)
+def encode_plan(plan: Plan | PipelinePlan, *, with_text: bool = False) -> dict[str, Any]:
+    """The plan as JSON data (schemas: docs/plan-schema.json, docs/pipeline-schema.json).
+
+    with_text: with the HLO text it was made for, if that is there; else only a rewritten program's.
+    """
+    encode = pipeline_json.encode if isinstance(plan, PipelinePlan) else plan_json.encode
+    return encode(plan, with_text=with_text)  # type: ignore[arg-type]
 
 
-def plan_to_json(plan: Plan | PipelinePlan, *, indent: int | None = None) -> str:
-    """The plan as JSON text; without the HLO text it was made for, except a rewritten program's."""
-    return json.dumps(encode_plan(plan), indent=indent)
+def plan_to_json(plan: Plan | PipelinePlan, *, indent: int | None = None, with_text: bool = False) -> str:
+    """`encode_plan`'s data as text."""
+    return json.dumps(encode_plan(plan, with_text=with_text), indent=indent)
 
 
 def plan_from_json(text: str, *, hlo_text: str | None = None) -> Plan | PipelinePlan:

@@ -32,6 +32,7 @@ from shardwright.options.plan_options import FORCED_STRATEGIES, REPLICATED, Pin,
 from shardwright.options.user_options import check_limits
 from shardwright.plans.layouts import Layout
 from shardwright.plans.plan import OptionValue
+from shardwright.plans.plan_json.reading import TEXT_LIMIT_BYTES
 from shardwright.plans.shardings import Mesh, MeshAxis, TensorSharding
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import common_pb2, master_pb2, worker_pb2
@@ -130,7 +131,7 @@ def compile_options_from_proto(options: Iterable[worker_pb2.CompileOption]) -> d
 #: Options that a request spells as messages.
 _COMPOSITE_OPTIONS = frozenset(
     {"mesh", "force", "argument_axes", "output_axes", "argument_views", "output_views"}
-    | {"argument_names", "output_names", "background", "local_arguments"}
+    | {"argument_names", "output_names", "background", "local_arguments", "plan_json"}
 )
 
 #: Field of the request → option, of all others: numbers, words and truth values. A field that is not set, or zero or
@@ -160,6 +161,7 @@ def plan_request(
         local_arguments=options.local_arguments,
         first_device=devices.start if devices is not None else 0,
         device_count=len(devices) if devices is not None else 0,
+        plan_gzip=compress_text(options.plan_json) if options.plan_json else b"",
         **{field: getattr(options, option) for field, option in _OPTION_OF_FIELD.items()},  # None leaves a field unset
     )
     if isinstance(options.force, str):
@@ -180,7 +182,7 @@ def _pins_to_proto(pattern: str, pins: TensorPins) -> list[master_pb2.ForcedPin]
 
 
 def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
-    """Raises OptionError on options unknown or mutually exclusive."""
+    """Raises OptionError on options unknown or mutually exclusive, or on a plan that cannot be unpacked."""
     if request.forced_strategy and request.forced_pins:
         raise OptionError("a forced strategy and forced pins exclude each other", where="force")
     if request.forced_strategy and request.forced_strategy not in FORCED_STRATEGIES:
@@ -198,6 +200,7 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
         argument_names=tuple(request.argument_names),
         output_names=tuple(request.output_names),
         local_arguments=tuple(request.local_arguments),
+        plan_json=_unpack_plan(request.plan_gzip),
         **{
             _OPTION_OF_FIELD[field.name]: value
             for field, value in request.ListFields()
@@ -206,6 +209,18 @@ def plan_options(request: master_pb2.PlanProgramRequest) -> PlanOptions:
     )
     check_limits(options)
     return options
+
+
+def _unpack_plan(packed: bytes) -> str:
+    """JSON of a plan in a request; "": none. Raises OptionError: it cannot be unpacked."""
+    if not packed:
+        return ""
+    unpacker = TextUnpacker("plan", TEXT_LIMIT_BYTES)
+    try:
+        unpacker.feed(packed)
+        return unpacker.text()
+    except (HloSyntaxError, ResourceLimitError) as error:
+        raise OptionError(error.message, where="plan", remedy="send a plan's JSON, gzip-compressed") from None
 
 
 def _pins_from_proto(forced_pins: Iterable[master_pb2.ForcedPin]) -> dict[str, TensorPins]:

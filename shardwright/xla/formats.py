@@ -1,9 +1,9 @@
 """Programs in the formats of other tools, as HLO text.
 
 Told apart by content: HLO text; serialized `HloModuleProto`, as JAX and TensorFlow give it, and `HloProto`, as XLA
-dumps it; StableHLO, as text and as MLIR bytecode (https://openxla.org/stablehlo/bytecode), as `jax.export` gives it; the
-container that `jax.export` puts the latter in (`Step.export`, `Exported.serialize`).
-All but HLO text is read by XLA, in a child: its readers end their process on some inputs.
+dumps it; StableHLO, as text and as MLIR bytecode (https://openxla.org/stablehlo/bytecode), as `jax.export` gives it;
+the container that `jax.export` puts the latter in (`Step.export`, `Exported.serialize`). All but HLO text is read by
+XLA, in a child: its readers end their process on some inputs.
 
 `python -m shardwright.xla.formats KIND` converts standard input to HLO text on standard output.
 """
@@ -71,7 +71,9 @@ class _Kind(StrEnum):
 def read_program(source: ProgramSource) -> str:
     """HLO text of a program in any of the formats; HLO text itself comes back as it is.
 
-    Raises HloSyntaxError: the program cannot be read. UnsupportedProgramError: its sizes are not fixed. OptionError: the file cannot, or `source` is something else.
+    Raises HloSyntaxError: the program cannot be read. UnsupportedProgramError: its sizes are not fixed. PlatformError:
+    flatbuffers, which reads `jax.export`'s container, is not installed. OptionError: the file cannot be read, or
+    `source` is something else.
     """
     if isinstance(source, PathLike):
         return _read_file(source)
@@ -196,7 +198,8 @@ def _convert(kind: _Kind, data: bytes, path: str) -> str:
         if _SYMBOLIC.search(objection):
             raise UnsupportedProgramError(f"the sizes of {kind} are not fixed: {first}", remedy=FIXED_SIZES)
         raise HloSyntaxError(
-            f"{reader} cannot read {kind}: {first}", remedy="check that it is whole, and no newer than the installed jaxlib"
+            f"{reader} cannot read {kind}: {first}",
+            remedy="check that it is whole, and no newer than the installed jaxlib",
         )
     if child.returncode == _UNSUPPORTED:
         message, remedy = child.stdout.decode(errors="replace").strip().split("\n", 1)
@@ -238,7 +241,7 @@ def _stablehlo_of_exported(data: bytes) -> bytes:
         )
     if len(exported.platforms) > 1:
         raise UnsupportedProgramError(
-            f"it is exported for {', '.join(exported.platforms)} at once: its program asks for the platform when it runs",
+            f"it is exported for {', '.join(exported.platforms)} at once: the platform is an argument of its program",
             remedy='export it for one: jax.export.export(f, platforms=["cpu"])',
         )
     return bytes(module)

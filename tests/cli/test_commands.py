@@ -157,7 +157,11 @@ def test_explain_refuses_another_program(step_hlo: Path, capsys: pytest.CaptureF
     for command in (["explain", "plan.json", "--hlo", "cut.hlo"], ["verify", "plan.json", "--hlo", "cut.hlo"]):
         assert main(command) == 1
         assert re.search(r"cut.hlo:\d+:1: the text ends here: expected an instruction", capsys.readouterr().err)
-    assert main(["explain", "plan.json", "--emit", "out.mlir"]) == 1
+    assert main(["explain", "plan.json", "--emit", "out.mlir"]) == 0, "a plan brings its program along"
+    plan = json.loads(Path("plan.json").read_text())
+    del plan["hlo_gzip_base64"]
+    Path("bare.json").write_text(json.dumps(plan))
+    assert main(["explain", "bare.json", "--emit", "out.mlir"]) == 1
     assert "--hlo FILE" in capsys.readouterr().err
 
 

@@ -379,5 +379,5 @@ def test_the_wrong_program_is_refused() -> None:
 
 
 def test_later_minor_versions_may_say_more() -> None:
-    data = encode(small_plan()) | {"format": "1.8", "surprise": 1}
+    data = encode(small_plan()) | {"format": "1.9", "surprise": 1}
     assert decode(json.dumps(data)) == small_plan()

@@ -6,6 +6,7 @@ import base64
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -60,12 +61,13 @@ def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
     if version < (1, 3):
         _add_later_fields(data)
     reader = ObjectReader(data, "plan", refuse_unknown=version <= version_of(PLAN_FORMAT))
-    digest = reader.text("hlo_sha256")
-    if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise reader.wrong("hlo_sha256", "64 hexadecimal digits", digest)
-    original, rewritten_text = _read_rewritten(reader, digest)
-    if original and (hlo_text is None or digest_of(hlo_text) == original):
-        hlo_text = rewritten_text
+    digest = read_digest(reader, "hlo_sha256")
+    program_digest = read_digest(reader, "program_sha256") if reader.has("program_sha256") else ""
+    original, own_text = _read_rewritten(reader, digest)
+    if not original:
+        own_text = read_own_text(reader, digest)
+    if hlo_text is None or (original and digest_of(hlo_text) == original):
+        hlo_text = own_text
     if hlo_text is not None and digest_of(hlo_text) != digest:
         raise PlanError(
             "the HLO text is not the program this plan was made for",
@@ -73,7 +75,24 @@ def decode_data(data: Any, hlo_text: str | None = None) -> Plan:
             remedy="pass the text the plan was made from, or plan this program again",
         )
     reader.take("format")
-    return _read_plan(reader, digest, original, hlo_text)
+    return replace(_read_plan(reader, digest, original, hlo_text), program_sha256=program_digest)
+
+
+def read_digest(reader: ObjectReader, name: str) -> str:
+    digest = reader.text(name)
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise reader.wrong(name, "64 hexadecimal digits", digest)
+    return digest
+
+
+def read_own_text(reader: ObjectReader, digest: str) -> str | None:
+    """The program's text in the JSON itself, if it is there."""
+    if not reader.has("hlo_gzip_base64"):
+        return None
+    text = _unpack(reader)
+    if digest_of(text) != digest:
+        raise reader.wrong("hlo_gzip_base64", "the text that hlo_sha256 is of", "another")
+    return text
 
 
 def digest_of(text: str) -> str:
@@ -86,9 +105,7 @@ def _read_rewritten(reader: ObjectReader, digest: str) -> tuple[str, str | None]
         return "", None
     row = reader.object("rewritten")
     original = row.text("original_sha256")
-    text = _unpack(row) if row.has("hlo_gzip_base64") else None
-    if text is not None and digest_of(text) != digest:
-        raise row.wrong("hlo_gzip_base64", "the text that hlo_sha256 is of", "another")
+    text = read_own_text(row, digest)
     row.finish()
     return original, text
 

@@ -25,8 +25,10 @@ class Table:
         return list(self._positions)
 
 
-def encode(plan: Plan) -> dict[str, Any]:
-    """The plan in plain lists, dicts, strings and numbers, without its HLO text."""
+def encode(plan: Plan, *, with_text: bool = False) -> dict[str, Any]:
+    """The plan in plain lists, dicts, strings and numbers; without its HLO text, unless that is a rewritten program's
+    or asked for.
+    """
     shardings, values, computations, opcodes, reasons = (Table() for _ in range(5))
     reasons.position("")
     rows = [
@@ -46,12 +48,16 @@ def encode(plan: Plan) -> dict[str, Any]:
     parameters = [encode_variable(variable, shardings) for variable in plan.parameters]
     outputs = [encode_variable(variable, shardings) for variable in plan.outputs]
     segments = [_encode_segment(segment, shardings) for segment in plan.segments]
-    rewritten = {"rewritten": _encode_rewritten(plan)} if plan.original_sha256 else {}
+    program: dict[str, Any] = {"program_sha256": plan.program_sha256} if plan.program_sha256 else {}
+    if plan.original_sha256:
+        program["rewritten"] = {"original_sha256": plan.original_sha256, **encode_text(plan.hlo_text)}
+    elif with_text:
+        program |= encode_text(plan.hlo_text)
     return {
         "format": PLAN_FORMAT,
         "module_name": plan.module_name,
         "hlo_sha256": plan.hlo_sha256,
-        **rewritten,
+        **program,
         "mesh": encode_mesh(plan.mesh),
         "hardware": plan.hardware,
         "origin": plan.origin,
@@ -96,13 +102,13 @@ def encode(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _encode_rewritten(plan: Plan) -> dict[str, Any]:
-    row = {"original_sha256": plan.original_sha256}
-    if plan.hlo_text is not None:
-        packer = zlib.compressobj(level=6, wbits=31)
-        packed = packer.compress(plan.hlo_text.encode()) + packer.flush()
-        row["hlo_gzip_base64"] = base64.b64encode(packed).decode()
-    return row
+def encode_text(hlo_text: str | None) -> dict[str, str]:
+    """A program's text, if it is there, as a field."""
+    if hlo_text is None:
+        return {}
+    packer = zlib.compressobj(level=6, wbits=31)
+    packed = packer.compress(hlo_text.encode()) + packer.flush()
+    return {"hlo_gzip_base64": base64.b64encode(packed).decode()}
 
 
 def _encode_strategies(plan: Plan) -> dict[str, Any]:

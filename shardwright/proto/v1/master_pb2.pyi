@@ -153,7 +153,7 @@ class ForcedPin(_message.Message):
     def __init__(self, name_pattern: _Optional[str] = ..., dimension: _Optional[int] = ..., axes: _Optional[str] = ..., replicated: _Optional[bool] = ...) -> None: ...
 
 class PlanProgramRequest(_message.Message):
-    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints", "bucket_bytes", "rest", "local_arguments", "first_plan", "in_background")
+    __slots__ = ("session_id", "program_id", "mesh", "forced_strategy", "forced_pins", "argument_layouts", "output_layouts", "argument_names", "output_names", "memory_budget_bytes", "memory_fraction", "deadline_s", "effort", "rewrites", "mode", "first_device", "device_count", "micro_batches", "micro_batch_inexact", "stages", "schedule", "imbalance", "remat", "constraints", "bucket_bytes", "rest", "local_arguments", "plan_gzip", "first_plan", "in_background")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class PlanProgramRequest(_message.Message):
     BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     LOCAL_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_GZIP_FIELD_NUMBER: _ClassVar[int]
     FIRST_PLAN_FIELD_NUMBER: _ClassVar[int]
     IN_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     session_id: str
@@ -210,9 +211,10 @@ class PlanProgramRequest(_message.Message):
     bucket_bytes: int
     rest: str
     local_arguments: _containers.RepeatedScalarFieldContainer[int]
+    plan_gzip: bytes
     first_plan: bool
     in_background: bool
-    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., program_id: _Optional[str] = ..., mesh: _Optional[_Iterable[_Union[_common_pb2.MeshAxis, _Mapping]]] = ..., forced_strategy: _Optional[str] = ..., forced_pins: _Optional[_Iterable[_Union[ForcedPin, _Mapping]]] = ..., argument_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., output_layouts: _Optional[_Iterable[_Union[PinnedLayout, _Mapping]]] = ..., argument_names: _Optional[_Iterable[str]] = ..., output_names: _Optional[_Iterable[str]] = ..., memory_budget_bytes: _Optional[int] = ..., memory_fraction: _Optional[float] = ..., deadline_s: _Optional[float] = ..., effort: _Optional[str] = ..., rewrites: _Optional[str] = ..., mode: _Optional[str] = ..., first_device: _Optional[int] = ..., device_count: _Optional[int] = ..., micro_batches: _Optional[int] = ..., micro_batch_inexact: _Optional[bool] = ..., stages: _Optional[int] = ..., schedule: _Optional[str] = ..., imbalance: _Optional[float] = ..., remat: _Optional[str] = ..., constraints: _Optional[str] = ..., bucket_bytes: _Optional[int] = ..., rest: _Optional[str] = ..., local_arguments: _Optional[_Iterable[int]] = ..., plan_gzip: _Optional[bytes] = ..., first_plan: _Optional[bool] = ..., in_background: _Optional[bool] = ...) -> None: ...
 
 class PlanProgress(_message.Message):
     __slots__ = ("phase", "detail", "incumbent_s", "lower_bound_s", "elapsed_s")
