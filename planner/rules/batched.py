@@ -22,18 +22,20 @@ def decomposition(instruction: Instruction) -> OpRule:
 
 @strategy_rule("fft")
 def fourier_transform(instruction: Instruction) -> OpRule:
-    """`b i -> b j`: the dimensions before those that are transformed; no shard is padded."""
+    """`b i -> b j`: the dimensions before those that are transformed."""
     rank = instruction.shape.leaves[0].rank
     batch = range(rank - len(instruction.get("fft_length")))
-    return rule(_batch(instruction, batch, may_pad=False), "a Fourier transform takes its dimensions whole")
+    return rule(_batch(instruction, batch), "a Fourier transform takes its dimensions whole")
 
 
 @strategy_rule("topk")
 def top_k(instruction: Instruction) -> OpRule:
-    """`b i -> b k, b k`: all dimensions but the searched one; no shard is padded."""
+    """`b i -> b k, b k`: all dimensions but the searched one."""
     searched = instruction.shape.leaves[0].rank - 1
-    batch = _batch(instruction, range(searched), may_pad=False)
-    return rule(batch, f"dimension {searched} is searched; up to 8 elements are searched in rounds")
+    return rule(
+        _batch(instruction, range(searched)),
+        f"dimension {searched} is searched; up to 8 elements are searched in rounds",
+    )
 
 
 @strategy_rule("custom-call")
@@ -56,9 +58,9 @@ def custom_call(instruction: Instruction) -> OpRule:
     return no_factors(f"custom call {target!r} is opaque: it runs whole on every device")
 
 
-def _batch(instruction: Instruction, dims: Iterable[int], *, may_pad: bool = True) -> Iterable[Factor | None]:
+def _batch(instruction: Instruction, dims: Iterable[int]) -> Iterable[Factor | None]:
     """One factor per leading dimension shared by all operands and results."""
     operands, results = range(len(operand_leaves(instruction))), range(len(instruction.shape.leaves))
     for dim in dims:
         shared = dict.fromkeys(operands, dim), dict.fromkeys(results, dim)
-        yield factor(instruction, f"b{dim}", *shared, may_pad=may_pad)
+        yield factor(instruction, f"b{dim}", *shared)

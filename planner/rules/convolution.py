@@ -13,38 +13,30 @@ from shardwright.planner.rules.windows import Span, contraction_halo, span, wind
 def convolution(instruction: Instruction) -> OpRule:
     """`n i s, i o -> n o s`: batch, output features, input features (summed), image dimensions.
 
-    `g` splits by groups: depthwise (a group per input feature), and groups of the batch (a grouped kernel's gradient);
-    XLA gathers other groups. The gradient of a kernel is a convolution too: images take the place of input features and
-    the image dimensions are summed.
+    `g` splits by groups, of features or of the batch (a grouped kernel's gradient). XLA gathers what is grouped, unless
+    each input feature is a group of its own: `xla/manual_computation.py` has each device compute its part. The gradient
+    of a kernel is a convolution too: images take the place of input features and the image dimensions are summed.
     """
     dims = instruction.get("dim_labels")
     input_features = operand_leaves(instruction)[0].dimensions[dims.input_feature]
     feature_groups = instruction.get("feature_group_count", 1)
     batch_groups = instruction.get("batch_group_count", 1)
+    groups = max(batch_groups, feature_groups)
     factors: list[Factor | None] = []
-    if batch_groups == 1 and feature_groups in (1, input_features):
+    if batch_groups == 1:
         factors.append(factor(instruction, "n", {0: dims.input_batch}, {0: dims.output_batch}))
-    if batch_groups == 1 == feature_groups:
+    if groups == 1:
         factors.append(factor(instruction, "o", {1: dims.kernel_output_feature}, {0: dims.output_feature}))
     if feature_groups == 1:
         summed = {0: dims.input_feature, 1: dims.kernel_input_feature}
         factors.append(factor(instruction, "i", summed, {}, reduction="add"))
-    source = dims.input_batch if batch_groups > 1 else dims.input_feature
-    if batch_groups > 1 or feature_groups == input_features > 1:
+    if groups > 1:
+        source = dims.input_batch if batch_groups > 1 else dims.input_feature
         split = {0: source, 1: dims.kernel_output_feature}
-        factors.append(
-            factor(
-                instruction,
-                "g",
-                split,
-                {0: dims.output_feature},
-                parts=max(batch_groups, feature_groups),
-                may_pad=False,
-            )
-        )
-    grouped = "XLA gathers what is grouped" if feature_groups > 1 or batch_groups > 1 else ""
+        factors.append(factor(instruction, "g", split, {0: dims.output_feature}, parts=groups, may_pad=False))
     is_image = batch_groups == 1 and feature_groups in (1, input_features)
-    return rule([*factors, *_spatial(instruction), *_halo_factors(instruction, is_image, feature_groups == 1)], grouped)
+    reason = "features are split by their groups" if groups > 1 else ""
+    return rule([*factors, *_spatial(instruction), *_halo_factors(instruction, is_image, feature_groups == 1)], reason)
 
 
 def _spatial(instruction: Instruction) -> list[Factor | None]:

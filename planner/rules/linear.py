@@ -74,9 +74,9 @@ def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
     taken: the axes' factors; none: only reasons independent of them.
 
     XLA reduces such a sum by itself, whatever its result's sharding, and then mistakes the whole sum for a summand:
-    lookups and batch-grouped convolutions before `XLA_KEEPS_SUMS`, images split with borders in some layouts ever since
-    (pinned by tests/planner/rules/test_linear.py and test_image_sums.py). Every contracted axis is reduced at the
-    instruction then, and no other axis is partial in its result.
+    lookups before `XLA_KEEPS_SUMS`, images split with borders in some layouts ever since (pinned by
+    tests/planner/rules/test_linear.py and test_image_sums.py). Every contracted axis is reduced at the instruction
+    then, and no other axis is partial in its result.
     """
     if instruction.opcode == "convolution" and any(factor.halo for factor in taken):
         return "XLA reduces what a convolution sums over an image that is split with borders at once"
@@ -84,8 +84,6 @@ def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> s
         return None
     if instruction.opcode == "gather":
         return "XLA reduces rows that each device looks up in its part of the table at once"
-    if instruction.opcode == "convolution" and instruction.get("batch_group_count", 1) > 1:
-        return "XLA reduces the summed batch of a batch-grouped convolution at once"
     return None
 
 

@@ -62,11 +62,6 @@ def _splits_indices(factor: Factor) -> bool:
     return factor.operands[0] is None and factor.operands[len(factor.operands) // 2] is not None
 
 
-def _is_batch_group_sum_bug(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
-    grouped = instruction.get("batch_group_count", 1) > 1
-    return grouped and idle and any(factor.contracted for factor in taken)
-
-
 def _is_image_sum_bug(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
     """Right only when every axis sums, too."""
     summed = any(factor.contracted and factor.halo for factor in taken)
@@ -83,10 +78,6 @@ def _is_image_feature_bug(instruction: Instruction, taken: list[Factor], idle: b
 
 
 _CONVOLUTION_DEFECTS: tuple[tuple[_Defect, str], ...] = (
-    (
-        _is_batch_group_sum_bug,
-        "XLA multiplies the summed batch of a batch-grouped convolution by the size of an idle mesh axis",
-    ),
     (
         _is_image_sum_bug,
         "XLA multiplies a kernel gradient summed over a split image by the size of any axis that does not sum",

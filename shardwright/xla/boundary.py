@@ -16,6 +16,7 @@ from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.plans.shardings import TensorSharding
 from shardwright.reserved_names import MESH_NAME
 from shardwright.xla import private
+from shardwright.xla.zeros import pad_with_zeros
 
 _ALIAS = "mhlo.input_output_alias"
 
@@ -118,7 +119,8 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
         value = terminator.operands[index]
         _check_shape("output", value, variable)
         if variable.is_padded:
-            terminator.operands[index] = _pad_output(value, variable, terminator)
+            with ir.InsertionPoint(terminator):
+                terminator.operands[index] = pad_with_zeros(value, variable.stored_shape)
         elif variable.is_stacked:
             with ir.InsertionPoint(terminator):
                 terminator.operands[index] = _stack_terms(value, variable, plan)
@@ -128,27 +130,6 @@ def finish_boundary(module: Any, main: Any, plan: Plan, attribute: AttributeOf) 
     main.attributes["arg_attrs"] = _with_shardings(main, "arg_attrs", plan.parameters, attribute)
     main.attributes["res_attrs"] = _with_shardings(main, "res_attrs", plan.outputs, attribute)
     module.operation.attributes[_ALIAS] = _aliases(plan)
-
-
-def _pad_output(value: Any, variable: VariablePlan, terminator: Any) -> Any:
-    ir = private.ir()
-    scalar = ir.RankedTensorType.get([], value.type.element_type)
-    zero = ir.Operation.parse(f"stablehlo.constant dense<{_zero(value.type.element_type)}> : {scalar}")
-    high = [stored - size for stored, size in zip(variable.stored_shape, variable.shape, strict=True)]
-    none = [0] * len(high)
-    point = ir.InsertionPoint(terminator)
-    point.insert(zero)
-    with point:
-        return private.dialect("stablehlo").PadOp(value, zero.results[0], none, high, none).result
-
-
-def _zero(element_type: Any) -> str:
-    text = str(element_type)
-    if text.startswith("complex"):
-        return "(0.0, 0.0)"
-    if text == "i1":
-        return "false"
-    return "0" if text.startswith(("i", "ui", "si")) else "0.0"
 
 
 def _with_shardings(main: Any, key: str, variables: tuple[VariablePlan, ...], attribute: AttributeOf) -> Any:

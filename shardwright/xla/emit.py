@@ -178,7 +178,7 @@ class _Emitter:
             self.landed.add(entry.name)
         self._define_results(operation, entry)
         kind = operation.operation.name
-        if entry is not None and is_manual(operation):
+        if entry is not None and is_manual(operation, entry):
             self.in_parts.append((operation, entry))
         if kind in CONTROL_FLOW:
             self._walk_regions(operation, entry)

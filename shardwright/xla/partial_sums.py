@@ -64,11 +64,11 @@ def _reduces_at_once(operation: Any, entry: InstructionPlan) -> bool:
     """
     kind = operation.operation.name
     if kind == "stablehlo.convolution":
-        return bool(operation.attributes["batch_group_count"].value > 1) or _splits_image(operation, entry)
+        return splits_image(operation, entry)
     return bool(kind == "stablehlo.gather")
 
 
-def _splits_image(convolution: Any, entry: InstructionPlan) -> bool:
+def splits_image(convolution: Any, entry: InstructionPlan) -> bool:
     """Whether devices hold blocks of an image without their borders (`Span.BORDERS` of the planner's rules)."""
     numbers = private.dialect("stablehlo").ConvDimensionNumbers(convolution.attributes["dimension_numbers"])
     image, kernel = (tuple(operand.type.shape) for operand in convolution.operands)

@@ -232,12 +232,31 @@ def _convolutions() -> dict[str, Program]:
         "pointwise": (nhwc, f32(4, 8, 8, 4), f32(1, 1, 4, 8), {}),
         "patches": (nhwc, f32(4, 8, 8, 4), f32(4, 4, 4, 8), {"window_strides": (4, 4), "padding": "VALID"}),
         "grouped": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 2, 16), {"feature_group_count": 4}),
+        "grouped_nchw": (nchw, f32(4, 8, 8, 8), f32(16, 2, 3, 3), {"feature_group_count": 4, "window_strides": (2, 2)}),
+        "grouped_dilated": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 2, 8), {"feature_group_count": 4, "rhs_dilation": (2, 2)}),
+        "grouped_pointwise": (nhwc, f32(4, 8, 8, 8), f32(1, 1, 4, 8), {"feature_group_count": 2}),
+        "grouped_patches": (
+            nhwc,
+            f32(4, 8, 8, 8),
+            f32(4, 4, 2, 8),
+            {"feature_group_count": 4, "window_strides": (4, 4), "padding": "VALID"},
+        ),
+        "grouped_global": (nhwc, f32(4, 8, 8, 8), f32(8, 8, 2, 8), {"feature_group_count": 4, "padding": "VALID"}),
         "depthwise": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 1, 8), {"feature_group_count": 8}),
         "multiplied": (nhwc, f32(4, 8, 8, 8), f32(3, 3, 1, 16), {"feature_group_count": 8}),
         "batch_grouped": (nhwc, f32(8, 8, 8, 4), f32(3, 3, 4, 8), {"batch_group_count": 4}),
     }
     one = ("NWC", "WIO", "NWC")
     variants["one_dimension"] = (one, f32(4, 8, 4), f32(3, 4, 8), {"window_strides": (1,)})
+    grouped = {"feature_group_count": 4}
+    variants["grouped_one_dimension"] = one, f32(4, 8, 8), f32(3, 2, 8), {"window_strides": (2,), **grouped}
+    volume = ("NDHWC", "DHWIO", "NDHWC")
+    variants["grouped_volume"] = (
+        volume,
+        f32(4, 4, 4, 4, 8),
+        f32(3, 3, 3, 2, 8),
+        {"window_strides": (1, 2, 1), **grouped},
+    )
     programs = {}
     for name, (layout, x, kernel, options) in variants.items():
         programs[f"convolution_{name}"] = _convolution(layout, x, kernel, **options)

@@ -30,8 +30,6 @@ class Defect:
 
 
 DEFECTS = {
-    "grouped": Defect("convolution_grouped_gradients", -1, "i", None, "batch-grouped"),
-    "depthwise": Defect("convolution_depthwise_gradients", -1, "i", None, "batch-grouped"),
     "image rows": Defect("convolution_nhwc_gradients", -1, "c0", None, "kernel gradient"),
     "image rows, output features": Defect("convolution_valid_gradients", -1, "o", "c1", "kernel gradient"),
     "image with borders": Defect("convolution_nhwc", 0, "s0", "o", "output features"),
@@ -66,13 +64,13 @@ def test_is_denied(defect: Defect) -> None:
 
 
 def test_an_axis_left_out_is_idle() -> None:
-    trial = _trial(DEFECTS["grouped"], MESH)
+    trial = _trial(DEFECTS["image rows"], MESH)
     assert find_xla_bug(trial.case.instruction, {"x": trial.assignment["x"]}, MESH)
 
 
 def test_an_idle_axis_of_one_device_does_no_harm() -> None:
     mesh = Mesh.of({"x": 4, "y": 1})
-    trial = _trial(DEFECTS["grouped"], mesh)
+    trial = _trial(DEFECTS["image rows"], mesh)
     assert find_xla_bug(trial.case.instruction, trial.assignment, mesh) is None
     (verdict,) = judge([trial])
     assert not verdict.wrong, verdict
