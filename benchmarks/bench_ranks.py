@@ -106,14 +106,21 @@ def run_shardwright(size: int, sizes: list[int]) -> str:
     """Run one round of Shardwright's, with the launcher's own parts."""
     from shardwright.launch.hosts import Host, place_ranks
     from shardwright.launch.job import rank_variables
+    from shardwright.launch.meeting import MeetingPoint
     from shardwright.launch.service import LOOPBACK, CoordinationService
 
     command = [sys.executable, __file__, "--as-rank", "shardwright", "--bytes", *map(str, sizes)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(_ROOT)}
-    with CoordinationService(LOOPBACK, size) as service, tempfile.TemporaryFile("w+") as output:
+    with (
+        CoordinationService(LOOPBACK, size) as service,
+        MeetingPoint(LOOPBACK, size, first=service) as meeting,
+        tempfile.TemporaryFile("w+") as output,
+    ):
         children = [
             subprocess.Popen(
-                command, env={**environment, **rank_variables(place, size, service.address, 0)}, stdout=output
+                command,
+                env={**environment, **rank_variables(place, size, service.address, meeting=meeting.address)},
+                stdout=output,
             )
             for place in place_ranks((Host(name="localhost", slots=size),), size)
         ]

@@ -242,7 +242,7 @@ class _Shell:
         service = CoordinationService(self._address(hosts), len(action.workers), elastic=True)
         for worker, place in zip(action.workers, action.places, strict=True):
             self._output.relabel(worker, str(place.rank))
-            variables = rank_variables(place, len(action.workers), service.address, action.generation)
+            variables = rank_variables(place, len(action.workers), service.address, generation=action.generation)
             self._control.send(worker, do="join", place=variables)
         for old in self._services:
             old.close()

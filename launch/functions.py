@@ -15,6 +15,7 @@ from shardwright.errors import LaunchError, ObjectTypeError, OptionError
 from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_job
 from shardwright.launch.launcher import DEFAULT_GRACE_S, RunOptions, failure_of, run_job
+from shardwright.launch.meeting import MeetingPoint
 from shardwright.launch.output import Sink
 from shardwright.launch.service import LOOPBACK, CoordinationService
 
@@ -82,8 +83,10 @@ def _run_ranks(folder: str, name: str, size: int, environment: Mapping[str, str]
     placements = place_ranks((Host(name="localhost", slots=size),), size)
     program = f"import sys; sys.path.insert(0, {_PACKAGES!r}); from shardwright.launch import function_child as child"
     command = (sys.executable, "-c", f"{program}; sys.exit(child.main({folder!r}))")
-    with CoordinationService(LOOPBACK, size) as service:
-        job = rank_job(placements, command, coordinator=service.address, environment=environment)
+    with CoordinationService(LOOPBACK, size) as service, MeetingPoint(LOOPBACK, size, first=service) as meeting:
+        job = rank_job(
+            placements, command, coordinator=service.address, meeting=meeting.address, environment=environment
+        )
         outcome = run_job(
             job,
             RunOptions(

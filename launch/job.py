@@ -83,10 +83,13 @@ def rank_job(
     command: Sequence[str],
     *,
     coordinator: str,
+    meeting: str,
     environment: Mapping[str, str],
-    generation: int = 0,
 ) -> Job:
-    """One process a rank, all of one command. coordinator: `host:port` of the coordination service."""
+    """One process a rank, all of one command.
+
+    coordinator, meeting: `host:port` of the coordination service, and of where the ranks meet before they ask it.
+    """
     return Job(
         processes=tuple(
             ProcessSpec(
@@ -95,7 +98,7 @@ def rank_job(
                 label=str(place.rank),
                 host=place.host,
                 command=tuple(command),
-                environment=rank_variables(place, len(placements), coordinator, generation),
+                environment=rank_variables(place, len(placements), coordinator, meeting=meeting),
             )
             for place in placements
         ),
@@ -104,8 +107,10 @@ def rank_job(
     )
 
 
-def rank_variables(place: Placement, size: int, coordinator: str, generation: int) -> dict[str, str]:
-    """A rank's variables: its place among the ranks, and the coordinator."""
+def rank_variables(
+    place: Placement, size: int, coordinator: str, *, generation: int = 0, meeting: str = ""
+) -> dict[str, str]:
+    """A rank's variables: its place among the ranks, the coordinator, and where they meet ("": they need not)."""
     values = {
         "COORDINATOR": coordinator,
         "SIZE": size,
@@ -116,6 +121,8 @@ def rank_variables(place: Placement, size: int, coordinator: str, generation: in
         "CROSS_SIZE": place.cross_size,
         "GENERATION": generation,
     }
+    if meeting:
+        values["MEETING"] = meeting
     variables = {f"SHARDWRIGHT_{name}": str(value) for name, value in values.items()}
     # Rank 0's `jax.distributed.initialize` starts a service in any case: this one out of everybody's way.
     return {**variables, "JAX_COORDINATOR_ADDRESS": coordinator, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}

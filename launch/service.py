@@ -21,15 +21,16 @@ class CoordinationService:
     """The service for the ranks of one generation.
 
     host: an address of this machine reachable from the ranks' hosts; loopback for ranks of this machine. size: number
-    of ranks. port: 0 for a free one. elastic: the loss of a rank ends no other. address: `host:port` for the ranks.
-    Raises LaunchError.
+    of ranks. port: 0 for a free one. elastic: the loss of a rank ends no other. listen: the address of the socket,
+    where that is another; "0.0.0.0" for all. address: `host:port` for the ranks. Raises LaunchError.
     """
 
-    def __init__(self, host: str, size: int, port: int = 0, *, elastic: bool = False) -> None:
+    def __init__(self, host: str, size: int, port: int = 0, *, elastic: bool = False, listen: str = "") -> None:
         try:
-            with reserve_port(host, port) as port:
+            with reserve_port(listen or host, port) as port:
                 self.address = join_address(host, port)
-                self._service: Any = private.start_coordination_service(self.address, size, recoverable=elastic)
+                socket_address = join_address(listen or host, port)
+                self._service: Any = private.start_coordination_service(socket_address, size, recoverable=elastic)
         except (OSError, RuntimeError) as error:
             raise LaunchError(
                 f"the coordination service cannot listen ({getattr(error, 'strerror', None) or error})",

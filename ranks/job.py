@@ -1,45 +1,32 @@
 """A job: the processes that one launcher started, each of them a rank.
 
-The launcher (`shardwright run`) sets `SHARDWRIGHT_COORDINATOR` (host:port of the coordination service),
-`SHARDWRIGHT_SIZE`, `SHARDWRIGHT_RANK`, `…_LOCAL_RANK`, `…_LOCAL_SIZE`, `…_CROSS_RANK`, `…_CROSS_SIZE` and
-`…_GENERATION`. Without them a process is a job of its own, at which every collective works.
+The launcher's variables say which (`places`, `launchers`). Without them a process is a job of its own, at which every
+collective works. A job that was left leaves XLA's devices behind, so that arrays stay usable; the next one begins with
+devices of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import jax
 from jax.extend.backend import clear_backends
 
-from shardwright.errors import CollectiveError, LaunchError, OptionError
-from shardwright.ranks import lifeline, process_exit, programs_cache, stall, watch
+from shardwright.errors import CollectiveError, LaunchError, ShardwrightError
+from shardwright.ranks import joining, launchers, lifeline, process_exit, programs_cache, stall, watch
 from shardwright.ranks.dispatch import Dispatcher
+from shardwright.ranks.joining import JoinOptions
+from shardwright.ranks.places import Place, make_place, read_place
 from shardwright.ranks.process_sets import ProcessSet
 from shardwright.ranks.stall import StallInspector
 from shardwright.xla import private
 
-#: Rank 0's `jax.distributed.initialize` starts a service in any case; the launcher's is the one that ranks ask.
-_UNUSED_SERVICE = "127.0.0.1:0"
-_DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A process's place in its job, from the launcher's variables."""
-
-    coordinator: str = ""
-    size: int = 1
-    rank: int = 0
-    local_rank: int = 0
-    local_size: int = 1
-    cross_rank: int = 0
-    cross_size: int = 1
-    generation: int = 0
+_log = logging.getLogger("shardwright.ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,25 +40,19 @@ class Job:
     inspector: StallInspector | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """The arguments of `init`."""
-
-    timeout_s: float = 300.0
-    heartbeat_timeout_s: float = 100.0
-    stall_warning_s: float = stall.DEFAULT_WARNING_S
-    stall_shutdown_s: float = 0.0
-
-
 class _Process:
-    """The job of this process, and its options."""
+    """The job of this process, and its options. has_left: devices are still those of a job that was left."""
 
     job: Job | None = None
-    options = _Options()
+    options = JoinOptions()
+    has_left = False
 
 
 def init(
     *,
+    rank: int | None = None,
+    size: int | None = None,
+    coordinator: str | None = None,
     timeout_s: float = 300,
     heartbeat_timeout_s: float = 100,
     stall_warning_s: float | None = None,
@@ -79,17 +60,24 @@ def init(
 ) -> None:
     """Join the job that the launcher's variables describe; call it before anything else of JAX. Twice is once.
 
-    A program that has called `jax.distributed.initialize` itself keeps its ranks. On GPUs each rank of a host takes
-    the device of its local rank, unless `CUDA_VISIBLE_DEVICES` or `JAX_LOCAL_DEVICE_IDS` says which.
+    All ranks call it, and it returns once they have, with JAX's devices of all of them. `shardwright run`, torchrun,
+    Open MPI, Slurm, TPU pods and Kubernetes' indexed jobs are known; a launcher that is not, or that does not say where
+    rank 0 is, is refused by name. A program that has called `jax.distributed.initialize` itself keeps its ranks. On
+    GPUs each rank of a host takes the device of its local rank, unless `CUDA_VISIBLE_DEVICES` or
+    `JAX_LOCAL_DEVICE_IDS` says which.
 
-    timeout_s: how long to wait for the others. heartbeat_timeout_s: after how long a silent rank counts as lost.
-    stall_warning_s: how long a collective may wait until a warning names the ranks that have not called it, and
-    stall_shutdown_s: until it is an error. None: the launcher's values, else 60 and 0 (never).
+    rank, size, coordinator: the place, instead of any variables; coordinator is `host:port` with a free port of rank
+    0's host. size=1: this process alone. timeout_s: how long to wait for the others. heartbeat_timeout_s: after how
+    long a silent rank counts as lost. stall_warning_s: how long a collective may wait until a warning names the ranks
+    that have not called it, and stall_shutdown_s: until it is an error. None: the launcher's values, else 60 and 0
+    (never).
+    Both hold for `init` and `shutdown`, too. After `shutdown` it may be called again, by all ranks.
+
     Raises OptionError where variables make no sense, LaunchError where the job cannot be joined.
     """
     if _Process.job is not None:
         return
-    options = _Options(
+    options = JoinOptions(
         timeout_s=timeout_s,
         heartbeat_timeout_s=heartbeat_timeout_s,
         stall_warning_s=stall.read_seconds(
@@ -98,16 +86,34 @@ def init(
         stall_shutdown_s=stall.read_seconds(stall_shutdown_s, "SHARDWRIGHT_STALL_SHUTDOWN_S", 0.0, os.environ),
     )
     _Process.options = options
+    is_given = not (rank is None and size is None and coordinator is None)
     if jax.distributed.is_initialized():
         _begin(_place_by_jax(os.environ), owns_connection=False)
-    elif lifeline.is_elastic():
+    elif lifeline.is_elastic() and not is_given:
+        _drop_devices()
         join_generation()
     else:
-        place = read_place(os.environ)
-        if place.size > 1:
-            _connect(place, options)
-            process_exit.leave_at_once_on_failure()
-        _begin(place, owns_connection=place.size > 1)
+        _join(make_place(rank, size, coordinator) if is_given else launchers.find_place(os.environ))
+
+
+def _join(place: Place) -> None:
+    """Join the job of a place; a job of its own, alone."""
+    if place.size > 1:
+        _drop_devices()
+        joining.check_unused_devices()
+        place = joining.meet_others(place, _Process.options)
+        watch.reset()
+        joining.connect(place, _Process.options, os.environ)
+        process_exit.leave_at_once_on_failure(_wait_at_exit)
+    _begin(place, owns_connection=place.size > 1)
+
+
+def _drop_devices() -> None:
+    """Give up the devices of a job that was left: they know its ranks, and no others."""
+    if _Process.has_left:
+        _Process.has_left = False
+        programs_cache.clear()
+        clear_backends()  # type: ignore[no-untyped-call]
 
 
 def _begin(place: Place, *, owns_connection: bool) -> None:
@@ -117,6 +123,13 @@ def _begin(place: Place, *, owns_connection: bool) -> None:
         inspector = StallInspector(place.rank, options.stall_warning_s, options.stall_shutdown_s)
     world = ProcessSet(range(place.size))
     _Process.job = Job(place=place, world=world, owns_connection=owns_connection, inspector=inspector)
+    if place.size > 1:
+        try:
+            with watch.current().collective(world.ranks, "sw.ranks.init"):
+                joining.open_devices(place)
+        except LaunchError:
+            _Process.job = None
+            raise
     if path := os.environ.get("SHARDWRIGHT_TIMELINE"):
         from shardwright.ranks import timeline
 
@@ -132,8 +145,9 @@ def join_generation(*, lost: bool = False) -> None:
     watch.reset()
     jax.config.update("jax_enable_recoverability", True)  # type: ignore[no-untyped-call]
     with line.changing():
-        _connect(place, _Process.options)  # one rank alone, too: JAX would keep the number of the generation before
-        jax.devices()  # the ranks tell each other of their devices
+        # One rank alone, too: JAX would keep the number of the generation before.
+        joining.connect(place, _Process.options, os.environ)
+        joining.open_devices(place)
     _begin(place, owns_connection=True)
 
 
@@ -155,102 +169,47 @@ def _disconnect(joined: Job) -> None:
     if joined.inspector is not None:
         joined.inspector.close()
     programs_cache.clear()
+    _leave_distributed()
+
+
+def _wait_at_exit() -> None:
+    joined = _Process.job
+    if joined is not None and joined.owns_connection:
+        joining.wait_for_departures(joined.place)
+
+
+def _leave_distributed() -> None:
     try:
         jax.distributed.shutdown()  # type: ignore[no-untyped-call]
-    except (RuntimeError, ValueError):  # the others are gone, or the launcher's service
+    except (RuntimeError, ValueError) as error:  # the others are gone, or the launcher's service
+        _log.info("the job was left without the others: %s", error)
         private.forget_coordination_client()
-
-
-def read_place(environment: Mapping[str, str]) -> Place:
-    """The place that variables describe. Raises OptionError naming the variable."""
-
-    def number(name: str, default: int) -> int:
-        text = environment.get(f"SHARDWRIGHT_{name}", str(default))
-        if not re.fullmatch(r"\d+", text.strip()):
-            raise OptionError(f"{text!r} is no whole number", where=f"SHARDWRIGHT_{name}", remedy=_LAUNCH)
-        return int(text)
-
-    size = number("SIZE", 1)
-    rank = number("RANK", 0)
-    place = Place(
-        coordinator=environment.get("SHARDWRIGHT_COORDINATOR", ""),
-        size=size,
-        rank=rank,
-        local_rank=number("LOCAL_RANK", rank),
-        local_size=number("LOCAL_SIZE", size),
-        cross_rank=number("CROSS_RANK", 0),
-        cross_size=number("CROSS_SIZE", 1),
-        generation=number("GENERATION", 0),
-    )
-    for name in ("", "LOCAL_", "CROSS_"):
-        at, count = getattr(place, f"{name.lower()}rank"), getattr(place, f"{name.lower()}size")
-        if at >= count:
-            where = f"SHARDWRIGHT_{name}RANK"
-            raise OptionError(f"{at} is not below SHARDWRIGHT_{name}SIZE={count}", where=where, remedy=_LAUNCH)
-    if size > 1 and not re.fullmatch(r".+:\d+", place.coordinator):
-        raise OptionError(
-            f"{place.coordinator!r} is no address host:port", where="SHARDWRIGHT_COORDINATOR", remedy=_LAUNCH
-        )
-    return place
-
-
-_LAUNCH = "let the launcher set it: shardwright run -np 2 python train.py"
 
 
 def _place_by_jax(environment: Mapping[str, str]) -> Place:
     """The place of a process in `jax.distributed` already; the launcher's variables add the host's."""
-    size, rank = jax.process_count(), jax.process_index()
-    named = read_place(environment)
-    if (named.size, named.rank) == (size, rank):
-        return named
+    rank, size = private.place_in_distributed()
+    with contextlib.suppress(ShardwrightError):
+        named = launchers.find_place(environment)
+        if (named.size, named.rank, named.has_neighbors) == (size, rank, True):
+            return named
     return replace(Place(), size=size, rank=rank, local_rank=0, local_size=1, cross_rank=rank, cross_size=size)
 
 
-def _connect(place: Place, options: _Options) -> None:
-    try:
-        jax.distributed.initialize(
-            place.coordinator,
-            place.size,
-            place.rank,
-            local_device_ids=_local_devices(place, os.environ),
-            cluster_detection_method="deactivate",
-            initialization_timeout=max(1, round(options.timeout_s)),
-            heartbeat_timeout_seconds=max(1, round(options.heartbeat_timeout_s)),
-            coordinator_bind_address=_UNUSED_SERVICE,
-        )
-    except (RuntimeError, ValueError) as error:
-        if "before any JAX calls" in str(error):
-            raise LaunchError(
-                "JAX has used its devices already",
-                where="sw.ranks.init",
-                remedy="call sw.ranks.init() first, before any array, jax.devices() or random key",
-            ) from None
-        raise LaunchError(
-            f"rank {place.rank} of {place.size} cannot join the job: {error}",
-            where=place.coordinator,
-            remedy="see that all ranks run, and that this host reaches the launcher's address",
-        ) from None
-
-
-def _local_devices(place: Place, environment: Mapping[str, str]) -> list[int] | None:
-    """The GPU of this rank; None: the user has chosen it, or the rank is alone on its host."""
-    if "JAX_LOCAL_DEVICE_IDS" in environment or place.local_size == 1:
-        return None
-    for name in _DEVICE_LISTS:
-        if name in environment and len(environment[name].split(",")) < place.local_size:
-            return None
-    return [place.local_rank]
-
-
 def shutdown() -> None:
-    """Leave the job, once all ranks leave it. Arrays on devices stay usable; collectives do not."""
-    if _Process.job is None:
+    """Leave the job, once all ranks leave it. Arrays on devices stay usable; collectives do not, until `init`."""
+    joined = _Process.job
+    if joined is None:
         return
-    _Process.job.dispatcher.close()
-    if _Process.job.inspector is not None:
-        _Process.job.inspector.close()
-    if _Process.job.owns_connection:
-        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+    joined.dispatcher.close()
+    if joined.owns_connection:
+        with watch.current().collective(joined.world.ranks, "sw.ranks.shutdown"):
+            if not lifeline.is_elastic():
+                joining.wait_for_departures(joined.place)
+            _leave_distributed()
+        _Process.has_left = True
+    if joined.inspector is not None:
+        joined.inspector.close()
     _Process.job = None
 
 

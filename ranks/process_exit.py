@@ -12,19 +12,22 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
 
 class _Exit:
-    """How the process ends. code: the exit code of a failure, 0 of none."""
+    """How the process ends. code: the exit code of a failure, 0 of none. before_end: called where there is none."""
 
     code = 0
     installed = False
+    before_end: Callable[[], None] = staticmethod(lambda: None)
 
 
-def leave_at_once_on_failure() -> None:
-    """Install it, once a process, around the hooks that are there."""
+def leave_at_once_on_failure(before_end: Callable[[], None] = lambda: None) -> None:
+    """Install it, once a process, around the hooks that are there. before_end: called at an end without a failure."""
+    _Exit.before_end = staticmethod(before_end)
     if _Exit.installed:
         return
     _Exit.installed = True
@@ -50,6 +53,7 @@ def has_failed() -> bool:
 
 def _leave() -> None:
     if _Exit.code == 0:
+        _Exit.before_end()
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -11,22 +11,24 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.errors import CollectiveError, OptionError
+from shardwright.ranks.programs_cache import ProgramHolder
 from shardwright.xla import private
 
 #: The name of the ranks' mesh axis, in programs too: `jax.lax.psum(x, sw.ranks.AXIS)`.
 AXIS = "rank"
 
 
-class ProcessSet:
+class ProcessSet(ProgramHolder):
     """Some ranks of the job, which call collectives among themselves; the others are not asked.
 
     ranks: their numbers in the job, in the order that results have. Every rank may make the object; it costs nothing
     before its first collective. Two sets that share ranks must be used in the same order by all that are in both.
 
-    A set belongs to one job: after `shutdown` and another `init`, make it anew.
+    It is good for every job that has these ranks: after `shutdown` and another `init`, too.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
+        super().__init__()
         self.ranks = tuple(ranks)
         if not self.ranks or any(type(rank) is not int or rank < 0 for rank in self.ranks):
             raise OptionError(f"{list(self.ranks)} is no list of ranks", where="ranks", remedy="whole numbers from 0")
@@ -38,6 +40,13 @@ class ProcessSet:
 
     def __repr__(self) -> str:
         return f"ProcessSet({list(self.ranks)})"
+
+    def drop(self) -> None:
+        """Forget the devices of a job that is over."""
+        for name in ("mesh", "device", "split", "whole"):
+            self.__dict__.pop(name, None)
+        self._array_types.clear()
+        self.last_active = (True,) * len(self.ranks)
 
     def size(self) -> int:
         """How many ranks are in the set."""

@@ -1,7 +1,8 @@
 """Ranks that miss a collective of the others: named in a warning, and ended after a limit.
 
-Each rank tells the coordination service, now and then, its number of begun collectives of each set of ranks. A rank
-in a long wait reads the others' numbers: a smaller one names a missing rank.
+Each rank tells the coordination service, now and then, its number of begun collectives of each set of ranks, and the
+latest call. A rank in a long wait reads the others': a smaller number names a missing rank, and where there is none,
+another call one that has gone another way (calls outside of jitted functions compare themselves before).
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ def read_seconds(given: float | None, variable: str, default: float, environment
     return seconds
 
 
+#: By set of ranks, the number of collectives begun, and the latest call.
+_Begun = dict[tuple[int, ...], tuple[int, str]]
+
+
 class StallInspector:
     """Watches the collectives of one rank, in one generation, on a thread.
 
@@ -57,7 +62,7 @@ class StallInspector:
         self._shutdown_s = shutdown_s
         self._client = private.coordination_client()
         self._watch = watch.current()
-        self._told: dict[tuple[int, ...], int] = {}
+        self._told: _Begun = {}
         self._warned_s = 0.0
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -80,11 +85,11 @@ class StallInspector:
                 self._inspect()
 
     def _tell(self) -> None:
-        counts = self._watch.counts()
-        if counts != self._told:
-            text = json.dumps([[list(ranks), count] for ranks, count in counts.items()])
+        begun = self._watch.begun()
+        if begun != self._told:
+            text = json.dumps([[list(ranks), count, call] for ranks, (count, call) in begun.items()])
             self._client.key_value_set(f"{_KEYS}{self._rank}", text, True)
-            self._told = counts
+            self._told = begun
 
     def _inspect(self) -> None:
         here, now_s = self._watch.position(), time.monotonic()
@@ -95,8 +100,7 @@ class StallInspector:
         is_over = 0 < self._shutdown_s <= waited_s
         if not (is_late or is_over):
             return
-        counts = self._counts_of_all()
-        missing = [rank for rank in here.ranks if counts.get(rank, {}).get(here.ranks, 0) < here.count]
+        missing = find_missing(here, self._rank, self._begun_of_all())
         waiting = [rank for rank in here.ranks if rank not in missing]
         if not missing or self._rank in missing:
             return
@@ -106,10 +110,10 @@ class StallInspector:
         if is_over:
             self._end(here, missing, waited_s)
 
-    def _counts_of_all(self) -> dict[int, dict[tuple[int, ...], int]]:
+    def _begun_of_all(self) -> dict[int, _Begun]:
         entries = self._client.key_value_dir_get(_KEYS)
         return {
-            int(key.rpartition("/")[2]): {tuple(ranks): count for ranks, count in json.loads(text)}
+            int(key.rpartition("/")[2]): {tuple(ranks): (count, call) for ranks, count, call in json.loads(text)}
             for key, text in entries
         }
 
@@ -132,13 +136,33 @@ class StallInspector:
         os._exit(_EXIT_CODE)
 
 
+def find_missing(here: Position, rank: int, begun: Mapping[int, _Begun]) -> list[int]:
+    """The ranks that rank `rank` waits for in `here`: those that have begun less, else those in another call."""
+    of_set = {other: begun.get(other, {}).get(here.ranks, (0, "")) for other in here.ranks}
+    missing = [other for other, (count, _) in of_set.items() if count < here.count and other != rank]
+    if missing:
+        return missing
+    own = here.call.removeprefix("start of ")
+    any_call = (own, watch.UNNAMED, watch.JOINED)
+    elsewhere = [other for other, (count, call) in of_set.items() if count == here.count and call not in any_call]
+    return [] if own in any_call[1:] else elsewhere
+
+
 def describe_stall(here: Position, missing: list[int], waiting: list[int], waited_s: float) -> str:
     """`rank 2 has not called allreduce sum 'loss' float32[] (number 17), in which ranks 0, 1 have waited for 60 s`."""
-    have = "has" if len(waiting) == 1 else "have"
+    return describe_wait(f"{here.call} (number {here.count})", missing, waiting, waited_s)
+
+
+def describe_wait(call: str, missing: list[int], waiting: list[int], waited_s: float) -> str:
+    """`ranks 1, 2 have not called sw.ranks.init, in which rank 0 has waited for 60 s`."""
     return (
-        f"{_names(missing)} {'has' if len(missing) == 1 else 'have'} not called {here.call} (number {here.count}), "
-        f"in which {_names(waiting)} {have} waited for {waited_s:.0f} s"
+        f"{_names(missing)} {_have(missing)} not called {call}, "
+        f"in which {_names(waiting)} {_have(waiting)} waited for {waited_s:.0f} s"
     )
+
+
+def _have(ranks: list[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
 
 
 def _names(ranks: list[int]) -> str:

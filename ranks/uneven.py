@@ -32,7 +32,7 @@ def join(process_set: ProcessSet | None = None) -> int:
 def _join(process_set: ProcessSet) -> int:
     while True:
         before = process_set.last_active
-        with watch.current().collective(process_set.ranks, "join"):
+        with watch.current().collective(process_set.ranks, watch.JOINED):
             agreement = agree_without_data(process_set)
         if not agreement.active_places():
             process_set.last_active = (True,) * process_set.size()

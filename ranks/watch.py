@@ -27,23 +27,29 @@ class Position:
     since_s: float
 
 
+#: The call of a collective that has not been named yet, and of a rank that takes part in any.
+UNNAMED, JOINED = "a collective", "join"
+
+
 class Watch:
     """The collectives of one process, in one generation."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, ...], int] = {}
+        self._calls: dict[tuple[int, ...], str] = {}
         self._position: Position | None = None
         self._pending: tuple[Position, Callable[[], bool]] | None = None
         self._depth = 0
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def collective(self, ranks: tuple[int, ...], call: str = "a collective") -> Iterator[None]:
+    def collective(self, ranks: tuple[int, ...], call: str = UNNAMED) -> Iterator[None]:
         """This rank is in a collective of these ranks while the block runs; one within another is a part of it."""
         with self._lock:
             self._depth += 1
             if self._depth == 1:
                 count = self._counts[ranks] = self._counts.get(ranks, 0) + 1
+                self._calls[ranks] = call.removeprefix("start of ")
                 self._position = Position(ranks=ranks, count=count, call=call, since_s=time.monotonic())
         try:
             yield
@@ -59,6 +65,7 @@ class Watch:
         with self._lock:
             here = self._position
             if here is not None:
+                self._calls[here.ranks] = call
                 self._position = Position(ranks=here.ranks, count=here.count, call=call, since_s=here.since_s)
 
     def leave_pending(self, ranks: tuple[int, ...], call: str, result: Any) -> None:
@@ -78,10 +85,10 @@ class Watch:
             self._pending = None
         return self._position
 
-    def counts(self) -> dict[tuple[int, ...], int]:
-        """The number of collectives begun with each set of ranks."""
+    def begun(self) -> dict[tuple[int, ...], tuple[int, str]]:
+        """The number of collectives begun with each set of ranks, and the call of the latest."""
         with self._lock:
-            return dict(self._counts)
+            return {ranks: (count, self._calls[ranks]) for ranks, count in self._counts.items()}
 
 
 def _is_ready(result: Any) -> bool:

@@ -135,6 +135,7 @@ def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
     from shardwright.clusters.cluster import join_address
     from shardwright.launch.job import rank_job
     from shardwright.launch.launcher import ssh_of
+    from shardwright.launch.meeting import MeetingPoint
     from shardwright.launch.service import CoordinationService, coordinator_host
 
     placements = _place(settings)
@@ -143,15 +144,22 @@ def _run_ranks(settings: RunSettings, *, dry_run: bool) -> int:
     other_hosts = [host for host in hosts if ssh_of(host, settings.ssh) is not None]
     address, port = settings.coordinator_address or (coordinator_host(other_hosts, settings.ssh), 0)
 
-    def job_of(coordinator: str) -> Job:
-        return rank_job(placements, command, coordinator=coordinator, environment=_environment(settings))
+    size, meeting_port = len(placements), port + 1 if port else 0
+
+    def job_of(coordinator: str, meeting: str) -> Job:
+        environment = _environment(settings)
+        return rank_job(placements, command, coordinator=coordinator, meeting=meeting, environment=environment)
 
     if dry_run:
-        return _show(job_of(join_address(address, port or "PORT")), settings)
-    with CoordinationService(address, len(placements), port) as service:
+        ports = port or "PORT", meeting_port or "PORT"
+        return _show(job_of(*[join_address(address, shown) for shown in ports]), settings)
+    with (
+        CoordinationService(address, size, port) as service,
+        MeetingPoint(address, size, meeting_port, first=service) as meeting,
+    ):
         if settings.verbose:
             note(f"shardwright run: the coordination service listens on {service.address}")
-        return _run(job_of(service.address), settings)
+        return _run(job_of(service.address, meeting.address), settings)
 
 
 def _command(settings: RunSettings) -> tuple[str, ...]:

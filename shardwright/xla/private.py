@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,7 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
     "jax._src.config": ("trace_context",),
     "jax._src.core": ("ShapedArray._getitem", "ShapedArray._iter", "pytype_aval_mappings"),
     "jax._src.distributed": ("global_state",),
+    "jax._src.xla_bridge": ("backends_are_initialized",),
     "jax._src.dtypes": ("register_canonicalize_value_handler",),
     "jax._src.interpreters.mlir": ("get_constant_handler", "register_constant_handler"),
     "jax._src.interpreters.pxla": ("batched_device_put", "shard_arg_handlers", "shard_args"),
@@ -489,6 +491,11 @@ def put_part(part: Any, array_type: Any, sharding: Any, device: Any) -> Any:
 
 
 # ---- jax.distributed ----------------------------------------------------------
+#: How long a process that has ended waits for the others to end, which may train or save for hours yet: ten days.
+#: After jaxlib's five minutes both would be killed.
+_PATIENCE_S = 864_000
+
+
 def start_coordination_service(address: str, size: int, *, recoverable: bool = False) -> Any:
     """The coordination service of `jax.distributed` for `size` processes, listening on `host:port`.
 
@@ -499,7 +506,9 @@ def start_coordination_service(address: str, size: int, *, recoverable: bool = F
     before = os.environ.get(level)
     os.environ[level] = before or "3"
     try:
-        return _module("jaxlib._jax").get_distributed_runtime_service(address, size, recoverable=recoverable)
+        return _module("jaxlib._jax").get_distributed_runtime_service(
+            address, size, recoverable=recoverable, shutdown_timeout=_PATIENCE_S
+        )
     finally:
         if before is None:
             del os.environ[level]
@@ -508,6 +517,44 @@ def start_coordination_service(address: str, size: int, *, recoverable: bool = F
 def coordination_client() -> Any:
     """This process's connection to the coordination service: a store of keys and values; None outside of a job."""
     return _module("jax._src.distributed").global_state.client
+
+
+def place_in_distributed() -> tuple[int, int]:
+    """This process's number in `jax.distributed`, and how many there are; needs no devices."""
+    state = _module("jax._src.distributed").global_state
+    return int(state.process_id), int(state.num_processes)
+
+
+def has_devices() -> bool:
+    """Whether JAX has devices already."""
+    return bool(_module("jax._src.xla_bridge").backends_are_initialized())
+
+
+def find_tpu_pod() -> tuple[int, int, str] | None:
+    """This process's number, their count and the coordinator's `host:port`, on a TPU's machine; None elsewhere.
+
+    JAX asks the metadata server.
+    """
+    if not _module("jax._src.cloud_tpu_init").running_in_cloud_tpu_vm:
+        return None
+    return _ask_cluster(_module("jax._src.clusters").GceTpuCluster)
+
+
+def find_kubernetes_job() -> tuple[int, int, str] | None:
+    """The same of a pod; None without the package `kubernetes`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _ask_cluster(_module("jax._src.clusters").K8sCluster)
+
+
+def _ask_cluster(cluster: Any) -> tuple[int, int, str] | None:
+    if not cluster.is_env_present():
+        return None
+    count = int(cluster.get_process_count())
+    if count == 1:
+        return 0, 1, ""
+    port = os.environ.get("JAX_COORDINATOR_PORT")
+    return int(cluster.get_process_id()), count, str(cluster.get_coordinator_address(300, port))
 
 
 def forget_coordination_client() -> None:

@@ -53,7 +53,7 @@ def test_the_service_outlives_rank_0(tmp_path: Path) -> None:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "lose.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, **ONE_DEVICE, **rank_variables(place, 2, running.address, 0)},
+                env={**os.environ, **ONE_DEVICE, **rank_variables(place, 2, running.address)},
             )
             for place in place_ranks((Host(name="localhost", slots=2),), 2)
         ]  # fmt: skip

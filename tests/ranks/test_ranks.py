@@ -7,7 +7,7 @@ import pytest
 
 import shardwright as sw
 from shardwright import ranks
-from shardwright.ranks.job import read_place
+from shardwright.ranks.places import read_place
 from tests.ranks.processes import assert_passed, run_ranks
 
 

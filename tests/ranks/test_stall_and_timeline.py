@@ -44,7 +44,7 @@ def test_a_watch_counts_collectives_of_each_set_and_knows_the_one_it_is_in() -> 
         assert here is not None
         assert (here.ranks, here.count, here.call) == ((0, 1), 2, "barrier")
     assert watch.position() is None
-    assert watch.counts() == {(0, 1): 2, (0, 2): 1}
+    assert watch.begun() == {(0, 1): (2, "barrier"), (0, 2): (1, "a collective")}
 
 
 def test_a_timeline_of_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,276 @@
+"""Where the processes of a job meet before they connect: who waits knows for whom, and may give up.
+
+`jax.distributed.initialize` waits in XLA, cannot say for whom, and ends the process where somebody never comes. So all
+ranks meet first, in the launcher or at rank 0, and connect once all are there. One JSON object a line over TCP. A rank
+says
+
+    {"job": "slurm 12.0", "size": 4, "rank": 2, "round": 1, "host": "node7 4f0c91…"}
+
+and hears, each time that somebody comes or goes, who is missing, and at last where the coordination service is:
+
+    {"missing": [3]}
+    {"coordinator": "10.0.0.1:40321", "hosts": ["node7 4f0c91…", …]}
+    {"error": "another process is rank 2 already"}
+
+Each round has a service of its own: keys of the one before would be in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from shardwright.clusters.cluster import join_address
+from shardwright.errors import LaunchError
+from shardwright.launch.service import CoordinationService
+
+_HELLO_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5.0
+_LONGEST_LINE_BYTES = 1 << 12
+#: How often who waits looks at the clock.
+_TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What a rank says of itself.
+
+    job: names the job, where its launcher does. round: 1, and one more after each `shutdown`. host: names its machine.
+    """
+
+    job: str
+    size: int
+    rank: int
+    round: int
+    host: str
+
+
+def _read_arrival(line: bytes) -> Arrival | None:
+    """The arrival in a line; None for anything else."""
+    try:
+        arrival = Arrival(**json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    numbers = (arrival.size, arrival.rank, arrival.round)
+    texts = (arrival.job, arrival.host)
+    is_valid = all(type(number) is int for number in numbers) and all(type(text) is str for text in texts)
+    return arrival if is_valid else None
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+# ---- the place -------------------------------------------------------------------
+class MeetingPoint:
+    """Waits for `size` ranks, again for each round, and tells them the round's coordination service.
+
+    host: an address of this machine that the ranks reach. port: 0 for a free one. job: as in `Arrival`. listen: the
+    address of the sockets, where that is another; "0.0.0.0" for all. first: the service of the first round, whose owner
+    closes it. address: `host:port` for the ranks. Raises LaunchError.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        size: int,
+        port: int = 0,
+        *,
+        job: str = "",
+        listen: str = "",
+        first: CoordinationService | None = None,
+    ) -> None:
+        self._host, self._listen, self._size, self._job = host, listen, size, job
+        self._first = first
+        self._service: CoordinationService | None = None
+        self._round = 1
+        self._waiting: dict[int, tuple[socket.socket, Arrival]] = {}
+        self._lock = threading.Lock()
+        self._listener = _listen(listen or host, port)
+        self.address = join_address(host, self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, name="meeting", daemon=True).start()
+
+    def close(self) -> None:
+        """End it, and the services that it has made."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self._service is not None:
+            self._service.close()
+
+    def __enter__(self) -> MeetingPoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="meeting", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_HELLO_TIMEOUT_S)
+            arrival = _read_arrival(connection.makefile("rb").readline(_LONGEST_LINE_BYTES))
+            if arrival is None:
+                return
+            if problem := self._admit(arrival, connection):
+                connection.sendall(_encode({"error": problem}))
+                return
+            connection.settimeout(None)
+            while connection.recv(_LONGEST_LINE_BYTES):
+                pass
+            self._forget(arrival.rank, connection)
+
+    def _admit(self, arrival: Arrival, connection: socket.socket) -> str:
+        """Let a rank in; once all are there, let them go. What is wrong with it, or ""."""
+        with self._lock:
+            if problem := self._find_problem(arrival):
+                return problem
+            self._waiting[arrival.rank] = connection, arrival
+            if len(self._waiting) < self._size:
+                self._tell_missing()
+                return ""
+            try:
+                answer: dict[str, Any] = {
+                    "coordinator": self._open_service(),
+                    "hosts": [self._waiting[rank][1].host for rank in range(self._size)],
+                }
+                self._round += 1
+            except LaunchError as error:
+                answer = {"error": error.message}
+            self._tell(answer)
+            self._waiting.clear()
+            return ""
+
+    def _find_problem(self, arrival: Arrival) -> str:
+        if arrival.job != self._job:
+            return f"it is of the job {arrival.job!r}, those who meet there are of {self._job!r}"
+        if arrival.size != self._size:
+            return f"it says that there are {arrival.size} ranks, rank 0 says {self._size}"
+        if not 0 <= arrival.rank < self._size:
+            return f"there is no rank {arrival.rank} of {self._size}"
+        if arrival.round != self._round:
+            return f"it joins for time {arrival.round}, the others for time {self._round}: has it been started again?"
+        if arrival.rank in self._waiting:
+            return f"another process is rank {arrival.rank} already, on {self._waiting[arrival.rank][1].host}"
+        return ""
+
+    def _open_service(self) -> str:
+        """A service that nobody has asked yet."""
+        if self._round == 1 and self._first is not None:
+            return self._first.address
+        old = self._service
+        self._service = CoordinationService(self._host, self._size, listen=self._listen)
+        if old is not None:
+            old.close()  # all ranks have left it
+        return self._service.address
+
+    def _forget(self, rank: int, connection: socket.socket) -> None:
+        with self._lock:
+            if self._waiting.get(rank, (None,))[0] is connection:
+                del self._waiting[rank]
+                self._tell_missing()
+
+    def _tell_missing(self) -> None:
+        self._tell({"missing": [rank for rank in range(self._size) if rank not in self._waiting]})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        for connection, _ in self._waiting.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(_encode(message))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if host == "0.0.0.0" and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        raise LaunchError(
+            f"the ranks cannot meet at this port ({error.strerror or error})",
+            where=join_address(host, port),
+            remedy="name another address of this machine: --coordinator-address of `shardwright run`, "
+            "SHARDWRIGHT_COORDINATOR under another launcher",
+        ) from None
+
+
+# ---- a rank ----------------------------------------------------------------------
+def meet(
+    address: str, arrival: Arrival, on_wait: Callable[[list[int] | None, float], None]
+) -> tuple[str, tuple[str, ...]]:
+    """Wait at `address` for the other ranks: the coordination service, and the host of each rank.
+
+    on_wait: called several times a second with the ranks that are missing, or None where nobody answers there, and the
+    seconds since the start; what it raises ends the wait. Raises LaunchError where this rank is refused.
+    """
+    start_s = time.monotonic()
+    while True:
+        on_wait(None, time.monotonic() - start_s)
+        with contextlib.suppress(OSError):
+            if answer := _ask(address, arrival, lambda missing: on_wait(missing, time.monotonic() - start_s)):
+                return answer
+        time.sleep(_TICK_S)
+
+
+def _ask(
+    address: str, arrival: Arrival, on_wait: Callable[[list[int] | None], None]
+) -> tuple[str, tuple[str, ...]] | None:
+    """One visit; None where the other side ends it. Raises OSError where nobody is there."""
+    host, _, port = address.rpartition(":")
+    missing: list[int] | None = None
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S) as connection:
+        connection.settimeout(_TICK_S)
+        connection.sendall(_encode(asdict(arrival)))
+        for message in _read_messages(connection, address):
+            if "coordinator" in message:
+                return str(message["coordinator"]), tuple(map(str, message["hosts"]))
+            if "error" in message:
+                raise LaunchError(
+                    f"rank {arrival.rank} of {arrival.size} cannot join: {message['error']}",
+                    where=address,
+                    remedy="see that each process of the job, and no other, has this address and a rank of its own",
+                )
+            missing = message.get("missing", missing)
+            on_wait(missing)
+    return None
+
+
+def _read_messages(connection: socket.socket, address: str) -> Iterator[dict[str, Any]]:
+    """What is said, and an empty message at each tick of silence, until the other side closes."""
+    buffer = b""
+    while True:
+        try:
+            data = connection.recv(1 << 16)
+        except TimeoutError:
+            yield {}
+            continue
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    raise ValueError
+            except ValueError:
+                raise LaunchError(
+                    "what answers there is no meeting point of ranks",
+                    where=address,
+                    remedy="name a free port of rank 0's host: SHARDWRIGHT_COORDINATOR=host:port",
+                ) from None
+            yield message
