@@ -1,6 +1,7 @@
 """Ranks: processes that train together, with collectives between them: Horovod's interface on JAX.
 
-Reading order: job (this process's rank) → process_sets (subsets of ranks) → operations (reductions and their types) →
+Reading order: places, slurm, launchers_cloud, launchers (which rank a process is) → joining (how it gets in) → job (the
+job it is in) → process_sets (subsets of ranks) → operations (reductions and their types) →
 tensors (numpy, JAX, PyTorch) → programs (XLA's) → agreement (the beginning of every collective) → fusion and messages
 (many arrays in few messages) → collectives (the public functions) → in_jit (the same inside jitted functions) →
 objects, uneven, compression, sparse, optimizer, batch_norm (built on them) → gradient_options, torch_optimizer,

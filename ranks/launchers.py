@@ -4,9 +4,9 @@ Nearest first: a launcher within another one's job has started this process, and
 says "one process" makes a job of one. One that says more, but not where rank 0 is, is refused by name, never taken for
 a job of one: every process would be rank 0. docs/run.md has the table.
 
-Facts about variables: Open MPI 4.1 and 5.0 (`mpirun`, "Environmental variables"), PyTorch 2.9 (`torchrun`, "Environment
-Variables"), MPICH 4.3 (Hydra), Intel MPI 2021, MVAPICH2 2.3, HPE PALS 1.6, Flux 0.80, IBM jsrun 10.3, Horovod 0.28,
-Kubernetes 1.35 ("Indexed Job"). Ports and hosts as in `jax._src.clusters` of JAX 0.10.2, where that has any.
+Names are those of the launchers' manuals: `mpirun` of Open MPI 4 and 5, `torchrun` of PyTorch 2, Hydra of MPICH and
+Intel MPI, MVAPICH2, PALS, `flux run`, `jsrun`, `horovodrun`. Hosts as in `jax._src.clusters` of JAX 0.10.2, where that
+has any.
 """
 
 from __future__ import annotations
@@ -202,8 +202,14 @@ LAUNCHERS = (
         name="MVAPICH", rank="MV2_COMM_WORLD_RANK", size="MV2_COMM_WORLD_SIZE",
         local_rank="MV2_COMM_WORLD_LOCAL_RANK", local_size="MV2_COMM_WORLD_LOCAL_SIZE",
     ),
-    Launcher(name="Flux", rank="FLUX_TASK_RANK", size="FLUX_JOB_SIZE", nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",)),
-    Launcher(name="PALS", rank="PALS_RANKID", size="PMI_SIZE", local_rank="PALS_LOCAL_RANKID", jobs=("PALS_APID",)),
+    Launcher(
+        name="Flux", rank="FLUX_TASK_RANK", size="FLUX_JOB_SIZE", local_rank="FLUX_TASK_LOCAL_ID",
+        nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",),
+    ),
+    Launcher(
+        name="PALS", rank="PALS_RANKID", size="PMI_SIZE", local_rank="PALS_LOCAL_RANKID", local_size="PALS_LOCAL_SIZE",
+        jobs=("PALS_APID",),
+    ),
     Launcher(
         name="MPICH's or Intel's mpiexec", rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",

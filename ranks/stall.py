@@ -138,8 +138,8 @@ class StallInspector:
 
 def find_missing(here: Position, rank: int, begun: Mapping[int, _Begun]) -> list[int]:
     """The ranks that rank `rank` waits for in `here`: those that have begun less, else those in another call."""
-    of_set = {other: begun.get(other, {}).get(here.ranks, (0, "")) for other in here.ranks}
-    missing = [other for other, (count, _) in of_set.items() if count < here.count and other != rank]
+    of_set = {other: begun.get(other, {}).get(here.ranks, (0, "")) for other in here.ranks if other != rank}
+    missing = [other for other, (count, _) in of_set.items() if count < here.count]
     if missing:
         return missing
     own = here.call.removeprefix("start of ")

@@ -9,7 +9,7 @@ import pytest
 
 import shardwright as sw
 from shardwright import ranks
-from shardwright.ranks.stall import describe_stall, read_seconds
+from shardwright.ranks.stall import describe_stall, find_missing, read_seconds
 from shardwright.ranks.watch import Position, Watch
 from tests.ranks.processes import run_ranks
 
@@ -18,6 +18,20 @@ def test_the_warning_names_who_is_missing_where() -> None:
     here = Position(ranks=(0, 1, 2), count=17, call="allreduce sum 'loss' float32[]", since_s=0.0)
     text = "rank 2 has not called allreduce sum 'loss' float32[] (number 17), in which ranks 0, 1 have waited for 60 s"
     assert describe_stall(here, [2], [0, 1], 60.2) == text
+
+
+def test_who_is_waited_for_has_begun_less_or_gone_another_way() -> None:
+    def missing(call: str, **others: tuple[int, str]) -> list[int]:
+        here = Position(ranks=(0, 1, 2), count=2, call=call, since_s=0.0)
+        return find_missing(here, 0, {int(rank[1:]): {(0, 1, 2): begun} for rank, begun in others.items()})
+
+    there = 2, "barrier"
+    assert missing("barrier", r0=there, r1=(1, "barrier"), r2=there) == [1]
+    assert missing("barrier", r0=there, r1=there) == [2]
+    assert missing("barrier", r0=there, r1=(2, "sw.ranks.shutdown"), r2=there) == [1]
+    assert missing("barrier", r0=there, r1=(2, "a collective"), r2=(2, "join")) == []
+    assert missing("start of the jitted function f", r0=there, r1=(2, "the jitted function f"), r2=there) == [2]
+    assert missing("join", r0=there, r1=there, r2=(3, "barrier")) == []
 
 
 def test_seconds_come_from_the_caller_then_the_variable_then_the_default() -> None:
@@ -79,6 +93,28 @@ def test_a_rank_that_never_calls_is_an_error_after_the_limit() -> None:
     assert first.returncode == second.returncode == 1, (first.stdout, second.stdout)
     assert "error: stall shutdown: rank 2 did not call allreduce average 'gradients'" in first.stdout
     assert last.returncode < 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "call"), [("shutdown", "sw.ranks.shutdown"), ("jit", "the jitted function compute"), ("init", "init")]
+)
+def test_a_wait_of_any_kind_names_its_ranks_and_ends(way: str, call: str) -> None:
+    variables = {"SHARDWRIGHT_STALL_WARNING_S": "1", "SHARDWRIGHT_STALL_SHUTDOWN_S": "4"}
+    first, second, last = run_ranks("tests.ranks.check_ways", 3, way, timeout_s=60, grace_s=6, **variables)
+    assert first.returncode == second.returncode == 1, (first.stdout, second.stdout)
+    assert f"rank 2 has not called {'sw.ranks.' if way == 'init' else 'barrier'}" in first.stdout
+    assert "rank 2" in first.stdout.splitlines()[-1] + first.stdout.splitlines()[-2]
+    if way != "init":
+        assert f"ranks 0, 1 have not called {call}" in last.stdout
+
+
+@pytest.mark.slow
+def test_a_set_waits_for_its_own_ranks_alone() -> None:
+    """Ranks 0 and 1 begin with a collective of their own, while rank 2 sleeps."""
+    done = run_ranks("tests.ranks.check_ways", 3, "set", timeout_s=60)
+    assert [child.returncode for child in done] == [0, 0, 0], done
+    assert all(float(child.stdout.split("seconds ")[1]) < 5 for child in done[:2]), done
 
 
 @pytest.mark.slow
