@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from shardwright.builders.base import Builder
 from shardwright.builders.variables import Variable
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
+from shardwright.input_files import MOST_PROGRAM_BYTES, read_input_text
 from shardwright.json_reader import ObjectReader
 from shardwright.plans.plan_json.reading import read_json, read_strategies
 from shardwright.plans.variable_strategy import VariableStrategy
@@ -38,7 +38,7 @@ def load(path: str | os.PathLike[str]) -> Given:
     Raises OptionError for an unreadable file or one without strategies, PlanError with the wrong field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_input_text(path, most_bytes=MOST_PROGRAM_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise OptionError(f"cannot be read ({reason})", where=str(path), remedy="name a plan's JSON file") from None

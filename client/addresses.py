@@ -83,11 +83,13 @@ def _is_ipv6(text: str) -> bool:
 
 
 def address_from_environment() -> str | None:
-    """`$SERVER_IP:$SERVER_PORT`, or None without both. Raises OptionError on half an address."""
-    host, port = os.environ.get("SERVER_IP"), os.environ.get("SERVER_PORT")
-    if not host and not port:
-        return None
-    if not host or not port:
-        missing = "SERVER_PORT" if host else "SERVER_IP"
-        raise OptionError("half an address in the environment", where=missing, remedy=f"set {missing} as well")
+    """`$SERVER_IP:$SERVER_PORT`, of this machine where only the port is set; None without both.
+
+    Raises OptionError where only the host is set.
+    """
+    host, port = os.environ.get("SERVER_IP") or _LOOPBACK, os.environ.get("SERVER_PORT")
+    if not port:
+        if not os.environ.get("SERVER_IP"):
+            return None
+        raise OptionError("no port in the environment", where="SERVER_PORT", remedy="set SERVER_PORT as well")
     return join_address(read_host(host, where="SERVER_IP"), read_port(port, where="SERVER_PORT"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardwright.clusters.cluster import is_loopback
 from shardwright.errors import OptionError
+from shardwright.input_files import read_input_text
 
 _HOST = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<name>\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][A-Za-z0-9_.-]*)")
 _HOSTS_HELP = "write host1:4,host2:4"
@@ -66,7 +67,7 @@ def parse_hosts(text: str, where: str) -> tuple[Host, ...]:
 def read_hosts_file(path: Path, where: str) -> tuple[Host, ...]:
     """Hosts of a file: `host1 slots=4`, `host1:4` or `host1` a line; `#` begins a comment. Raises OptionError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_input_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"{path} cannot be read ({reason})", where=where, remedy="check the path") from None

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.errors import OptionError
-from shardwright.json_reader import format_value
+from shardwright.input_files import read_input_text
+from shardwright.json_reader import JsonProblem, format_value
 from shardwright.launch.hosts import Host, parse_hosts, read_hosts_file
 from shardwright.launch.launcher import DEFAULT_GRACE_S, DEFAULT_START_TIMEOUT_S
 from shardwright.launch.ssh import SshOptions
@@ -114,34 +115,25 @@ def _check_elastic(settings: RunSettings, given: Collection[str]) -> None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     """Parse the options of a YAML file, by name. Raises OptionError."""
-    import yaml
+    from shardwright.clusters.yaml_text import load_yaml  # PyYAML, for those who write it
 
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        config = load_yaml(read_input_text(path))
     except OSError as error:
         raise OptionError(f"cannot be read ({error.strerror})", where=str(path), remedy="check --config") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "not UTF-8 text"
-        raise OptionError(f"not valid YAML: {problem}", where=place, remedy="mend the file there") from None
-    if data is None:
+    except UnicodeDecodeError:
+        raise OptionError("not valid YAML: not UTF-8 text", where=str(path), remedy="save it as UTF-8") from None
+    except JsonProblem as problem:
+        place = f"{path}:{problem.line}:{problem.column}" if problem.line else str(path)
+        raise OptionError(f"not valid YAML: {problem.message}", where=place, remedy="mend the file there") from None
+    if config.data is None:
         return {}
-    if not isinstance(data, dict):
+    if not isinstance(config.data, dict):
         raise OptionError("expected `option: value` lines", where=str(path), remedy="write for example `np: 4`")
-    lines: dict[str, int] = {}
-    for key, _ in root.value:
-        line = key.start_mark.line + 1
-        if str(key.value) in lines:
-            where = f"{path}:{line}: {key.value}"
-            raise OptionError("the option is given twice", where=where, remedy="give it once")
-        lines[str(key.value)] = line
     values: dict[str, Any] = {}
-    for key, value in data.items():
-        name = str(key).replace("-", "_")
-        where = f"{path}:{lines.get(str(key), 1)}: {key}"
+    for key, value in config.data.items():
+        name = key.replace("-", "_")
+        where = f"{path}:{config.line((key,))}: {key}"
         if name not in _OPTIONS:
             names = [option.replace("_", "-") for option in _OPTIONS]
             remedy = did_you_mean(str(key), names) or f"the options are {', '.join(names)}"

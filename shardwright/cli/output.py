@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import HloSyntaxError, OptionError, PlanError, ShardwrightError, UnsupportedProgramError
+from shardwright.input_files import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S, read_input, read_input_text
 
 if TYPE_CHECKING:
     from shardwright.user_plans import PipelinePlan, Plan
@@ -81,7 +82,7 @@ def read_text(path: str) -> str:
     try:
         if path == STANDARD_STREAM:
             return sys.stdin.read()
-        return Path(path).read_text(encoding="utf-8")
+        return read_input_text(path, most_bytes=MOST_PROGRAM_BYTES, wait_s=PROGRAM_WAIT_S)
     except UnicodeDecodeError:
         raise OptionError("the file is not UTF-8 text", where=path, remedy="give a text file") from None
     except OSError as error:
@@ -96,7 +97,10 @@ def read_program_file(path: str) -> str:
     from shardwright.xla.formats import read_named_program
 
     try:
-        data = sys.stdin.buffer.read() if path == STANDARD_STREAM else Path(path).read_bytes()
+        if path == STANDARD_STREAM:
+            data = sys.stdin.buffer.read()
+        else:
+            data = read_input(path, most_bytes=MOST_PROGRAM_BYTES, wait_s=PROGRAM_WAIT_S)
     except OSError as error:
         raise _unreadable(path, error) from None
     return read_named_program(data, path)

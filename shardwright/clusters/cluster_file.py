@@ -1,6 +1,6 @@
 """Reading a cluster file.
 
-The known shape is `{"master": {"ip", "port", "gpu_ids"}, "workers": [{…}, …]}`;
+The known shape is `{"master": {"ip", "port", "gpu_ids"}, "workers": [{…}, …]}`, TePDist's, whose numbers may be texts;
 everything else is optional (`cluster.schema.json` documents each key). Task 0 is
 the master and a worker too, unless `"coordinator_only": true`. A node with neither
 `gpu_ids` nor `platform` runs CPU devices.
@@ -29,6 +29,7 @@ from shardwright.clusters.links import Link, LinkProblem, read_link
 from shardwright.clusters.module_names import check_module_names
 from shardwright.clusters.secret_files import exposure_of, read_secret_file
 from shardwright.errors import ClusterConfigError
+from shardwright.input_files import read_input_text
 from shardwright.json_reader import JsonProblem, load_json
 
 #: How names of cluster files end that hold YAML.
@@ -42,7 +43,7 @@ _HOST_NAME = re.compile(
 def read_text(path: Path) -> str:
     """A cluster file's text. Raises ClusterConfigError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_input_text(path)
     except FileNotFoundError:
         raise _error(path, "the file does not exist", "see cluster_configs/ for examples") from None
     except UnicodeDecodeError:
@@ -57,7 +58,7 @@ def read_cluster(text: str, source: str, directory: Path, *, for_planning: bool 
     source: the text's name in errors. for_planning: leave out security, whose files belong to the nodes. Raises
     ClusterConfigError with source, field, problem and remedy.
     """
-    data = _parse(text, source)
+    data = _read_number_texts(_parse(text, source), source)
     check_schema(data, source)
     platform = _platform(data, source)
     nodes = _nodes(data, source, platform)
@@ -108,6 +109,44 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         start = "master:" if kind == "YAML" else '{"master": …'
         raise _error(source, f"expected a {kind} object, found {type(data).__name__}", f"start with {start}")
     return data
+
+
+#: Keys of a node that TePDist's files give as texts: `"port": "2222"`, `"gpu_ids": "1,2"`.
+_NUMBERS = ("port", "data_port", "devices")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+def _read_number_texts(data: dict[str, Any], source: str) -> dict[str, Any]:
+    """The data with the numbers of its nodes as numbers, where they are written as texts."""
+    workers = data.get("workers")
+    if "master" in data:
+        data = {**data, "master": _read_node_numbers(data["master"], source, _field(0))}
+    if isinstance(workers, list):
+        nodes = [_read_node_numbers(node, source, _field(index)) for index, node in enumerate(workers, start=1)]
+        data = {**data, "workers": nodes}
+    return data
+
+
+def _read_node_numbers(node: Any, source: str, field: str) -> Any:
+    if not isinstance(node, dict):
+        return node
+    node = {key: _to_number(value) if key in _NUMBERS else value for key, value in node.items()}
+    written = node.get("gpu_ids")
+    if isinstance(written, str):
+        written = [part.strip() for part in written.split(",")] if written.strip() else []
+    if isinstance(written, list):
+        node["gpu_ids"] = [_to_number(part) for part in written]
+        wrong = next((part for part in node["gpu_ids"] if isinstance(part, str)), None)
+        if wrong is not None:
+            problem = f"{wrong!r} is no number of a GPU"
+            remedy = 'list the GPUs that nvidia-smi numbers: "gpu_ids": [0, 1], or "0,1"'
+            raise _error(source, problem, remedy, field=f"{field}.gpu_ids")
+    return node
+
+
+def _to_number(value: Any) -> Any:
+    """The number that a text of digits spells; everything else as it is."""
+    return int(value) if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) else value
 
 
 def _load_yaml(text: str) -> Any:

@@ -11,6 +11,11 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from shardwright.input_files import open_input, read_descriptor
+
+#: What a program that hands a secret out through a pipe may take: it asks a server, as a rule.
+PIPE_WAIT_S = 30.0
+
 #: Mode bits of the group and of others.
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -20,12 +25,12 @@ def read_secret_file(path: Path, refuse: Callable[[str, str], Exception]) -> byt
 
     Raises OSError where it cannot be read at all.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    with open(descriptor, "rb") as file:
-        problem = exposure_of(path, os.fstat(descriptor))
-        if problem is not None:
-            raise refuse(*problem)
-        return file.read()
+    descriptor = open_input(path)
+    problem = exposure_of(path, os.fstat(descriptor))
+    if problem is not None:
+        os.close(descriptor)
+        raise refuse(*problem)
+    return read_descriptor(descriptor, path, wait_s=PIPE_WAIT_S)
 
 
 def exposure_of(path: Path, facts: os.stat_result, reader: int | None = None) -> tuple[str, str] | None:

@@ -13,9 +13,11 @@ from shardwright.json_reader import JsonProblem
 #: A path in the data: keys and positions, outermost first.
 Path = tuple[str | int, ...]
 
-#: Mappings, lists and values within each other, and in all; anchors count wherever they are used.
+#: Mappings, lists and values within each other, and in all; anchors count wherever they are used. PyYAML reads some
+#: 100,000 characters or 20,000 values a second.
 _MAX_DEPTH = 100
-_MAX_VALUES = 200_000
+_MAX_VALUES = 10_000
+_MAX_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,10 @@ def load_yaml(text: str) -> YamlText:
 
     Raises JsonProblem with the place of what is no YAML, or has no like in JSON.
     """
+    if len(text) > _MAX_CHARACTERS:
+        raise JsonProblem(f"more than {_MAX_CHARACTERS:,} characters; JSON may have more")
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _BoundedLoader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -46,10 +50,27 @@ def load_yaml(text: str) -> YamlText:
         raise JsonProblem(error.problem or error.context or "unreadable", *place) from None
     except yaml.YAMLError as error:
         raise JsonProblem(str(error).partition("\n")[0]) from None
-    except RecursionError:
-        raise JsonProblem("nested too deeply") from None
     reader = _NodeReader(loader)
     return YamlText(None if node is None else reader.read(node, ()), reader.lines)
+
+
+class _BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """Refuses what is nested too deeply, or has too many values, as it is met: PyYAML is slow, the more the deeper."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._count = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        self._count += 1
+        if self._depth > _MAX_DEPTH or self._count > 2 * _MAX_VALUES:  # keys are nodes, too
+            problem = "nested too deeply" if self._depth > _MAX_DEPTH else "too many values"
+            raise yaml.composer.ComposerError(None, None, problem, self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _NodeReader:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.errors import InternalError, OptionError
+from shardwright.input_files import read_input_text
 from shardwright.options.plan_options import PlanOptions
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def platform_of_profile(name: str) -> str | None:
 def _profile_of_file(path: Path) -> HardwareProfile:
     """A user's own profile. Raises OptionError on an unreadable file or a missing number."""
     try:
-        return _profile(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
+        return _profile(path.stem, tomllib.loads(read_input_text(path)))
     except OSError as error:
         raise OptionError(
             f"the hardware profile {path} cannot be read: {error.strerror}", where="hardware", remedy="correct the path"

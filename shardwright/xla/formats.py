@@ -28,6 +28,7 @@ from shardwright.errors import (
     UnsupportedProgramError,
 )
 from shardwright.hlo.shape_text import FIXED_SIZES
+from shardwright.input_files import MOST_PROGRAM_BYTES, PROGRAM_WAIT_S, read_input
 from shardwright.processes import describe_exit
 
 #: A program: HLO or StableHLO text, the bytes of any format, or the path of a file (a `str` is text).
@@ -88,7 +89,7 @@ def read_program(source: ProgramSource) -> str:
 
 def _read_file(path: PathLike[str]) -> str:
     try:
-        data = Path(path).read_bytes()
+        data = read_input(path, most_bytes=MOST_PROGRAM_BYTES, wait_s=PROGRAM_WAIT_S)
     except OSError as error:
         raise OptionError(
             f"cannot be read ({error.strerror})", where=os.fspath(path), remedy="check the path"

@@ -41,6 +41,9 @@ def test_nobody_there_is_said_at_once_with_the_remedy(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SERVER_PORT", str(port))
     with pytest.raises(sw.ServerUnavailableError, match=str(port)):
         sw.connect()
+    monkeypatch.delenv("SERVER_IP")  # a port alone is one of this machine
+    with pytest.raises(sw.ServerUnavailableError, match=f"127.0.0.1:{port}"):
+        sw.connect()
     assert time.monotonic() - started < 5
 
 

@@ -177,7 +177,10 @@ TLS = {"certificate": "c.pem", "key": "k.pem"}
         ({"master": {**LOCAL, "token": "x"}}, "c.json: master", "unknown key 'token' here", "move it into security"),
         ({"master": LOCAL, "links": {"overlap": 1.01}}, "c.json: links.overlap", "out of range", "between 0 and 1"),
         ({"master": {**LOCAL, "port": 70000}}, "c.json: master.port", "out of range", "between 1 and 65535"),
-        ({"master": {**LOCAL, "port": "2222"}}, "c.json: master.port", 'expected an integer, found "2222"', "change"),
+        ({"master": {**LOCAL, "port": "22x2"}}, "c.json: master.port", 'expected an integer, found "22x2"', "change"),
+        ({"master": {**LOCAL, "port": "70000"}}, "c.json: master.port", "70000 is out of range", "between 1 and 65535"),
+        ({"master": {**LOCAL, "gpu_ids": "all"}}, "c.json: master.gpu_ids", "'all' is no number of a GPU", '"0,1"'),
+        ({"master": {**LOCAL, "gpu_ids": "1,1"}}, "c.json: master.gpu_ids", "[1, 1] names a device twice", "once"),
         ({"master": {**LOCAL, "port": True}}, "c.json: master.port", "expected an integer, found true", "change"),
         ({"master": LOCAL, "platform": "cdua"}, "c.json: platform", '"cdua" is not one of', 'use "cuda"'),
         ({"master": {**LOCAL, "gpu_ids": [0, 0]}}, "c.json: master.gpu_ids", "twice", "once"),
@@ -286,3 +289,28 @@ def test_open_addresses_with_tls_and_token_or_by_word() -> None:
     assert secured.security is not None
     assert secured.security.certificate == Path("/etc/sw/c.pem")
     assert load({"master": OPEN, "insecure": True}).insecure
+
+
+# The form of TePDist's README and templates (github.com/alibaba/TePDist): every number of a node is a text.
+TEPDIST = {
+    "one_node": ({"master": {"ip": "localhost", "port": "2222", "gpu_ids": "1,2"}}, [(1, 2)]),
+    "two nodes": (
+        {
+            "master": {"ip": "127.0.0.1", "port": "2222", "gpu_ids": "0, 1"},
+            "workers": [{"ip": "127.0.0.1", "port": "2223", "gpu_ids": "2"}],
+        },
+        [(0, 1), (2,)],
+    ),
+    "a list of texts": ({"master": {"ip": "localhost", "port": "2222", "gpu_ids": ["1", "2"]}}, [(1, 2)]),
+    "no GPUs": ({"master": {"ip": "localhost", "port": "2222", "gpu_ids": ""}}, [()]),
+}
+
+
+@pytest.mark.parametrize(("data", "gpus"), TEPDIST.values(), ids=TEPDIST)
+def test_tepdist_files_load_as_they_stand(data: Any, gpus: list[tuple[int, ...]], tmp_path: Path) -> None:
+    path = tmp_path / "one_node.json"
+    path.write_text(json.dumps(data))
+    cluster = Cluster.load(path)
+    assert [node.gpu_ids for node in cluster.nodes] == gpus
+    assert [node.port for node in cluster.nodes] == [2222, 2223][: len(gpus)]
+    assert cluster.platform == ("cuda" if gpus[0] else "cpu")

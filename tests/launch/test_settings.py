@@ -94,7 +94,7 @@ def test_a_bad_value_names_its_flag(given: dict[str, Any], where: str, message: 
         ("np: [\n", "run.yml:2:1", "not valid YAML"),
         ("- np\n", "run.yml", "expected `option: value` lines"),
         ("start-timeout: 1\nstart_timeout: 2\n", "run.yml:2: start_timeout", "given twice"),
-        ("np: 1\nnp: 2\n", "run.yml:2: np", "given twice"),
+        ("np: 1\nnp: 2\n", "run.yml:2:1", "key 'np' appears twice"),
         ("hosts: a\nhosts-file: b\n", "run.yml:2: hosts-file", "b cannot be read"),
     ],
 )
