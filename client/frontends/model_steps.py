@@ -48,6 +48,7 @@ def evaluation_options(options: PlanOptions, *, is_trained: bool) -> PlanOptions
     around_state = replace(options, force=None, rest="search") if is_trained else options
     return replace(
         around_state,
+        plan_json="",
         micro_batches=None,
         micro_batch_inexact=False,
         stages=None,

@@ -213,7 +213,7 @@ class DistributedModel:
         variables.
         """
         options = self._options
-        if options.mesh is None and self._layouts.mesh is not None:
+        if options.mesh is None and self._layouts.mesh is not None and not options.plan_json:
             options = replace(options, mesh=self._layouts.mesh)
         pins = filter_pins(self._layouts.pins(of_kind.names, of_kind.variables, of_kind.groups[0]), names)
         force = options.force
@@ -221,11 +221,12 @@ class DistributedModel:
             own = {} if force is None or isinstance(force, str) else filter_pins(force, names)
             force = force if isinstance(force, str) and not self._is_trained else {**pins, **own}
             return evaluation_options(replace(options, force=force or None), is_trained=self._is_trained)
-        if self._builder is None and not isinstance(force, str):
+        if self._builder is None and not isinstance(force, str) and not options.plan_json:
             return replace(options, force={**pins, **(force or {})} or None)
         if pins:
+            said = "plan= says it of all variables" if options.plan_json else ""
             raise OptionError(
-                f"force={self._builder or force!r} is a strategy of its own, layouts= another",
+                f"{said or f'force={self._builder or force!r} is a strategy of its own'}, layouts= another",
                 where="layouts",
                 remedy="leave one of them out",
             )

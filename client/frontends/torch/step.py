@@ -103,7 +103,7 @@ class TorchStep:
         self._front_end = TorchFunction(self.name)
         self._step = Step(self._session, self._front_end, options, progress, builder)
         self._evaluation_end = TorchFunction(f"{self.name}_evaluation")
-        reading = options.without_trials()  # where the state lies
+        reading = replace(options.without_trials(), plan_json="")  # where the state lies
         self._evaluation = Step(self._session, self._evaluation_end, reading, progress)
         self._settings = Settings(self._optimizers)
         self._keys: dict[Hashable, list[int]] = {}
