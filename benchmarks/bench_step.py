@@ -75,14 +75,15 @@ class ServerRunner:
 
 def jit_with_plan(plan: Any, init: Any, train_step: Any, donate_argnums: tuple[int, ...] = ()) -> tuple[Any, Any]:
     """(`jax.jit` of the step with the plan's shardings, the shardings of `init`'s state)."""
-    arguments, outputs = plan.shardings()
-    tree = jax.tree.structure(jax.eval_shape(init, jax.random.key(0)))
-    count = tree.num_leaves
-    state = jax.tree.unflatten(tree, arguments[:count])
-    results = (*jax.tree.unflatten(tree, outputs[:count]), outputs[count])
-    in_shardings = (*state, *arguments[count:])
-    step = jax.jit(train_step, in_shardings=in_shardings, out_shardings=results, donate_argnums=donate_argnums)
-    return step, state
+    shardings = plan.shardings()
+    count = len(jax.eval_shape(init, jax.random.key(0)))
+    step = jax.jit(
+        train_step,
+        in_shardings=shardings.arguments,
+        out_shardings=shardings.results,
+        donate_argnums=donate_argnums,
+    )
+    return step, shardings.arguments[:count]
 
 
 class StockRunner:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import numpy as np
 
 from shardwright.client.array_operators import ArrayOperators
-from shardwright.client.placement import Placement, RowParts
+from shardwright.client.placement import Placement, RowParts, held_boxes
 from shardwright.errors import ArrayError
 from shardwright.xla import private
 
@@ -28,14 +29,32 @@ class Pending(Protocol):
         """Makes it. wanted: the needed handles, by `id()`, with their placement (None: any)."""
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteDevice:
+    """A device of the servers: its position in the cluster."""
+
+    id: int
+
+
 class RemoteSharding(jax.sharding.SingleDeviceSharding):
     """Sharding of an array on the servers, as text, with the methods of `str`; to JAX, the device of its fetched
-    contents.
+    contents. Which part of the array lies on which device of the servers says `devices_indices_map`.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, place: Placement | None = None) -> None:
         super().__init__(jax.local_devices()[0])
         self._text = text
+        self._place = place
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> Mapping[Any, tuple[slice, ...]]:
+        """Device of the servers → its part of the array, as `jax.debug.visualize_array_sharding` draws it.
+
+        A part that is no box of the array (of a view that is split within a dimension) is given by the box around it.
+        """
+        shape = tuple(global_shape)
+        if self._place is None:
+            return super().devices_indices_map(shape)
+        return {RemoteDevice(number): box[: len(shape)] for number, box in held_boxes(self._place, shape).items()}
 
     def __repr__(self) -> str:
         return self._text
@@ -111,7 +130,7 @@ class RemoteArray(ArrayOperators):
     @property
     def sharding(self) -> RemoteSharding:
         """Its text maps dimensions to mesh axes, e.g. `[data, -] on data=2 × model=4`."""
-        return RemoteSharding(self._layout_text())
+        return RemoteSharding(self._layout_text(), self._place)
 
     def _layout_text(self) -> str:
         if self._place is None:

@@ -6,16 +6,17 @@ several stages (a batch read by two of them), keep rows of it on each (stacked l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from shardwright.errors import InternalError
-from shardwright.plans.layouts import Layout
+from shardwright.plans.layouts import Layout, Slices
 from shardwright.plans.pipeline_plan import ArgumentEntry, OutputEntry, PipelinePlan
 from shardwright.plans.plan import Plan
+from shardwright.plans.shard_pieces import shard_pieces, shift_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,23 @@ class RowParts:
 
 #: How an array lies. Equal places are the same object within a session.
 Placement = Layout | RowParts
+
+
+def held_boxes(place: Placement, shape: tuple[int, ...]) -> dict[int, tuple[slice, ...]]:
+    """Position of a device → the smallest box of the user's array, of this shape, around what it holds."""
+    pieces: dict[int, list[Slices]] = {}
+    for layout, first_row in parts_of(place):
+        for position in layout.devices:
+            held = pieces.setdefault(position, [])
+            held += [shift_rows(piece.box, first_row) for piece in shard_pieces(layout, position)]
+    nothing = tuple(slice(0, 0) for _ in shape)  # padding alone, or an array without elements
+    return {position: _bounding_box(held) if held else nothing for position, held in pieces.items()}
+
+
+def _bounding_box(boxes: Sequence[Slices]) -> Slices:
+    return tuple(
+        slice(min(part.start for part in dim), max(part.stop for part in dim)) for dim in zip(*boxes, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from shardwright.client.programs import (
     list_donated_leaves,
     outputs_to_read_back,
     to_loaded_plan,
+    with_trees,
 )
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
@@ -100,7 +101,7 @@ class ProgramCache:
         numbers = lowered.leaf_numbers
         return StepProgram(
             lowered=lowered,
-            plan=loaded.plan,
+            plan=with_trees(loaded.plan, lowered),
             choice=loaded.choice,
             executable_id=loaded.load.executable_id,
             load=loaded.load,

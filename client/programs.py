@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
 
@@ -14,7 +14,7 @@ from shardwright.builders.choices import PlanChoice, add_candidates
 from shardwright.client.frontends.program import Program
 from shardwright.client.placement import ExecutableEntry, Placement
 from shardwright.dtypes import to_dtype
-from shardwright.plans.plan import Candidate
+from shardwright.plans.plan import CallTrees, Candidate
 from shardwright.proto.v1 import common_pb2, master_pb2
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
@@ -107,6 +107,20 @@ class StepProgram:
     @property
     def name(self) -> str:
         return self.lowered.name
+
+
+def with_trees(plan: Plan | PipelinePlan, lowered: Program) -> Plan | PipelinePlan:
+    """The plan with the structure of its function's calls, where they have one."""
+    if isinstance(plan, PipelinePlan) or lowered.argument_tree is None:
+        return plan
+    given = [number for number in lowered.leaf_numbers if number not in lowered.captured]
+    calls = CallTrees(
+        arguments=lowered.argument_tree,
+        results=lowered.result_tree,
+        argument_leaves=tuple((number, len(spec.shape)) for number, spec in zip(given, lowered.specs, strict=True)),
+        result_leaves=tuple((number, len(lowered.results[number].shape)) for number in lowered.result_numbers),
+    )
+    return replace(plan, call=calls)
 
 
 def list_donated_leaves(lowered: Program) -> tuple[int, ...]:

@@ -16,9 +16,8 @@ from shardwright.plans.plan import Plan as PlannedProgram
 from shardwright.plans.plan_text import encode_plan, plan_to_json
 
 if TYPE_CHECKING:
-    from jax.sharding import NamedSharding
-
     from shardwright.report.proof import Proof
+    from shardwright.xla.jax_shardings import PlanShardings
 
 
 def compile_and_prove(
@@ -166,14 +165,29 @@ class Plan(PlannedProgram):
 
     prove = compile_and_prove
 
-    def shardings(self, devices: Any = None) -> tuple[tuple[NamedSharding, ...], tuple[NamedSharding, ...]]:
-        """(per argument, per output) `NamedSharding`s over `devices` (default `jax.devices()`), for the user's own
-        `jax.jit`. Raises PlanError if too few devices are there, or if the plan is not `portable`.
+    def shardings(self, devices: Any = None, *, arguments: Any = None, results: Any = None) -> PlanShardings:
+        """(of the arguments, of the results) `NamedSharding`s over `devices` (default `jax.devices()`), for the user's
+        own `jax.jit(function, in_shardings=…, out_shardings=…)`.
+
+        Of a step's plan they are pytrees: a tuple of the positional arguments without the static ones, and the result.
+        Of others they are flat, unless `arguments`, a tuple of positional arguments or their types, and `results`, a
+        result or its types (`jax.eval_shape`), give their structure.
+
+        Raises PlanError if too few devices are there (`partition_specs` needs none), if the plan is not `portable`,
+        if an argument is passed by keyword alone, or if the plan has more or fewer arrays than `arguments` and
+        `results`.
         """
-        from shardwright.xla import to_named_shardings
+        from shardwright.xla.jax_shardings import to_named_shardings, with_call
 
         self.require_portable()
-        return to_named_shardings(self, devices)
+        return to_named_shardings(with_call(self, arguments, results), devices)
+
+    def partition_specs(self, *, arguments: Any = None, results: Any = None) -> PlanShardings:
+        """The same as `PartitionSpec`s over the axes of `mesh`, whatever devices are here."""
+        from shardwright.xla.jax_shardings import to_partition_specs, with_call
+
+        self.require_portable()
+        return to_partition_specs(with_call(self, arguments, results))
 
 
 class PipelinePlan(PlannedPipeline):

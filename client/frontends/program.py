@@ -37,6 +37,8 @@ class Program:
     results: types of the outputs.
     result_tree: structure of a call's result.
     result_numbers: output number of each of its leaves.
+    argument_tree: structure of (positional arguments, arguments by keyword) over the leaves of a call; None: they are
+        flat.
     changed: leaf number of a call → output number of its new value, for arrays that the function changes in place.
     """
 
@@ -50,6 +52,7 @@ class Program:
     results: tuple[ArraySpec, ...]
     result_tree: Any
     result_numbers: tuple[int, ...]
+    argument_tree: Any = None
     changed: Mapping[int, int] = field(default_factory=dict)
     constants: Mapping[int, np.ndarray] = field(default_factory=dict)
     captured: Mapping[int, RemoteArray] = field(default_factory=dict, compare=False)

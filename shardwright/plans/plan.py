@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from shardwright.errors import PlanError
 from shardwright.plans.shardings import Mesh, TensorSharding, ValueSharding
@@ -266,17 +267,39 @@ class RecomputedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallTrees:
+    """How a function's arguments and results are made of a program's flat ones.
+
+    arguments / results: pytree structures, in JAX's form; of (positional arguments, arguments by keyword) without the
+        static ones, and of the result.
+    argument_leaves / result_leaves: (flat number, rank in the user's program) of each of their leaves.
+    """
+
+    arguments: Any
+    results: Any
+    argument_leaves: tuple[tuple[int, int], ...]
+    result_leaves: tuple[tuple[int, int], ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Structures of users' own nodes belong to their process: a plan is copied elsewhere without them."""
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> CallTrees:
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A checked parallelization of one HLO module over one mesh.
 
-    Users hold it as `user_plans.Plan`. `hlo_text` travels beside the JSON, or in it (it may be absent in a plan read
-    back without it; emission needs it). `original_sha256` is set if the planned program is a rewritten one: the hash of
-    the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the JSON.
-    `program_sha256`: of the original program's computation, whatever its names and source lines ("": not known).
-    `recomputed`: segments rematerialized to save memory. `micro_batches`: number of sequential parts of the batch, with
-    accumulated gradients. `compile_options`: XLA's, by name, assumed by its prices: servers compile with them;
-    `jax.jit` takes them through `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder
-    asked for.
+    Users hold it as `user_plans.Plan`. `hlo_text` travels beside the JSON, or in it (it may be absent in a plan
+    read back without it; emission needs it). `original_sha256` is set if the planned program is a rewritten one:
+    the hash of the original text. `hlo_text` and `hlo_sha256` are then the rewritten program's; it travels in the
+    JSON. `call`: of a step's plan, how its function is called. `program_sha256`: of the original program's
+    computation, whatever its names and source lines ("": not known). `recomputed`: segments rematerialized to save
+    memory. `micro_batches`: number of sequential parts of the batch, with accumulated gradients. `compile_options`:
+    XLA's, by name, assumed by its prices: servers compile with them; `jax.jit` takes them through
+    `compiler_options`. `strategies`: by variable name, of a plan that a strategy builder asked for.
     """
 
     module_name: str
@@ -300,6 +323,7 @@ class Plan:
     planning_s: float = 0.0
     original_sha256: str = ""
     program_sha256: str = ""
+    call: CallTrees | None = field(default=None, compare=False, repr=False)
     hlo_text: str | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -326,7 +350,7 @@ class Plan:
                     f"{variable.name} of {list(variable.user_shape)} is stored as {list(variable.stored_shape)}: "
                     "jax.jit takes no arrays that their axes do not divide",
                     where=self.module_name,
-                    remedy='plan with rewrites="none" and pins that divide, or compile plan.emit()',
+                    remedy='plan with rewrites="none", which splits evenly alone, or compile plan.emit()',
                 )
             if variable.view_of is not None:
                 raise PlanError(

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 
 import shardwright as sw
 from tests.client.models import (
@@ -75,13 +74,8 @@ def test_adamw_is_as_close_as_stock_jax_with_the_same_shardings(session: sw.Sess
 def _stock_jit(plan: sw.Plan, state: Any, batch: Any) -> tuple[Any, list[Any]]:
     """`jax.jit` of the AdamW step under the plan's shardings, and the state laid out for it."""
     arguments, _ = plan.shardings()
-    leaves, tree = jax.tree.flatten((*state, batch))
-    shardings: list[NamedSharding] = list(arguments)
-    assert len(leaves) == len(shardings)
-    placed = [jax.device_put(leaf, sharding) for leaf, sharding in zip(leaves, shardings, strict=True)]
-    params, opt_state, _ = jax.tree.unflatten(tree, placed)
-    in_shardings = jax.tree.unflatten(tree, shardings)
-    return jax.jit(adamw_step, in_shardings=in_shardings), [params, opt_state]
+    params, opt_state, _ = jax.tree.map(jax.device_put, (*state, batch), arguments)
+    return jax.jit(adamw_step, in_shardings=arguments), [params, opt_state]
 
 
 @pytest.mark.slow

@@ -217,6 +217,7 @@ class JaxFunction:
             ),
             specs=signature.specs,
             results=tuple(spec_of_aval(leaf) for leaf in [*results, *new]),
+            argument_tree=signature.tree,
             result_tree=result_tree,
             result_numbers=tuple(range(len(results))),
             changed={leaf: len(results) + n for n, leaf in enumerate(changed)},
