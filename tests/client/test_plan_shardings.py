@@ -56,8 +56,8 @@ def test_shardings_of_a_step_go_into_jax_jit_as_they_are(session: sw.Session, fo
     for leaf, wanted in zip(jax.tree.leaves((theirs_state, theirs)), jax.tree.leaves(shardings.results), strict=True):
         assert leaf.sharding.is_equivalent_to(wanted, leaf.ndim)
     read, _ = compiled.input_shardings
-    there = jax.tree.leaves(read, is_leaf=lambda sharding: sharding is None)  # None: of what the program does not read
-    for sharding, leaf in zip(there, jax.tree.leaves(placed), strict=True):
+    there, here = (jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None) for tree in (read, placed))
+    for sharding, leaf in zip(there, here, strict=True):  # None: of what the program does not read
         assert sharding is None or sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
 
     specs = ours.plan.partition_specs()
