@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.progress import PlanProgress
+from shardwright.units import format_seconds
 
 _log = logging.getLogger("shardwright")
 
@@ -43,8 +44,8 @@ class PlanChange:
 
     def __str__(self) -> str:
         at = f"at {self.elapsed_s:.1f} s"
-        predicted = f"{self.detail}, {self.predicted_s * 1e3:.3f} ms a step by prediction"
-        measured = f"measured {self.before_s * 1e3:.3f} ms a step before, {self.after_s * 1e3:.3f} ms now"
+        predicted = f"{self.detail}, {format_seconds(self.predicted_s)} a step by prediction"
+        measured = f"measured {format_seconds(self.before_s)} a step before, {format_seconds(self.after_s)} now"
         match self.kind:
             case "first plan":
                 planned = f"first plan in {self.planning_s:.1f} s, ready after {self.elapsed_s:.1f} s"
@@ -63,7 +64,7 @@ class PlanChange:
                 return f"runner-up {at}: {predicted}"
             case "measured" | "remembered":
                 ratio = self.predicted_s / self.after_s if self.after_s else 0.0
-                return f"{self.kind} {at}: {predicted}, {self.after_s * 1e3:.3f} ms measured (× {ratio:.2f})"
+                return f"{self.kind} {at}: {predicted}, {format_seconds(self.after_s)} measured (× {ratio:.2f})"
             case "replanned":
                 return f"replanned in {self.elapsed_s:.1f} s, before call {self.calls + 1}: {predicted}"
             case _:

@@ -44,7 +44,7 @@ from shardwright.errors import (
 )
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection

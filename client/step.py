@@ -19,6 +19,7 @@ from shardwright.builders.base import Builder
 from shardwright.builders.choices import PlanChoice, change_options, list_choices, predicted_step_s
 from shardwright.builders.runner_ups import change_choice
 from shardwright.client.alternatives import Alternative, PlanSearch, describe_plan
+from shardwright.client.announcement import Announcement
 from shardwright.client.arrays import RemoteArray
 from shardwright.client.checks import checks_from_settings, raise_not_finite, warn_of_settings
 from shardwright.client.donation import donate, require_donated_once
@@ -95,7 +96,8 @@ class Step:
         self._preparing: set[Preparation] = set()
         self._function = function
         self._options = replace(options, background=False)
-        self._progress = progress
+        self._listener = progress
+        self._announcement = Announcement(function.name, state.info, progress)
         self._lowered: dict[Hashable, Program] = {}
         self._programs: dict[Hashable, list[StepProgram]] = {}
         self._main: StepProgram | None = None
@@ -162,12 +164,13 @@ class Step:
         self._state.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
         self._leave_other_nodes()
         signature, leaves, dynamic = self._function.describe(args, kwargs)
-        leaves = self._lower(signature).with_captured(leaves)
+        leaves = self._lower(signature, announces=True).with_captured(leaves)
         if self._trials is not None:
             self._follow_trials(self._trials, signature, leaves)
         program = self._find_program(signature, leaves)
         if program is None:
-            program = self._prepare_program(signature, leaves, dynamic)
+            with self._announcement:
+                program = self._prepare_program(signature, leaves, dynamic)
             leaves = place(self._state, leaves, program, program.donated)
             self._start_trials()
         elif any(map(is_unread_batch, leaves)):
@@ -271,13 +274,14 @@ class Step:
     def compile(self, /, *args: Any, **kwargs: Any) -> Plan | PipelinePlan:
         """Plans, compiles and loads the program of a call without running it."""
         signature, leaves, dynamic = self._function.describe(args, kwargs, takes_types=True)
-        leaves = self._lower(signature).with_captured(leaves)
 
         def prepare() -> StepProgram:
             self._leave_other_nodes()
             return self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
 
-        program = self._state.steadily(prepare)
+        leaves = self._lower(signature, announces=True).with_captured(leaves)
+        with self._announcement:
+            program = self._state.steadily(prepare)
         self._start_trials()
         self._history.tell()
         return program.plan
@@ -299,7 +303,7 @@ class Step:
         self._leave_other_nodes()
         self._require_program()
         builder, changed = change_options(self._builder, self._options, options)
-        successor = Step(self._state, self._function, changed, self._progress, builder, timeout_s=self._timeout_s)
+        successor = Step(self._state, self._function, changed, self._listener, builder, timeout_s=self._timeout_s)
         successor._history, successor._lowered = self._history, self._lowered
         signatures = [signature for signature, programs in self._programs.items() if programs]
         for signature in sorted(signatures, key=lambda each: each != self._main_signature):
@@ -469,13 +473,13 @@ class Step:
         if self._main is None and (remembered := self._load_remembered(lowered, choices)) is not None:
             return remembered
         if not self._is_in_background or self._main is not None:
-            return self._state.prepare_fastest(lowered, choices, self._progress)
+            return self._state.prepare_fastest(lowered, choices, self._announcement)
         try:
-            return self._state.prepare_fastest(lowered, choices, self._progress, takes_first=True)
+            return self._state.prepare_fastest(lowered, choices, self._announcement, takes_first=True)
         except PlanError:
             if any(choice.options.deadline_s is not None for choice in choices):
                 raise
-            return self._state.prepare_fastest(lowered, choices, self._progress)
+            return self._state.prepare_fastest(lowered, choices, self._announcement)
 
     def _load_remembered(self, lowered: Program, choices: Sequence[PlanChoice]) -> StepProgram | None:
         """The program of the plan that an earlier run measured the fastest; None where there was none."""
@@ -486,7 +490,7 @@ class Step:
             if row.is_kept:
                 try:
                     choice = change_choice(choices, row.changes)
-                    program = self._state.prepare_fastest(lowered, [choice], self._progress)
+                    program = self._state.prepare_fastest(lowered, [choice], self._announcement)
                 except (KeyError, TypeError, AnnotationError, PlanError):
                     return None  # of another version: it is measured again
                 self._is_remembered = True
@@ -513,7 +517,7 @@ class Step:
         main = self._main
         return [choice for choice in choices if main is None or choice.name == main.choice]
 
-    def _lower(self, signature: Hashable) -> Program:
+    def _lower(self, signature: Hashable, *, announces: bool = False) -> Program:
         try:
             lowered = self._lowered.get(signature)
         except ValueError as error:  # of comparing static fields, such as arrays
@@ -522,7 +526,13 @@ class Step:
                 remedy="register its arrays as leaves (data_fields), not as static fields (meta_fields, aux data)",
             ) from None
         if lowered is None:
-            lowered = self._function.lower(signature, platform=self._state.info.platform)
+            if announces:
+                self._announcement.begin()
+            try:
+                lowered = self._function.lower(signature, platform=self._state.info.platform)
+            except BaseException:
+                self._announcement.end(is_ready=False)
+                raise
             self._lowered[signature] = lowered
         return lowered
 

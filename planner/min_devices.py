@@ -18,7 +18,7 @@ from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.search.min_memory_plan import find_min_memory_plan
 from shardwright.planner.search.search import Search
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.clusters.cluster import Cluster

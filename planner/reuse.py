@@ -36,7 +36,7 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import TAKEN_OVER, InstructionPlan, Plan, VariablePlan
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 _AnyPlan = TypeVar("_AnyPlan", bound=Plan | PipelinePlan)
 

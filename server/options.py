@@ -14,8 +14,8 @@ from shardwright.clusters.cluster import join_address
 from shardwright.clusters.module_names import read_module_names
 from shardwright.errors import OptionError
 from shardwright.options.user_options import parse_bytes
-from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
+from shardwright.units import format_bytes
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")

@@ -13,6 +13,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.errors import OptionError
 from shardwright.options.plan_options import MEASURED
 from shardwright.options.user_options import UserOptions, show_options
+from shardwright.progress import BestSoFar
 from shardwright.user_plans import PipelinePlan, Plan, to_user_plan
 
 if TYPE_CHECKING:
@@ -84,10 +85,11 @@ def plan_fastest(
     from shardwright.planner.cache.store import default_store
 
     store = default_store("plans") if cache else None
+    listener = BestSoFar(progress) if progress is not None else None
     choices = list_choices(builder, options, cluster, lambda: _variables_of(hlo_text, options.argument_names))
     choice, made, others = take_fastest(
         choices,
-        lambda each: plan_with_cache(hlo_text, cluster, each, store=store, progress=progress),
+        lambda each: plan_with_cache(hlo_text, cluster, each, store=store, progress=listener),
         lambda plan: plan,
     )
     return to_user_plan(add_candidates(choice.record(made), others))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from shardwright.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +36,11 @@ class PlanProgress:
         return max(0.0, 1.0 - self.lower_bound_s / self.incumbent_s)
 
     def __str__(self) -> str:
-        parts = [f"{self.elapsed_s:.1f} s", self.phase, self.detail]
+        parts = [f"{self.elapsed_s:.0f} s", self.phase, self.detail]
         if self.incumbent_s:
-            parts.append(f"best step {self.incumbent_s * 1e3:.3f} ms")
+            parts.append(f"best step {format_seconds(self.incumbent_s)}")
         if self.lower_bound_s:
-            parts.append(f"bound {self.lower_bound_s * 1e3:.3f} ms")
+            parts.append(f"bound {format_seconds(self.lower_bound_s)}")
         if self.gap is not None:
             parts.append(f"gap {self.gap:.1%}")
         return "  ".join(part for part in parts if part)
@@ -75,3 +77,22 @@ class ProgressThrottle:
         held, self._held = self._held, None
         if held is not None:
             self._listener(held)
+
+
+class BestSoFar:
+    """Hands reports on with the least incumbent and the largest bound so far.
+
+    Parts of a search price a plan by what they know: one that counts less overlap reports the same plan as slower.
+    """
+
+    def __init__(self, listener: Callable[[PlanProgress], None]) -> None:
+        self._listener = listener
+        self._incumbent_s = 0.0
+        self._lower_bound_s = 0.0
+
+    def __call__(self, report: PlanProgress) -> None:
+        if report.incumbent_s:
+            self._incumbent_s = min(self._incumbent_s or report.incumbent_s, report.incumbent_s)
+            self._lower_bound_s = min(max(self._lower_bound_s, report.lower_bound_s), self._incumbent_s)
+            report = replace(report, incumbent_s=self._incumbent_s, lower_bound_s=self._lower_bound_s)
+        self._listener(report)

@@ -11,7 +11,7 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.memory.opaque_calls import REMEDY, OpaqueCalls, find_opaque_calls
 from shardwright.planner.plans.assemble import Decisions
-from shardwright.report.units import format_bytes, format_seconds
+from shardwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from shardwright.planner.search.mesh_search import MeshSearch
@@ -68,7 +68,7 @@ def summarize_error(error: ShardwrightError) -> str:
 def too_slow_error(found: CandidatePlan, bound_s: float) -> MemoryBudgetError:
     """The error of a useless bound: every feasible plan takes at least `bound_s` seconds."""
     return MemoryBudgetError(
-        f"what fits over {found.mesh} takes {bound_s * 1e3:.3g} ms a step or more", where="memory_budget"
+        f"what fits over {found.mesh} takes {format_seconds(bound_s)} a step or more", where="memory_budget"
     )
 
 

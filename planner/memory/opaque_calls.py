@@ -10,8 +10,8 @@ from shardwright.planner.graph.dataflow import Node
 from shardwright.planner.memory.constraint import MemoryConstraint
 from shardwright.planner.plans.assemble import Decisions
 from shardwright.planner.rules.base import rule_of
-from shardwright.report.units import format_bytes
 from shardwright.reserved_names import IDENTITY_TARGETS
+from shardwright.units import format_bytes
 
 #: Custom calls in a message, at most.
 _MAX_NAMED = 3

@@ -24,7 +24,7 @@ from shardwright.planner.stages.choose import search_pipeline
 from shardwright.planner.stages.types import PipelineChoice, PipelineRequest
 from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.progress import PlanProgress
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 
 class PipelineSearchResult(NamedTuple):

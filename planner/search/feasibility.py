@@ -12,7 +12,7 @@ from shardwright.errors import MemoryBudgetError
 from shardwright.planner.clock import OutOfTimeError
 from shardwright.planner.memory.messages import TooLargeError
 from shardwright.planner.search.min_memory_plan import find_min_memory_plan
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 if TYPE_CHECKING:
     from shardwright.planner.search.search import Search

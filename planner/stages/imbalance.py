@@ -8,7 +8,7 @@ from math import ceil
 from shardwright.planner.stages.intervals import Intervals
 from shardwright.planner.stages.stage_graph import CutProblem, StageCut
 from shardwright.plans.pipeline_plan import UNEVEN
-from shardwright.report.units import format_bytes, format_percent
+from shardwright.units import format_bytes, format_percent
 
 #: Fraction of the slowest stage's time above which stages count as even.
 EVEN = 0.8

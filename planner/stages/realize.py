@@ -14,6 +14,7 @@ from shardwright.planner.stages.clustering import Clustering
 from shardwright.planner.stages.imbalance import why_uneven
 from shardwright.planner.stages.types import PipelineChoice, StageGroup
 from shardwright.plans.pipeline_plan import PipelineCandidate
+from shardwright.units import format_seconds
 
 if TYPE_CHECKING:
     from shardwright.planner.stages.choose import Pipeline
@@ -91,7 +92,7 @@ def _chunks(coarse: Clustering, module: Module, label_of: Mapping[str, int], chu
 def _schedules(alike: Sequence[Pipeline]) -> list[str]:
     """A note: times of the same stages under each schedule."""
     times = [
-        f"{pipeline.schedule} {1e3 * pipeline.step_s:.3g} ms ({100 * pipeline.pace.bubble_fraction:.0f} % idle)"
+        f"{pipeline.schedule} {format_seconds(pipeline.step_s)} ({100 * pipeline.pace.bubble_fraction:.0f} % idle)"
         for pipeline in sorted(alike, key=lambda each: each.step_s)
         if pipeline.pace is not None
     ]
@@ -108,13 +109,13 @@ def _notes(best: Pipeline, whole_s: float | None, why_not: str) -> list[str]:
         notes.append(f"a pipeline of {best.groups.stages} stages{because}; {bubble}")
     elif best.step_s < whole_s:
         notes.append(
-            f"a pipeline of {best.groups.stages} stages takes {1e3 * best.step_s:.3g} ms a step, one program on all "
-            f"devices {1e3 * whole_s:.3g} ms; {bubble}"
+            f"a pipeline of {best.groups.stages} stages takes {format_seconds(best.step_s)} a step, one program on all "
+            f"devices {format_seconds(whole_s)}; {bubble}"
         )
     else:
         notes.append(
-            f"no pipeline pays: the best one, of {best.groups.stages} stages, takes {1e3 * best.step_s:.3g} ms a step, "
-            f"one program on all devices {1e3 * whole_s:.3g} ms; {bubble}"
+            f"no pipeline pays: the best one, of {best.groups.stages} stages, takes {format_seconds(best.step_s)} a "
+            f"step, one program on all devices {format_seconds(whole_s)}; {bubble}"
         )
     uneven = why_uneven(best.problem, best.cut)
     notes += [uneven] if uneven else []

@@ -12,8 +12,8 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.protocol.wire import compress_text
-from shardwright.report.units import format_bytes
 from shardwright.server.master.programs import StoredProgram
+from shardwright.units import format_bytes
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from shardwright.errors import ArrayError, ResourceLimitError, SessionError, ShardwrightError
-from shardwright.report.units import format_bytes
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
 from shardwright.server.master.events import Kept, ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.saves import Save
 from shardwright.server.master.snapshots import Snapshots
 from shardwright.server.master.statistics import Statistics
+from shardwright.units import format_bytes
 
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 MAX_REMEMBERED_DROPS = 65_536

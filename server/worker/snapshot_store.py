@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.errors import ArrayError, ResourceLimitError
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 #: (array id, number of the distinct shard).
 PartKey = tuple[int, int]

@@ -67,7 +67,7 @@ def _as_dict(step: int, contents: Contents, *, with_arrays: bool) -> dict[str, A
 
 def _table(found: dict[int, Contents]) -> Any:
     from shardwright.report.tables import plain_table
-    from shardwright.report.units import format_bytes
+    from shardwright.units import format_bytes
 
     table = plain_table([("step", "right"), ("saved", "left"), ("arrays", "right"), ("size", "right")])
     for step, contents in found.items():
@@ -79,7 +79,7 @@ def _table(found: dict[int, Contents]) -> Any:
 
 def _array_table(contents: Contents) -> Any:
     from shardwright.report.tables import plain_table
-    from shardwright.report.units import format_bytes
+    from shardwright.units import format_bytes
 
     table = plain_table([("array", "left"), ("type", "left"), ("size", "right")], fold=("array",))
     for name, stored in contents.arrays.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shardwright.progress import PlanProgress
+from shardwright.progress_lines import ProgressLines
 
 
 @contextmanager
@@ -15,9 +16,5 @@ def planning_progress() -> Iterator[Callable[[PlanProgress], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-
-    from rich.console import Console
-    from rich.markup import escape
-
-    with Console(stderr=True).status("planning") as status:
-        yield lambda report: status.update(escape(str(report)))
+    with ProgressLines("planning", after_s=0.0, summary=False) as lines:
+        yield lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.report.units import format_bytes, format_percent
+from shardwright.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

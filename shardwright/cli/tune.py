@@ -12,6 +12,7 @@ from shardwright.cli.options import add_planning_options, force_of, mesh_of
 from shardwright.cli.output import EXIT_OK, add_command, note, print_json
 from shardwright.errors import OptionError
 from shardwright.options.user_options import OPTION_HELP
+from shardwright.units import format_seconds
 
 if TYPE_CHECKING:
     from shardwright.client.plan_changes import PlanChange
@@ -86,7 +87,7 @@ def _table(changes: tuple[PlanChange, ...]) -> list[str]:
         return [str(first), str(end)]
     rows = sorted([(first.detail, first.predicted_s, end.before_s), *measured], key=lambda row: row[2])
     lines = [f"{'measured':>12}  {'predicted':>12}  plan"]
-    lines += [f"{took_s * 1e3:9.3f} ms  {said_s * 1e3:9.3f} ms  {name}" for name, said_s, took_s in rows]
+    lines += [f"{format_seconds(took_s):>12}  {format_seconds(said_s):>12}  {name}" for name, said_s, took_s in rows]
     ratios = sorted(said_s / took_s for _, said_s, took_s in rows if took_s)
     lines.append(f"predicted over measured: {ratios[len(ratios) // 2]:.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}")
     return lines

@@ -17,7 +17,7 @@ from shardwright.report.groups import join_names
 from shardwright.report.memory import memory_table
 from shardwright.report.proof import Observed, Proof, ProofLine, prove
 from shardwright.report.tables import plain_grid, plain_table, plain_text
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 #: Rows of a table before the rest is summed up in one.
 _SHOWN = 16

@@ -15,7 +15,7 @@ from shardwright.plans.pipeline_plan import PipelinePlan
 from shardwright.plans.plan import Plan, PlannedCollective, VariablePlan, count_combined
 from shardwright.report.groups import join_names
 from shardwright.report.tables import plain_table, plain_text, title
-from shardwright.report.units import format_bytes, format_percent, format_seconds
+from shardwright.units import format_bytes, format_percent, format_seconds
 
 _NUMBER = re.compile(r"\d+")
 

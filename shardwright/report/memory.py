@@ -8,7 +8,7 @@ from rich.text import Text
 from shardwright.plans.plan import Plan
 from shardwright.report.proof import ProvenMemory
 from shardwright.report.text import plain_table, plain_text
-from shardwright.report.units import format_bytes
+from shardwright.units import format_bytes
 
 
 def explain_memory(

@@ -11,9 +11,9 @@ from rich.text import Text
 from shardwright.plans.pipeline_plan import UNEVEN, PipelineCandidate, PipelinePlan, PipelineStage
 from shardwright.report.schedule import schedule_picture
 from shardwright.report.tables import plain_table, plain_text, print_view, title
-from shardwright.report.units import format_bytes, format_percent, format_seconds
 from shardwright.report.wrapping import Wrapped
 from shardwright.tasks import simulate
+from shardwright.units import format_bytes, format_percent, format_seconds
 
 #: Rows of a table before the rest is only counted.
 _SHOWN = 16

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from shardwright.report.units import format_seconds
 from shardwright.tasks import Task, TaskGraph, Timeline
+from shardwright.units import format_seconds
 
 LETTERS = {"forward": "F", "backward": "B", "weight": "W", "apply": "A"}
 _NAMES = {"F": "forward", "B": "backward", "W": "gradients of variables", "A": "update"}

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from shardwright.plans.plan import Candidate, CostSummary, Plan, SegmentPlan
 from shardwright.report.tables import plain_table, title
-from shardwright.report.units import format_bytes, format_percent, format_seconds
 from shardwright.report.wrapping import Wrapped
+from shardwright.units import format_bytes, format_percent, format_seconds
 
 #: Candidates, kinds of segments and values at a boundary that are shown before the rest is counted.
 _SHOWN_CANDIDATES = 16

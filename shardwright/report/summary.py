@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from shardwright.plans.plan import Plan, VariablePlan, count_combined
 from shardwright.report.groups import is_copy
 from shardwright.report.search import certificate
-from shardwright.report.units import format_bytes, format_seconds
+from shardwright.units import format_bytes, format_seconds
 
 #: Arguments besides state that are named one by one.
 _SHOWN_INPUTS = 6

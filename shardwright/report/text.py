@@ -20,8 +20,8 @@ from shardwright.report.summary import state_kinds, summary
 from shardwright.report.tables import plain_grid, print_view, title
 from shardwright.report.tables import plain_table as plain_table
 from shardwright.report.tables import plain_text as plain_text
-from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
+from shardwright.units import format_bytes, format_seconds
 
 #: Groups of collectives shown before the rest is summed up in one row.
 _SHOWN_COLLECTIVES = 16

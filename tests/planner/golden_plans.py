@@ -22,7 +22,7 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.report.groups import VariableGroup, group_collectives, group_variables
 from shardwright.report.search import group_segments
-from shardwright.report.units import format_bytes, format_seconds
+from shardwright.units import format_bytes, format_seconds
 from workloads.models.registry import MODELS
 
 FOLDER = Path(__file__).parent / "golden"

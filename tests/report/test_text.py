@@ -25,8 +25,8 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.report.collectives import explain_collectives
 from shardwright.report.groups import group_collectives, group_variables, join_names
 from shardwright.report.text import as_dict, describe_split, explain_plan, print_plan
-from shardwright.report.units import format_bytes, format_seconds
 from shardwright.report.wrapping import Wrapped
+from shardwright.units import format_bytes, format_seconds
 
 MESH = Mesh.of({"data": 2, "model": 4})
 COLUMNS = TensorSharding(((), ("model",)))
