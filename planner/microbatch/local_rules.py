@@ -193,8 +193,10 @@ def _factors(instruction: Instruction, rules: RuleCache) -> Iterator[Factor]:
 
 def _lookup_predicate(instruction: Instruction) -> Callable[[Factor], bool]:
     """A predicate for table factors: each part holds some rows and serves the indices into them."""
-    if instruction.opcode == "gather":
+    if instruction.opcode in ("gather", "dynamic-slice"):
         return lambda each: each.operands[1] is None and each.contracted
+    if instruction.opcode == "dynamic-update-slice":
+        return lambda each: each.operands[1] is None
     if instruction.opcode == "scatter":
         return lambda each: each.operands[-1] is None
     return lambda each: False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from shardwright.hlo import Instruction
 from shardwright.planner.rules.base import Factor, OpRule, factor, operand_leaves, rule, strategy_rule
 from shardwright.planner.rules.reduction import reduction_of
@@ -9,21 +12,42 @@ from shardwright.planner.rules.reduction import reduction_of
 
 @strategy_rule("dynamic-slice")
 def dynamic_slice(instruction: Instruction) -> OpRule:
-    """Dimensions taken in full; where a slice starts elsewhere is known only at run time.
+    """Dimensions taken in full, and those of which one row is taken (summed, like a gather's).
 
-    XLA miscomputes a split result along a cut dimension: it gathers the operand and takes wrong elements.
+    Where a slice starts elsewhere is known only at run time: XLA gathers the operand for a split result along such a
+    dimension, and takes wrong elements. For one row it gathers, too: `xla/one_row.py` emits a manual computation.
     """
     source, target = operand_leaves(instruction)[0].dimensions, instruction.shape.leaves[0].dimensions
     full = [dim for dim, size in enumerate(target) if source[dim] == size]
-    return rule((factor(instruction, f"d{d}", {0: d}, {0: d}) for d in full), _cut(len(target), full))
+    single = _single(source, target)
+    factors = [
+        *(factor(instruction, f"d{d}", {0: d}, {0: d}) for d in full),
+        *(factor(instruction, f"v{d}", {0: d}, {}, reduction="add") for d in single),
+    ]
+    return rule(factors, _cut(len(target), [*full, *single]))
 
 
 @strategy_rule("dynamic-update-slice")
 def dynamic_update_slice(instruction: Instruction) -> OpRule:
-    """Dimensions the update covers in full."""
+    """Dimensions the update covers in full, and those of which it is one row: the device that has the row writes it."""
     source, update = (leaf.dimensions for leaf in operand_leaves(instruction)[:2])
     full = [dim for dim, size in enumerate(update) if source[dim] == size]
-    return rule((factor(instruction, f"d{d}", {0: d, 1: d}, {0: d}) for d in full), _cut(len(update), full))
+    single = _single(source, update)
+    factors = [
+        *(factor(instruction, f"d{d}", {0: d, 1: d}, {0: d}) for d in full),
+        *(factor(instruction, f"v{d}", {0: d}, {0: d}) for d in single),
+    ]
+    return rule(factors, _cut(len(update), [*full, *single]))
+
+
+def without_rows(op_rule: OpRule) -> OpRule:
+    """The rule of a dynamic slice, or an update, whose one row may lie on any device, without the split of the rows."""
+    return replace(op_rule, factors=tuple(each for each in op_rule.factors if not each.name.startswith("v")))
+
+
+def _single(whole: Sequence[int], part: Sequence[int]) -> list[int]:
+    """The dimensions of which one row of several is taken."""
+    return [dim for dim, size in enumerate(part) if size == 1 < whole[dim]]
 
 
 def _cut(rank: int, full: list[int]) -> str:

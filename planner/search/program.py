@@ -31,6 +31,7 @@ from shardwright.planner.graph.optimized_hlo import NOTE, undo_optimization
 from shardwright.planner.graph.per_device_programs import is_optimized, refuse_per_device_program
 from shardwright.planner.graph.sharding_calls import find_output_shardings, insert_sharding_calls
 from shardwright.planner.graph.source import Source
+from shardwright.planner.graph.stack_rows import find_stack_rows
 from shardwright.planner.memory.constraint import MemoryModel
 from shardwright.planner.memory.recompute import Recomputation, apply_recomputation
 from shardwright.planner.microbatch import accumulate_step, split_step
@@ -142,6 +143,7 @@ class Program:
         self.clock.check()
         self.module = self.rewritten.module
         self._text: str | None = None
+        self.rules.stack_rows = find_stack_rows(self.module)
         self.flow = build_dataflow(self.module)
         self.flow.notes += split.notes if split else ()
         self.flow.notes += _note_elided_constants(self.original)

@@ -23,6 +23,7 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 from shardwright.reserved_names import IDENTITY_TARGETS
 from shardwright.xla import private
 from shardwright.xla.local_convolutions import is_gathered_whole, local_groups
+from shardwright.xla.one_row import first_rows, reach_row, split_rows
 from shardwright.xla.partial_sums import splits_image
 from shardwright.xla.strip import annotation_target
 from shardwright.xla.zeros import pad_with_zeros, zero_constant
@@ -36,6 +37,8 @@ def is_manual(operation: Any, entry: InstructionPlan) -> bool:
     exchanges the borders of a split image."""
     if operation.operation.name == _CONVOLUTION:
         return is_gathered_whole(operation) and not splits_image(operation, entry)
+    if split_rows(operation, entry):
+        return True
     if operation.operation.name != "stablehlo.custom_call":
         return operation.operation.name in _MANUAL_OPERATIONS
     frontend = operation.attributes.get("mhlo.frontend_attributes", ())
@@ -61,9 +64,6 @@ def compute_manually(
     whole_types, is_tuple = _result_types(operation)
     made = tuple(_before_sum(lies, summed) for lies in entry.result)
     stacked = tuple(TensorSharding((summed, *lies.dims)) for lies in made) if summed else made
-    attributes = {name: operation.attributes[name] for name in operation.attributes}
-    if operation.operation.name == _CONVOLUTION:
-        attributes |= local_groups(operation, used, mesh)
     axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(axis.name) for axis in mesh.axes])
     per_value = sdy.TensorShardingPerValueAttr.get
     with operation.location, ir.InsertionPoint(operation):
@@ -73,22 +73,22 @@ def compute_manually(
         ]
         even_types = [_tensor_type(_even_shape(*pair, mesh), pair[0]) for pair in zip(whole_types, made, strict=True)]
         terms = [_tensor_type((mesh.size(summed), *kind.shape), kind) for kind in even_types] if summed else even_types
+        rows = split_rows(operation, entry)
+        firsts = [first_rows(each, operands[0].type.shape[each.dim], mesh) for each in rows]
+        operands += [first for first, _ in firsts]
+        used += tuple(lies for _, lies in firsts)
         manual = sdy.ManualComputationOp(
             terms, operands, per_value([*map(attribute, used)]), per_value([*map(attribute, stacked)]), axes
         )
         inputs = _parts([operand.type for operand in operands], used, mesh)
         block = manual.regions[0].blocks.append(*inputs, arg_locs=[operation.location] * len(inputs))
         with ir.InsertionPoint(block):
-            parts = _parts(even_types, made, mesh)
-            part = ir.Operation.create(
-                operation.operation.name,
-                results=[ir.TupleType.get_tuple(parts)] if is_tuple else parts,
-                operands=list(block.arguments),
-                attributes=attributes,
-            )
-            results = (
-                [_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else [*part.results]
-            )
+            parts, arguments = _parts(even_types, made, mesh), [*block.arguments]
+            if rows:
+                count = len(arguments) - len(rows)
+                results = reach_row(operation, arguments[:count], arguments[count:], rows, parts)
+            else:
+                results = _compute_part(operation, arguments, parts, used, mesh, is_tuple=is_tuple)
             sdy.ReturnOp([_as_term(result) for result in results] if summed else results)
         values = [_add_terms(value) for value in manual.results] if summed else [*manual.results]
         values = [_slice_to(value, kind) for value, kind in zip(values, whole_types, strict=True)]
@@ -98,6 +98,29 @@ def compute_manually(
         for whole, result in zip(operation.results, values, strict=True):
             whole.replace_all_uses_with(result)
     operation.operation.erase()
+
+
+def _compute_part(
+    operation: Any,
+    arguments: Sequence[Any],
+    parts: Sequence[Any],
+    used: Sequence[TensorSharding],
+    mesh: Mesh,
+    *,
+    is_tuple: bool,
+) -> list[Any]:
+    """The same operation of one device's parts, at the current insertion point. parts: the types of its results."""
+    ir = private.ir()
+    attributes = {name: operation.attributes[name] for name in operation.attributes}
+    if operation.operation.name == _CONVOLUTION:
+        attributes |= local_groups(operation, used, mesh)
+    part = ir.Operation.create(
+        operation.operation.name,
+        results=[ir.TupleType.get_tuple(parts)] if is_tuple else parts,
+        operands=list(arguments),
+        attributes=attributes,
+    )
+    return [_element(part, number, kind) for number, kind in enumerate(parts)] if is_tuple else [*part.results]
 
 
 def _result_types(operation: Any) -> tuple[list[Any], bool]:

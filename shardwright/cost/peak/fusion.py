@@ -298,7 +298,8 @@ class _Fusion:
             aligned = program.opcodes[node] in ELEMENTWISE or self._keeps_shape(node)
             sources: dict[int, bool] = {}
             for operand in operands:
-                if self.is_taken_in[operand] and self._can_fuse(node, operand):
+                is_inside = self.is_taken_in[operand] and self._can_fuse(node, operand)
+                if is_inside or not self.is_stored[operand]:
                     sources = _merge_reads(sources, reads[operand])
                 else:
                     sources = _merge_reads(sources, {operand: True})

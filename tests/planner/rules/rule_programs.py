@@ -395,6 +395,8 @@ def _movement() -> dict[str, Program]:
         "bitcast_narrower": (lambda x: lax.bitcast_convert_type(x, jnp.uint16), (u32(4, 8),)),
         "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (0, i, 0), (4, 4, 12)), (x, s32())),
         "dynamic_update": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i, 0)), (x, f32(4, 4, 12), s32())),
+        "dynamic_slice_row": (lambda x, i: lax.dynamic_slice(x, (0, i, 0), (4, 1, 12)), (x, s32())),
+        "dynamic_update_row": (lambda x, y, i: lax.dynamic_update_slice(x, y, (0, i, 0)), (x, f32(4, 1, 12), s32())),
         "sort": (lambda x: lax.sort(x, dimension=1), (x,)),
         "sort_pairs": (lambda x, y: lax.sort((x, y), dimension=2, num_keys=1), (x, s32(4, 8, 12))),
         "top_k": (lambda x: lax.top_k(x, 4), (f32(4, 8, 12),)),
@@ -426,6 +428,8 @@ def _indexing() -> dict[str, Program]:
     return {
         "embedding": (clamped, (table, tokens)),
         "embedding_column": (column, (table, tokens)),
+        "embedding_row": (clamped, (table, s32(1))),
+        "set_row": (lambda x, i, u: x.at[i].set(u), (table, s32(1), f32(1, 8))),
         "embedding_gradient": (added, (table, tokens, f32(4, 8, 8))),
         "take_along_axis": (lambda x, i: jnp.take_along_axis(x, i, -1), (logits, rows)),
         "take_along_axis_gradient": (
