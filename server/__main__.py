@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.module_names import read_module_names
+from shardwright.command_line import CommandParser
 from shardwright.errors import ClusterConfigError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.logs import LogWriter, log_to_standard_error
@@ -43,7 +44,7 @@ _LAST_WORDS_S = 1.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="launch_worker.sh",
         description="Start one task of a cluster: task 0 is the master and a worker, the others are workers.",
         epilog=_EPILOG,

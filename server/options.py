@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from shardwright.clusters.cluster import join_address
 from shardwright.clusters.module_names import read_module_names
+from shardwright.command_line import CommandParser
 from shardwright.errors import OptionError
 from shardwright.options.user_options import parse_bytes
 from shardwright.server.limits import Limits
@@ -224,7 +225,7 @@ def limits_of(options: argparse.Namespace) -> Limits:
 
 def to_arguments(options: argparse.Namespace) -> list[str]:
     """The command line that sets parsed options again."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = CommandParser(add_help=False)
     add_server_options(parser)
     defaults = parser.parse_args([])
     flags = {name: f"--{name.replace('_', '-')}" for name in vars(defaults)}
@@ -237,6 +238,6 @@ def to_arguments(options: argparse.Namespace) -> list[str]:
 
 def check_server_options(words: Sequence[str], prog: str) -> Limits:
     """The limits of options that are handed on to servers; ends the program where they are wrong. prog: who asks."""
-    parser = argparse.ArgumentParser(prog=prog, add_help=False)
+    parser = CommandParser(prog=prog, add_help=False)
     add_server_options(parser)
     return limits_of(parser.parse_args(words))

@@ -27,6 +27,7 @@ from shardwright.cli import (
     verify,
 )
 from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, print_error
+from shardwright.command_line import CommandParser
 from shardwright.errors import ShardwrightError
 
 _COMMANDS = (
@@ -51,7 +52,7 @@ _COMMANDS = (
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each subcommand sets `run`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="shardwright",
         description="Plan how a training step is spread over many devices, and serve it.",
         epilog=EXIT_CODES,
@@ -59,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"shardwright {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    common = CommandParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
     for command in _COMMANDS:
         command.register(commands, common)

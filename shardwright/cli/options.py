@@ -24,6 +24,7 @@ from shardwright.options.plan_options import (
     TensorPins,
 )
 from shardwright.options.user_options import OPTION_HELP
+from shardwright.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from shardwright.builders.base import Builder
@@ -149,7 +150,8 @@ def _argument_pins(text: str) -> tuple[str, TensorPins]:
         raise OptionError(
             f"{text!r} is neither a strategy nor the pins of an argument",
             where="--force",
-            remedy=f"write one of {', '.join((*FORCED_STRATEGIES, *BUILDERS))}, a plan's file, or "
+            remedy=did_you_mean(text, (*FORCED_STRATEGIES, *BUILDERS))
+            or f"write one of {', '.join((*FORCED_STRATEGIES, *BUILDERS))}, a plan's file, or "
             "\"params['w']=0:data,1:-\"",
         )
     axes: dict[str, Pin] = {"-": None, "*": True}

@@ -22,6 +22,7 @@ from shardwright.cli.output import (
 )
 from shardwright.cli.progress import planning_progress
 from shardwright.errors import OptionError
+from shardwright.units import format_seconds
 
 if TYPE_CHECKING:
     from shardwright.hlo.entry import Names
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_program_file(arguments.file)
 
+    from shardwright.builders.choices import predicted_step_s
     from shardwright.hlo import parse
     from shardwright.hlo.entry import name_parameters
     from shardwright.offline import plan_fastest
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         note(said)
     if arguments.out:
         write_text(arguments.out, plan.to_json(indent=1))
-        note(f"plan: {arguments.out}")
+        note(f"plan: {arguments.out}: {format_seconds(predicted_step_s(plan))} a step predicted")
     if arguments.emit:
         write_emitted(arguments.emit, plan)
     if arguments.trace:

@@ -35,6 +35,8 @@ from shardwright.json_reader import JsonProblem, load_json
 #: How names of cluster files end that hold YAML.
 YAML_SUFFIXES = (".yml", ".yaml")
 
+_EXAMPLE = 'write one: {"master": {"ip": "127.0.0.1", "port": 2222, "devices": 8}, "workers": []}'
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
 )
@@ -45,7 +47,7 @@ def read_text(path: Path) -> str:
     try:
         return read_input_text(path)
     except FileNotFoundError:
-        raise _error(path, "the file does not exist", "see cluster_configs/ for examples") from None
+        raise _error(path, "the file does not exist", _EXAMPLE) from None
     except UnicodeDecodeError:
         raise _error(path, "the file is not UTF-8 text", "save it as UTF-8") from None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 import shardwright
 from shardwright import connect
 from shardwright.cli import main
+from shardwright.cli.app import build_parser
 from shardwright.cli.doctor import Finding, _satisfies, _split_requirement
 from shardwright.client.embedded import EmbeddedServer
 from shardwright.xla import canonical_hlo
@@ -353,3 +355,53 @@ def test_wrong_input_is_told_what_where_and_what_to_do(
     message, _, remedies = capsys.readouterr().err.partition("\n  remedy: ")
     assert what in message
     assert remedy in remedies
+
+
+@pytest.mark.parametrize(
+    ("command", "problem", "meant"),
+    [
+        (["pln", "x"], "'pln' is not one of plan, lower", "'plan'"),
+        (["plan", "x", "--clutser", "8"], "unknown option --clutser", "'--cluster'"),
+        (["plan", "x", "--cluster", "8", "--effort", "fst"], "'fst' is not one of fast, default, best", "'fast'"),
+        (["status", "--jsn"], "unknown option --jsn", "'--json'"),
+        (["run", "-np", "2", "--grrace", "3", "--", "true"], "unknown option --grrace", "'--grace'"),
+        (["serve", "--grce", "3"], "unknown option --grce", "'--grace'"),
+    ],
+)
+def test_mistakes_of_spelling_are_named(
+    command: list[str], problem: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(command)
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert f"did you mean {meant}?" in said
+
+
+def test_a_strategy_that_is_not_there_is_named(step_hlo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(step_hlo), "--cluster", "8", "--force", "Paralax"]) == 1
+    assert "did you mean 'Parallax'?" in capsys.readouterr().err
+
+
+def list_typed_options() -> list[tuple[str, str]]:
+    """(command, option) of everything that reads its value."""
+    (commands,) = [action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return [
+        (name, action.option_strings[-1])
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        if action.type is not None and action.option_strings
+    ]
+
+
+@pytest.mark.parametrize(("command", "option"), list_typed_options())
+def test_wrong_values_are_refused_without_names_of_functions(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        build_parser().parse_args([command, option, "no value://"])
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert option in said
+    assert not re.search(r"invalid|\b_[a-z]|what it takes", said), said
