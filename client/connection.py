@@ -6,6 +6,7 @@ import itertools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,13 @@ from shardwright.errors import (
     DeadlineError,
     InternalError,
     OptionError,
+    PlanError,
     ServerUnavailableError,
     SessionError,
+    ShardwrightError,
     StepCancelledError,
 )
+from shardwright.interrupts import first_interrupt
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.plan_text import plan_from_json
 from shardwright.progress import PlanProgress
@@ -39,6 +43,10 @@ CALL_TIMEOUT_S = 30.0
 #: Planning, compiling and moving arrays may take long on big models; progress is streamed meanwhile.
 LONG_CALL_TIMEOUT_S = 4 * 3600.0
 CONNECT_TIMEOUT_S = 10.0
+#: What the best plan so far of a search that is interrupted may take, or half the time of planning, if that is more.
+BEST_PLAN_TIMEOUT_S = 20.0
+#: What a plan may take that was ready when its search was interrupted.
+PLAN_ON_ITS_WAY_S = 1.0
 #: Most bytes of HLO text or plan JSON that a server may send.
 PLAN_TEXT_LIMIT_BYTES = 4 << 30
 
@@ -152,6 +160,7 @@ class MasterConnection:
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._client_version = self._server_version = ""
         self._preparing = threading.local()
+        self._cut_short: set[str] = set()  # plans of searches that were interrupted
         self.is_closed = False
         self.taken_up: master_pb2.OpenSessionReply | None = None  # where the session was another client's before
         self.info: SessionInfo
@@ -272,6 +281,9 @@ class MasterConnection:
         on_progress: called during planning; an exception from it ends the planning.
         takes_first: the first plan that fits will do.
         in_background: nobody waits for it, and it is made at the lowest priority.
+
+        Ctrl-C raises KeyboardInterrupt once the best plan so far is there, which the server keeps for the next call; a
+        second one raises it at once.
         """
         request = wire.plan_request(options, session_id=self.info.session_id, program_id=program_id, devices=devices)
         request.first_plan, request.in_background = takes_first, in_background
@@ -290,8 +302,46 @@ class MasterConnection:
                         unpacker.feed(reply.plan_chunk)
             return plan_id, unpacker.text()
 
-        plan_id, text = self.retries.call(plan)
+        is_done, began_s = threading.Event(), time.monotonic()
+        with (
+            self.preparation() as preparation,
+            first_interrupt(lambda: self._interrupt(preparation, is_done, time.monotonic() - began_s)) as interrupt,
+        ):
+            try:
+                plan_id, text = self.retries.call(plan)
+            except (PlanError, StepCancelledError) as error:
+                if interrupt.came:
+                    raise KeyboardInterrupt("planning was interrupted before there was any plan") from error
+                raise
+            finally:
+                is_done.set()
+        if interrupt.came:
+            self._cut_short.add(plan_id)
+            raise KeyboardInterrupt("planning was interrupted; the next call runs the best plan so far")
+        if plan_id in self._cut_short:
+            _log.warning(
+                "the best plan that was found until planning was interrupted is used; a new session plans anew"
+            )
         return plan_id, to_user_plan(plan_from_json(text, hlo_text=hlo_text))
+
+    def _interrupt(self, preparation: Preparation, is_done: threading.Event, planned_s: float) -> None:
+        """Ask for the best plan so far, after so many seconds of planning; end the call where none comes soon.
+
+        In another thread: this may be a signal handler.
+        """
+        _log.warning("planning ends with the best plan so far; Ctrl-C once more leaves at once")
+
+        def ask() -> None:
+            request = master_pb2.InterruptPlanningRequest(session_id=self.info.session_id)
+            try:
+                is_planned = self._call(self._stub.InterruptPlanning, request).searches > 0
+                if is_done.wait(max(BEST_PLAN_TIMEOUT_S, planned_s / 2) if is_planned else PLAN_ON_ITS_WAY_S):
+                    return
+            except (ShardwrightError, ValueError) as error:
+                _log.debug("planning is ended at once: %s", error)
+            preparation.cancel()
+
+        threading.Thread(target=ask, name="shardwright-interrupt", daemon=True).start()
 
     def load(self, plan_id: str, on_progress: Callable[[str, float], None]) -> master_pb2.LoadResult:
         """Compiles and loads a plan on every worker."""

@@ -58,8 +58,9 @@ T = TypeVar("T")
 PATIENCE_S = 600.0
 #: Seconds between two lines that say who is waited for.
 REPORT_S = 15.0
-#: Attempts in a row: a step that kills its executor each time must not run for ever.
-ATTEMPTS = 5
+#: Attempts in a row. What ends executors each time, the servers stop after five times; another session's losses count
+#: here as well.
+ATTEMPTS = 12
 #: Snapshots in a row that may fail before what came since the last good one is forgotten.
 FAILED_SNAPSHOTS = 3
 #: Snapshots that may fall due while one is under way, before calls wait for it: the journal stays bounded.
@@ -317,7 +318,7 @@ class Recovery:
                     continue
             error: ShardwrightError = WorkerLostError(
                 f"{loss.message}; {ATTEMPTS} attempts to run the steps since the last snapshot again failed as well",
-                remedy="a step may end its executor each time: the servers' log says more",
+                remedy="something may end executors each time: the servers' log says more (shardwright logs HOST:PORT)",
             )
         except ShardwrightError as caught:
             error = caught

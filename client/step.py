@@ -118,7 +118,10 @@ class Step:
         Handles captured by the function at tracing are arguments of every call. With `jax_debug_nans` or
         `jax_debug_infs` the call waits, and raises NonFiniteError when a result holds such values.
         """
-        return self._run(args, kwargs)[1]
+        try:
+            return self._run(args, kwargs)[1]
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(*interrupt.args) from None  # the way down to where it came tells the user nothing
 
     def measure(self, /, *args: Any, **kwargs: Any) -> tuple[Any, StepTrace]:
         """A measured call, waited for: its result, and the times of each stage's tasks.

@@ -267,6 +267,7 @@ class StepStream:
         request.session_id = self._session_id
         request.number = result.number = self._next_number
         request.generation = self.generation
+        request.name = result.name
         request.restores = self.guard is not None and self.guard.can_restore
         self._next_number += 1
         self._unanswered.append((request, result))

@@ -28,6 +28,17 @@ class OutOfTimeError(PlanError):
 
 
 @dataclass(slots=True)
+class Interruption:
+    """The user's wish to have the best plan so far, now: as a deadline that is here. at_s: when it came."""
+
+    at_s: float | None = None
+
+    def begin(self) -> None:
+        if self.at_s is None:
+            self.at_s = time.perf_counter()
+
+
+@dataclass(slots=True)
 class Clock:
     """Runs from its construction.
 
@@ -37,6 +48,7 @@ class Clock:
     plan_build_s: seconds to build a plan from its decisions, without interruption.
     is_final: whether a plan is being written; this is never interrupted.
     has_plan: whether a feasible plan was found.
+    interruption: shared with the clocks that it is renewed as.
     """
 
     deadline_s: float | None = None
@@ -45,6 +57,7 @@ class Clock:
     plan_build_s: float = 0.0
     is_final: bool = False
     has_plan: bool = False
+    interruption: Interruption = field(default_factory=Interruption)
     _start_s: float = field(default_factory=time.perf_counter)
 
     def renew(self, *, interrupts: bool = False) -> Clock:
@@ -62,7 +75,20 @@ class Clock:
     @property
     def is_hurried(self) -> bool:
         """Whether a first plan is worth its time ahead of the search."""
-        return self.takes_first or self.deadline_s is not None
+        return self.takes_first or self._limit_s is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the user wants the best plan so far."""
+        return self.interruption.at_s is not None
+
+    @property
+    def _limit_s(self) -> float | None:
+        """Seconds from the start until the deadline, or the user's interruption."""
+        at_s = self.interruption.at_s
+        if at_s is None:
+            return self.deadline_s
+        return min(at_s - self._start_s, math.inf if self.deadline_s is None else self.deadline_s)
 
     @property
     def elapsed_s(self) -> float:
@@ -82,7 +108,8 @@ class Clock:
     def _expiry_s(self) -> float:
         if self.takes_first and self.has_plan:
             return 0.0
-        return math.inf if self.deadline_s is None else min(self.deadline_s, self._latest_plan_s)
+        limit_s = self._limit_s
+        return math.inf if limit_s is None else min(limit_s, self._latest_plan_s)
 
     @property
     def _stop_s(self) -> float:
@@ -93,13 +120,12 @@ class Clock:
     @property
     def _latest_plan_s(self) -> float:
         """The latest time of a plan that can still be written in time."""
-        if self.deadline_s is None:
-            return math.inf
-        return answer_due_s(self.deadline_s) - WRITE_TIME_RATIO * self.plan_build_s
+        limit_s = self._limit_s
+        return math.inf if limit_s is None else answer_due_s(limit_s) - WRITE_TIME_RATIO * self.plan_build_s
 
     def time_left_s(self, limit_s: float) -> float:
         """The seconds left, at most `limit_s`; at least `MIN_TIME_S`."""
-        end_s = self._expiry_s if self.takes_first and self.has_plan else self.deadline_s
+        end_s = self._expiry_s if self.takes_first and self.has_plan else self._limit_s
         return limit_s if end_s is None else min(limit_s, max(end_s - self.elapsed_s, MIN_TIME_S))
 
     def check(self, ahead_s: float = 0.0) -> None:
@@ -115,7 +141,9 @@ def answer_due_s(deadline_s: float) -> float:
 
 
 def too_short_error(clock: Clock) -> OutOfTimeError:
-    """The error of a deadline too short for any plan."""
+    """The error of a deadline too short for any plan, or of an interruption that came too early."""
+    if clock.is_interrupted:
+        return OutOfTimeError("planning was interrupted before there was any plan")
     return OutOfTimeError(
         f"the deadline of {clock.deadline_s:g} s came before any plan: reading the program and making one plan of it "
         "takes longer",

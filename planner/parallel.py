@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 #: Seconds to wait for a result; then the work is done again here.
 TIMEOUT_S = 120.0
+#: … and between two looks whether to wait on.
+_POLL_S = 0.2
 
 #: Libraries broken by a fork, with or without threads.
 _THREADED_LIBRARIES = ("jaxlib", "tensorflow", "torch")
@@ -36,10 +38,15 @@ _THREADS_FOLDER = Path("/proc/self/task")
 
 
 class ForkedFuture(Generic[T]):
-    """The result of `work`, computed in a child from now on, or here on request."""
+    """The result of `work`, computed in a child from now on, or here on request.
 
-    def __init__(self, work: Callable[[], T], *, patience_s: float = TIMEOUT_S) -> None:
-        self._work = work
+    is_over: whether the child is not to be waited for any more; `work` is then expected to be short.
+    """
+
+    def __init__(
+        self, work: Callable[[], T], *, patience_s: float = TIMEOUT_S, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._work, self._is_over = work, is_over
         self._timeout_s = patience_s
         self._child = _fork(work) if _may_fork() else None
 
@@ -51,7 +58,7 @@ class ForkedFuture(Generic[T]):
     def result(self) -> T:
         """The return value of `work`. Raises its errors. To be called once."""
         if self._child is not None:
-            answer = self._child.answer(self._timeout_s)
+            answer = self._child.answer(self._timeout_s, self._is_over)
             self.cancel()
             with suppress(Exception):  # a failed child has written nothing, or half of it
                 value: T = pickle.loads(answer)
@@ -72,13 +79,13 @@ class _Child:
         self.pid = pid
         self.pipe = pipe
 
-    def answer(self, patience_s: float) -> bytes:
-        """All bytes it writes until its end; empty after a timeout."""
+    def answer(self, patience_s: float, is_over: Callable[[], bool]) -> bytes:
+        """All bytes it writes until its end; empty after a timeout, or once `is_over`."""
         received = bytearray()
         end_s = time.monotonic() + patience_s
-        while (left_s := end_s - time.monotonic()) > 0:
-            if not select.select([self.pipe], [], [], left_s)[0]:
-                break
+        while (left_s := end_s - time.monotonic()) > 0 and not is_over():
+            if not select.select([self.pipe], [], [], min(left_s, _POLL_S))[0]:
+                continue
             block = os.read(self.pipe, 1 << 20)
             if not block:
                 return bytes(received)

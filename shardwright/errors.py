@@ -203,6 +203,14 @@ class StepCancelledError(ExecutionError):
     code = "step_cancelled"
 
 
+class RepeatedLossError(ExecutionError):
+    """A step, an initializer, a program's load or a dataset ended the executors again and again: it is not run any
+    more in its session. Names it.
+    """
+
+    code = "repeated_loss"
+
+
 class NonFiniteError(ExecutionError, FloatingPointError):
     """A result of a step holds NaNs or infinities, while JAX's `jax_debug_nans` or `jax_debug_infs` is on.
 

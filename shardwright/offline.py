@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardwright.builders.base import Builder
 from shardwright.builders.choices import add_candidates, list_choices, read_options, take_fastest
 from shardwright.clusters.cluster import Cluster
-from shardwright.errors import OptionError
+from shardwright.errors import OptionError, PlanError
+from shardwright.interrupts import first_interrupt
 from shardwright.options.plan_options import MEASURED
 from shardwright.options.user_options import UserOptions, show_options
 from shardwright.progress import BestSoFar
@@ -21,7 +24,15 @@ if TYPE_CHECKING:
     from shardwright.hlo.entry import Names
     from shardwright.options.plan_options import PlanOptions
     from shardwright.planner import PlanProgress
+    from shardwright.plans import pipeline_plan as pipelined
+    from shardwright.plans import plan as planned
     from shardwright.xla.formats import ProgramSource
+
+#: Plans of searches that were interrupted, which the same call returns: so many, at most.
+_MOST_INTERRUPTED = 8
+_interrupted: dict[str, Plan | PipelinePlan] = {}
+
+_log = logging.getLogger("shardwright")
 
 
 @show_options
@@ -45,6 +56,9 @@ def plan(
       progress: called as planning goes on, in this thread.
       cache: answer from plans that this user made before, and keep this one; a folder in
         `$SHARDWRIGHT_CACHE` is used instead of the platform's, `off` there is `cache=False`.
+
+    Ctrl-C ends the search: KeyboardInterrupt, and the same call again returns the best plan so far. A second Ctrl-C
+    leaves at once.
 
     Raises HloSyntaxError, ClusterConfigError, OptionError, AnnotationError or PlanError.
     """
@@ -80,19 +94,65 @@ def plan_fastest(
     cache: bool = True,
     progress: Callable[[PlanProgress], None] | None = None,
 ) -> Plan | PipelinePlan:
-    """The plan under checked options, of a strategy builder if there is one; see `plan`."""
+    """The plan under checked options, of a strategy builder if there is one; see `plan`.
+
+    Where Ctrl-C ends it, the best plan so far is kept, and is the answer to the same call afterwards.
+    """
+    key = hashlib.sha256(repr((hlo_text, cluster.content_hash, options, builder)).encode()).hexdigest()
+    if (kept := _interrupted.pop(key, None)) is not None:
+        _log.warning("the best plan that was found until planning was interrupted is used; the next call plans anew")
+        return kept
+    plan, was_interrupted = plan_until_interrupted(hlo_text, cluster, options, builder, cache=cache, progress=progress)
+    if was_interrupted:
+        _interrupted[key] = plan
+        for oldest in list(_interrupted)[:-_MOST_INTERRUPTED]:
+            del _interrupted[oldest]
+        raise KeyboardInterrupt("planning was interrupted; the same call again returns the best plan so far")
+    return plan
+
+
+def plan_until_interrupted(
+    hlo_text: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    builder: Builder | None = None,
+    *,
+    cache: bool = True,
+    progress: Callable[[PlanProgress], None] | None = None,
+) -> tuple[Plan | PipelinePlan, bool]:
+    """The plan, and whether Ctrl-C ended the search: then it is the best one so far.
+
+    Raises KeyboardInterrupt where there was none yet, and at a second Ctrl-C.
+    """
     from shardwright.planner.cache.plan_cache import plan_with_cache
     from shardwright.planner.cache.store import default_store
+    from shardwright.planner.clock import Clock, Interruption
 
-    store = default_store("plans") if cache else None
+    store, interruption, count = default_store("plans") if cache else None, Interruption(), 0
     listener = BestSoFar(progress) if progress is not None else None
     choices = list_choices(builder, options, cluster, lambda: _variables_of(hlo_text, options.argument_names))
-    choice, made, others = take_fastest(
-        choices,
-        lambda each: plan_with_cache(hlo_text, cluster, each, store=store, progress=listener),
-        lambda plan: plan,
-    )
-    return to_user_plan(add_candidates(choice.record(made), others))
+
+    def make(each: PlanOptions) -> planned.Plan | pipelined.PipelinePlan:
+        nonlocal count
+        if interruption.at_s is not None and count:
+            raise PlanError("planning was interrupted")
+        clock = Clock(each.deadline_s, interruption=interruption)
+        plan = plan_with_cache(hlo_text, cluster, each, store=store, progress=listener, clock=clock)
+        count += 1
+        return plan
+
+    def stop() -> None:
+        interruption.begin()
+        _log.warning("planning ends with the best plan so far; Ctrl-C once more leaves at once")
+
+    with first_interrupt(stop) as interrupt:
+        try:
+            choice, made, others = take_fastest(choices, make, lambda plan: plan)
+        except PlanError as error:
+            if interrupt.came:
+                raise KeyboardInterrupt("planning was interrupted before there was any plan") from error
+            raise
+        return to_user_plan(add_candidates(choice.record(made), others)), interrupt.came
 
 
 def _variables_of(hlo_text: str, names: Sequence[str]) -> tuple[Module, Sequence[str], Mapping[int, int]]:

@@ -58,8 +58,9 @@ def plan_with_cache(
     store: holds plans and search records (`store.default_store("plans")`); None: no cache.
     clock: of the deadline; None starts one now.
 
-    A plan that the options bring along is run again (`reuse`). Plans cut short, by a deadline or because the first one
-    was asked for, are not cached. Raises the errors of `plan_step`, and PlanError on a program XLA rejects.
+    A plan that the options bring along is run again (`reuse`). Plans cut short, by a deadline, an interruption or
+    because the first one was asked for, are not cached. Raises the errors of `plan_step`, and PlanError on a program
+    that XLA rejects.
     """
     options = options or PlanOptions()
     clock = clock or Clock(options.deadline_s)
@@ -92,7 +93,7 @@ def _recall_or_plan(
         return dataclasses.replace(cached_plan, planning_s=elapsed_s)
     plan = plan_step(source, cluster, options, progress=progress, history=SearchHistory(store), clock=clock)
     plan = _name_program(plan, source)
-    if not (clock.takes_first or _is_cut_short(plan, options)):
+    if not (clock.takes_first or clock.is_interrupted or _is_cut_short(plan, options)):
         cache.store(source, plan)
     return plan
 

@@ -104,8 +104,9 @@ def _find_blocking_calls(search: MeshSearch, least: CandidatePlan, needed: int) 
 
 def note_deadline(error: TooLargeError, clock: Clock) -> TooLargeError:
     """The same error after a deadline: the search may have missed smaller plans."""
+    what = "the interruption" if clock.is_interrupted else f"the deadline of {clock.deadline_s:g} s"
     noted = TooLargeError(
-        f"{error.message}; the deadline of {clock.deadline_s:g} s came before a plan that fits",
+        f"{error.message}; {what} came before a plan that fits",
         where=error.where,
         remedy=f"{error.remedy}, give a longer deadline",
     )

@@ -48,7 +48,9 @@ class BackgroundBound:
         """Start bounding a chain, replacing any other."""
         self.cancel()
         patience_s = min(TIMEOUT_S, time_limit_s + 1.0)  # the deadline has then passed here, too
-        self._running = chain, ForkedFuture(partial(_compute_bound, chain, time_limit_s), patience_s=patience_s)
+        clock = chain.graph.clock
+        work = partial(_compute_bound, chain, time_limit_s)
+        self._running = chain, ForkedFuture(work, patience_s=patience_s, is_over=lambda: clock.is_interrupted)
 
     def bound_of(self, chain: Chain, time_limit_s: float) -> float:
         """`lower_bound` plus the cost of values recomputed per consumer, seconds; 0 when the deadline comes first."""

@@ -153,6 +153,8 @@ class Search(MeshSearch):
                 is_whole = not self.clock.is_expired
             self._compare_with_replicated(outcome)
         except OutOfTimeError:
+            if self.incumbent.best_plan is None and self.clock.is_interrupted:
+                self._find_plan_after_all()
             if self.incumbent.best_plan is None:
                 raise self._deadline_error() from None
             outcome = self.incumbent.to_result()
@@ -214,6 +216,11 @@ class Search(MeshSearch):
         if candidate is not None:
             self._incumbent_s = candidate.cost.step_s
             self.report("search", str(candidate.mesh))
+
+    def _find_plan_after_all(self) -> None:
+        """Of a search that had none when it was interrupted: an expert's plan takes seconds, and the user waits."""
+        self.clock.is_final = True  # nothing ends it but another interruption
+        self._find_first_plan()
 
     def _start_pricing_experts(self) -> None:
         """Price experts' plans of a large program on a second core, unless in a hurry. Small programs need no

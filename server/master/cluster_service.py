@@ -13,6 +13,7 @@ import grpc
 from shardwright.errors import ShardwrightError
 from shardwright.proto.v1 import worker_pb2, worker_pb2_grpc
 from shardwright.protocol import log_messages, wire
+from shardwright.server.black_box import Work
 from shardwright.server.master import events as ev
 from shardwright.server.master import recovered
 from shardwright.server.master.shell import Master, OutgoingStream
@@ -92,6 +93,11 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         exit_code=exited.exit_code,
                         last_lines=exited.last_lines,
                         coordinator_address=exited.coordinator_address,
+                        works=tuple(
+                            Work(work.sequence, work.session_id, work.key, work.function, work.batch)
+                            for work in exited.works
+                        ),
+                        was_killed=exited.was_killed,
                     )
                 )
 

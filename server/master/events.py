@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import ShardwrightError
+from shardwright.server.black_box import Work
 
 # ---- events ----------------------------------------------------------------
 
@@ -61,13 +62,15 @@ class DaemonLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorExited:
-    """A daemon says that its executor ended."""
+    """A daemon says that its executor ended, and what it was busy with. was_killed: by the daemon itself."""
 
     connection: int
     generation: int
     exit_code: int
     last_lines: str
     coordinator_address: str
+    works: tuple[Work, ...] = ()
+    was_killed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,9 +323,14 @@ class SnapshotStepInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStepInfo:
-    """Of a step that makes its outputs (of so many logical bytes) from a batch that the workers read."""
+    """Of a step that makes its outputs (of so many logical bytes) from a batch that the workers read.
+
+    key, function: of the dataset, see `Work`.
+    """
 
     output_bytes: tuple[int, ...]
+    key: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +340,7 @@ class StepRequested:
     files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either, nor
     has a `snapshot` or a `batch`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors
     that it may run on; 0: any. restores: whether its client makes all arrays again after a loss. kept: what a successor
-    of the client finds from now on; None: as before.
+    of the client finds from now on; None: as before. name: of the function.
     """
 
     stream: int
@@ -350,6 +358,7 @@ class StepRequested:
     timeout_s: float = 0.0
     generation: int = 0
     restores: bool = False
+    name: str = ""
     kept: Kept | None = None
     payload: Any = None
 
@@ -478,8 +487,11 @@ class ReportOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOnWorkers:
+    """refused: datasets of the session, by their keys, that are not read any more."""
+
     sequence: int
     session_id: str
+    refused: tuple[tuple[str, ShardwrightError], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,7 +160,9 @@ class Formation:
         self.phase: Phase = "waiting"
         self.generation = 0
         self.last_loss: ShardwrightError | None = None
+        self.lost_generation = 0
         self.last_lost: int | None = None  # the node whose fault it was, where there is one
+        self.silent_node: int | None = None  # the same, where its executor gave no sign of life
         self._limits = limits
         self._wait_s = wait_s
         self._since_s = now_s
@@ -409,6 +411,7 @@ class Formation:
             return []
         self.phase = "ready"
         self._was_ready = True
+        self.silent_node = None
         self._failed_starts = 0
         for each in self.team_records:
             each.detail = ""  # of executors of before
@@ -424,7 +427,8 @@ class Formation:
         self.phase = "ready"
         return [Log(text=f"all executors of generation {self.generation} are still there")]
 
-    def executor_exited(self, event: ExecutorExited, now_s: float) -> list[Command]:
+    def executor_exited(self, event: ExecutorExited, now_s: float, doing: str = "") -> list[Command]:
+        """doing: what it was busy with, in words."""
         record = next((record for record in self.nodes.values() if record.daemon == event.connection), None)
         if record is None or event.generation != self.generation:
             return []
@@ -435,7 +439,8 @@ class Formation:
         if self.phase == "starting" and never_joined:
             record.data_port = record.member.data_port  # the old port may have been the reason
         lines = event.last_lines.strip().splitlines()
-        how = f"it ended with {_describe_exit(event.exit_code)}" + (f": {lines[-1]}" if lines else "")
+        during = f", busy with {doing}" if doing else ""
+        how = f"it ended with {_describe_exit(event.exit_code)}{during}" + (f": {lines[-1]}" if lines else "")
         is_first = self.roster is None and not self._was_ready
         is_final = self.phase == "starting" and event.exit_code == CANNOT_START and is_first
         commands = self._stop(record, how, now_s, is_final=is_final)
@@ -550,6 +555,7 @@ class Formation:
                 commands += self._notice_silent_daemon(record, now_s)
             if record.executor_connection is not None and executor_s > limit_s:
                 why = f"process {record.pid} has been silent for {executor_s:.0f} s: it hangs, or its machine does"
+                self.silent_node = record.member.index
                 commands += self._stop(record, why, now_s)
         return commands
 
@@ -576,7 +582,7 @@ class Formation:
             who, is_fault = _describe_culprit(culprit), self.phase != "adopting"
             if culprit is not None:
                 reason = culprit.farewell or reason
-            self.last_lost = None if culprit is None else culprit.member.index
+            self.last_lost, self.lost_generation = None if culprit is None else culprit.member.index, self.generation
             self.last_loss = WorkerLostError(text or f"{who} was lost: {reason}", remedy=_remedy(culprit))
             commands.append(Log(text=self.last_loss.message, is_warning=True))
             if self.phase == "starting":

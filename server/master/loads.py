@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardwright.errors import SessionError
-from shardwright.server.master import drain
+from shardwright.server.master import drain, quarantine
 from shardwright.server.master import events as ev
 from shardwright.server.master.sessions import Executable, Session, unknown_session
 
@@ -30,6 +30,8 @@ def request(state: MasterState, event: ev.LoadRequested) -> Commands:
         return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
     session.last_seen_s = state._now_s
     executable = session.executables.get(event.plan_id)
+    if (stopped := quarantine.refusal_of_load(state, event.session_id, event.plan_id)) is not None:
+        return [ev.Fail(call=event.call, error=stopped)]
     refused = drain.refusal_of_new(state)
     if refused is not None and (executable is None or executable.state != "loaded"):
         return [ev.Fail(call=event.call, error=refused)]

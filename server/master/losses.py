@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError, WorkerLostError
-from shardwright.server.master import cancels, loads, reruns, saves, snapshots
+from shardwright.server.master import cancels, loads, quarantine, reruns, saves, snapshots
 from shardwright.server.master import events as ev
 from shardwright.server.master.sessions import Session, StepOutcome
 
@@ -41,7 +41,7 @@ def take(state: MasterState) -> Commands:
         commands += saves.lose(session, loss, state._now_s)
         commands += snapshots.tell_loss(session, loss)
         commands += state._reply_steps(session) + state._advance(session)
-    return commands
+    return commands + quarantine.note_loss(state, pending)
 
 
 def _loss_of(state: MasterState, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:

@@ -11,11 +11,12 @@ import gc
 import logging
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import ShardwrightError
@@ -30,6 +31,9 @@ from shardwright.protocol import wire
 from shardwright.server.master.programs import unpack_program
 from shardwright.xla.messages import read_message, write_message
 
+if TYPE_CHECKING:
+    from shardwright.planner.clock import Interruption
+
 _log = logging.getLogger("shardwright.server")
 
 #: What is added to the niceness of a planner that nobody waits for.
@@ -38,6 +42,7 @@ LOWEST_PRIORITY = 19
 
 def main() -> None:
     die_with_parent(int(sys.argv[1]))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a solver prints must not end up among the frames
     log_to_parent("planner")
@@ -46,21 +51,25 @@ def main() -> None:
     from shardwright.planner.cache.store import default_store
 
     gc.enable()
+    from shardwright.planner.clock import Interruption
+
     plan = partial(plan_with_cache, store=default_store("plans"))
+    interruption = Interruption()
+    signal.signal(signal.SIGINT, lambda number, frame: interruption.begin())
 
     while (message := read_message(requests.read)) is not None:
         try:
             with about(**message[0]["about"]):
-                _plan_logged(plan, message[1], replies)
+                _plan_logged(partial(_plan, plan, interruption), message[1], replies)
         except Exception as caught:
             error = wire.error_to_proto(wire.to_shardwright_error(caught))
             write_message(replies, {"kind": "error"}, [error.SerializeToString()])
 
 
-def _plan_logged(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
+def _plan_logged(act: Callable[[list[bytes], BinaryIO], None], blobs: list[bytes], replies: BinaryIO) -> None:
     began_s = time.monotonic()
     try:
-        _plan(plan, blobs, replies)
+        act(blobs, replies)
     except ShardwrightError as error:
         _log.info("no plan after %.1f s: %s", time.monotonic() - began_s, error.message)
         raise
@@ -70,13 +79,17 @@ def _plan_logged(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], r
     _log.info("planned in %.1f s", time.monotonic() - began_s)
 
 
-def _plan(plan: Callable[..., Plan | PipelinePlan], blobs: list[bytes], replies: BinaryIO) -> None:
+def _plan(
+    plan: Callable[..., Plan | PipelinePlan], interruption: Interruption, blobs: list[bytes], replies: BinaryIO
+) -> None:
     from shardwright.planner.clock import Clock
 
+    interruption.at_s = None  # what came before this search was for another one …
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # … but at the first one, when modules were loaded
     cluster: Cluster = pickle.loads(blobs[0])  # from our own parent, never from the network
     request = master_pb2.PlanProgramRequest.FromString(blobs[1])
     options = wire.plan_options(request)
-    clock = Clock(options.deadline_s, takes_first=request.first_plan)
+    clock = Clock(options.deadline_s, takes_first=request.first_plan, interruption=interruption)
     if request.in_background:
         os.nice(LOWEST_PRIORITY)
     if request.device_count:

@@ -88,6 +88,10 @@ class PlannerChild:
         self._reader.join(_LAST_WORDS_S)
         return "\n".join(self._output.last_lines)[-_LAST_CHARACTERS:] or "it said nothing"
 
+    def interrupt(self) -> None:
+        """End the search under way with the best plan so far."""
+        self._process.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -176,6 +180,8 @@ class PlannerPool:
         self._background_queue = FairQueue(max(1, size // 2))
         self._idle: PlannerChild | None = None
         self._busy: set[PlannerChild] = set()
+        self._waited_for: dict[PlannerChild, str] = {}  # → session
+        self._interrupted: set[PlannerChild] = set()  # of those
 
     @property
     def running(self) -> int:
@@ -196,10 +202,20 @@ class PlannerPool:
         if self._idle is None and not self._busy:
             self._idle = PlannerChild()
 
+    def interrupt(self, session_id: str) -> int:
+        """End a session's searches that somebody waits for, with the best plans so far; how many there are."""
+        children = [child for child, owner in self._waited_for.items() if owner == session_id]
+        for child in children:
+            child.interrupt()
+        self._interrupted.update(children)
+        return len(children)
+
     async def plan(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
-    ) -> bytes:
-        """JSON of the plan. `listener` is called on the event loop. Cancelling ends the planner.
+    ) -> tuple[bytes, bool]:
+        """JSON of the plan, and whether the search was interrupted. `listener` is called on the event loop.
+
+        Cancelling ends the planner.
 
         A planner that was killed is asked once more, in a new process.
         """
@@ -216,7 +232,7 @@ class PlannerPool:
 
     async def _plan_twice(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
-    ) -> bytes:
+    ) -> tuple[bytes, bool]:
         """Once more, where the first planner was killed."""
         try:
             return await self._request_plan(request, program, listener)
@@ -226,11 +242,13 @@ class PlannerPool:
 
     async def _request_plan(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, listener: ProgressListener
-    ) -> bytes:
+    ) -> tuple[bytes, bool]:
         loop = asyncio.get_running_loop()
         child = self._take_child(must_start=request.in_background)
         blobs = [self._cluster, request.SerializeToString(), program.gzip]
         is_finished = False
+        if not request.in_background:
+            self._waited_for[child] = request.session_id
 
         def on_loop(progress: master_pb2.PlanProgress) -> None:
             loop.call_soon_threadsafe(listener, progress)
@@ -238,9 +256,11 @@ class PlannerPool:
         try:
             plan = await asyncio.to_thread(child.plan, blobs, on_loop)
             is_finished = True
-            return plan
+            return plan, child in self._interrupted
         finally:
             self._busy.discard(child)
+            self._waited_for.pop(child, None)
+            self._interrupted.discard(child)
             if is_finished and self._idle is None and child.is_alive and not request.in_background:
                 self._idle = child
             else:

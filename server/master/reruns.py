@@ -42,7 +42,7 @@ def queue(session: Session, steps: Iterable[ev.StepRequested], now_s: float) -> 
         del session.running[step.number]
         for array_id in list_arrays([step]):
             session.drop_reasons.pop(array_id, None)
-        session.enqueue(step, now_s)
+        session.enqueue(step, now_s, is_again=True)
 
 
 def _may_repeat(step: ev.StepRequested) -> bool:

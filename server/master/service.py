@@ -28,6 +28,7 @@ from shardwright.proto.v1 import master_pb2, master_pb2_grpc
 from shardwright.protocol import wire
 from shardwright.protocol.session_secrets import MAX_NAME, id_of, is_name, named_secret, new_salt, new_secret
 from shardwright.server.access import Access, token_of
+from shardwright.server.black_box import dataset_key
 from shardwright.server.handlers import abort_aio
 from shardwright.server.master import drain, elasticity, named, recovered, status
 from shardwright.server.master import events as ev
@@ -181,11 +182,16 @@ class MasterService(master_pb2_grpc.MasterServicer):
         team = self._master.state.team
         plan_id = _plan_id(request, team)
         record = self._master.plans.hold(request.session_id, plan_id)
+        if record is None:  # or what the session has of a search that it interrupted: nobody else gets that
+            own_id = hashlib.sha256(f"{plan_id} of {request.session_id}".encode()).hexdigest()
+            record = self._master.plans.hold(request.session_id, own_id)
+            plan_id = plan_id if record is None else own_id
         if record is None:
             if (refused := drain.refusal_of_new(self._master.state)) is not None:
                 raise refused
             with about(plan=plan_id):
-                record = await self._plan(request, program, context)
+                record, was_interrupted = await self._plan(request, program, context)
+            plan_id = own_id if was_interrupted else plan_id
             self._require_session(request.session_id)
             self._require_team(record)
             self._master.plans.put(request.session_id, plan_id, record, len(record.json_gzip))
@@ -195,9 +201,17 @@ class MasterService(master_pb2_grpc.MasterServicer):
         for chunk in wire.chunks(record.json_gzip):
             await context.write(master_pb2.PlanProgramReply(plan_chunk=chunk))
 
+    @_with_typed_errors
+    async def InterruptPlanning(
+        self, request: master_pb2.InterruptPlanningRequest, context: Context
+    ) -> master_pb2.InterruptPlanningReply:
+        self._require_session(request.session_id)
+        return master_pb2.InterruptPlanningReply(searches=self._master.planners.interrupt(request.session_id))
+
     async def _plan(
         self, request: master_pb2.PlanProgramRequest, program: StoredProgram, context: Context
-    ) -> PlanRecord:
+    ) -> tuple[PlanRecord, bool]:
+        """A new plan, and whether its search was interrupted."""
         team = self._master.state.team
         with self._master.planning(request.session_id) as outlet:
             task = asyncio.ensure_future(self._master.planners.plan(request, program, outlet.put))
@@ -206,11 +220,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
             try:
                 while (progress := await outlet.get()) is not None:
                     await context.write(master_pb2.PlanProgramReply(progress=progress))
-                plan_json = await task
+                plan_json, was_interrupted = await task
             finally:
                 task.cancel()
                 keeper.cancel()
-        return await asyncio.to_thread(PlanRecord.of, plan_json.decode(), program, request.first_device, team)
+        record = await asyncio.to_thread(PlanRecord.of, plan_json.decode(), program, request.first_device, team)
+        return record, was_interrupted
 
     def _require_team(self, record: PlanRecord) -> None:
         """Raises ClusterChangedError where a plan is for other nodes than there are."""
@@ -417,6 +432,7 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         timeout_s=request.timeout_s,
         generation=request.generation,
         restores=request.restores,
+        name="".join(c for c in request.name[:80] if c.isprintable()),
         kept=recovered.from_message(request.kept) if request.HasField("kept") else None,
         payload=request,
     )
@@ -460,7 +476,11 @@ def _batch(request: master_pb2.RunStepsRequest) -> ev.BatchStepInfo | None:
     if len(order.parts) != len(request.outputs) or request.arguments or 0 in request.outputs:
         raise DatasetError("a batch names and lays out each of its arrays", where=order.dataset.function)
     layouts = [wire.layout_from_proto(part.layout) for part in order.parts]
-    return ev.BatchStepInfo(output_bytes=tuple(layout.size_bytes for layout in layouts))
+    return ev.BatchStepInfo(
+        output_bytes=tuple(layout.size_bytes for layout in layouts),
+        key=dataset_key(order.dataset.function, order.dataset.options_json),
+        function=order.dataset.function,
+    )
 
 
 def _files(request: master_pb2.RunStepsRequest) -> ev.FileStepInfo | None:

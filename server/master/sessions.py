@@ -59,10 +59,11 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class QueuedRequest:
-    """A step or a release in the session's queue, and since when it waits."""
+    """A step or a release in the session's queue, and since when it waits. is_again: after a loss of executors."""
 
     request: StepRequested | ReleaseRequested
     since_s: float
+    is_again: bool = False
 
 
 #: Why an array is gone: the step it was donated to, 0 for "released", or an error. A step donates
@@ -78,7 +79,8 @@ class Session:
     highest_id: of all arrays so far. kept: as of the last step that began. loss: why arrays of before a restart of the
     master are gone. awaits_number: its client says where its numbers go on. is_unreported: executors of before may
     have it; until they are heard, steps are held. live: arrays that its client took to be there when it came back.
-    is_protected: whether its client makes all arrays again after a loss. told: the head that its client was told of.
+    highest_made: newest output of a step that succeeded. is_protected: whether its client makes all arrays again after
+    a loss. told: the head that its client was told of.
     """
 
     session_id: str
@@ -91,6 +93,7 @@ class Session:
     first_number: int = 1
     last_number: int = 0
     highest_id: int = 0
+    highest_made: int = 0
     kept: Kept | None = None
     loss: ShardwrightError | None = None
     is_loss_told: bool = False
@@ -268,13 +271,13 @@ class Session:
             )
         return None
 
-    def enqueue(self, request: StepRequested | ReleaseRequested, now_s: float) -> None:
+    def enqueue(self, request: StepRequested | ReleaseRequested, now_s: float, *, is_again: bool = False) -> None:
         """Steps by number; a release right after the step that it names, though that may come later."""
         queue, order = self.queue, _order(request)
         at = len(queue)
         while at and _order(queue[at - 1].request) > order:
             at -= 1
-        queue.insert(at, QueuedRequest(request=request, since_s=now_s))
+        queue.insert(at, QueuedRequest(request=request, since_s=now_s, is_again=is_again))
 
     def is_late(self, item: QueuedRequest, now_s: float) -> bool:
         return now_s - item.since_s > self.limits.argument_wait_s

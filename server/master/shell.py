@@ -326,6 +326,8 @@ class Master:
 
     def _open_on_workers(self, command: ev.OpenOnWorkers) -> None:
         order = worker_pb2.OpenWorkerSession(session_id=command.session_id)
+        for key, error in command.refused:
+            order.refused_datasets.add(key=key, error=wire.error_to_proto(error))
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, open=order))
 
     def _close_on_workers(self, command: ev.CloseOnWorkers) -> None:

@@ -31,6 +31,7 @@ from shardwright.server.master import (
     loads,
     losses,
     named,
+    quarantine,
     recovered,
     saves,
     snapshots,
@@ -87,6 +88,7 @@ class MasterState:
     known: int = 0  # all executors have carried out the command of this number
     recovered_sessions: int = 0  # of a master before this one
     statistics: Statistics = field(default_factory=Statistics)
+    quarantine: quarantine.Quarantine = field(default_factory=quarantine.Quarantine)
     team: tuple[int, ...] = ()  # nodes that programs are planned for
     wanted_since_s: float | None = None  # since when others could take part, and what is in the way
     held_up_by: str = ""
@@ -110,6 +112,8 @@ class MasterState:
         """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
         self._now_s = self.statistics.now_s = now_s
         self.watchdog.clock.advance(now_s)
+        if isinstance(event, ev.ExecutorExited):
+            return self._executor_exited(event)
         formation_handler = _FORMATION_HANDLERS.get(type(event))
         if formation_handler is not None:
             commands = self._with_formation(formation_handler(self.formation, event, now_s))
@@ -117,6 +121,14 @@ class MasterState:
         return _HANDLERS[type(event)](self, event)
 
     # ---- the cluster comes and goes ----------------------------------------
+    def _executor_exited(self, event: ev.ExecutorExited) -> Commands:
+        """The loss names what the executor was busy with, and that is remembered."""
+        nodes = self.formation.nodes.items()
+        node = next((index for index, record in nodes if record.daemon == event.connection), None)
+        doing = quarantine.describe(self, event.works)
+        commands = self._with_formation(self.formation.executor_exited(event, self._now_s, doing))
+        return commands + quarantine.explain(self, event, node)
+
     def _with_formation(self, commands: Commands) -> Commands:
         """Add what sessions need after the formation may have changed its phase."""
         phase = self.formation.phase
@@ -137,7 +149,10 @@ class MasterState:
         return commands
 
     def _open(self, session_id: str) -> Commands:
-        return self._broadcast(lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id))
+        refused = quarantine.refused_datasets(self, session_id)
+        return self._broadcast(
+            lambda sequence: ev.OpenOnWorkers(sequence=sequence, session_id=session_id, refused=refused)
+        )
 
     def _is_pending(self, kind: type[ev.ToWorkers], session_id: str) -> bool:
         return any(
@@ -189,7 +204,8 @@ class MasterState:
         self.known = max(self.known, event.sequence)
         self._record_run(item, watchdog.record_end(self, item))
         finish = _FINISHERS.get(type(item.command))
-        return finish(self, item) if finish is not None else []
+        commands = finish(self, item) if finish is not None else []
+        return commands + quarantine.note_end(self, item)
 
     def _record_run(self, item: Pending, took_s: float) -> None:
         """Remember how long the steps of an executable take."""
@@ -304,6 +320,7 @@ class MasterState:
     def _end_session(self, session_id: str, reason: ShardwrightError, away_s: float = 0.0) -> Commands:
         """away_s: seconds since its client was last heard, if that is why."""
         session = self.sessions.pop(session_id)
+        quarantine.forget(self, session_id)
         steps = [item.request.kind for item in session.queue if isinstance(item.request, ev.StepRequested)]
         steps += [_kind(self.pending[sequence].command) for sequence in session.running.values()]
         self.statistics.session_ended(session_id, steps)
@@ -467,7 +484,8 @@ class MasterState:
         return commands
 
     def _can_run(self, session: Session, step: ev.StepRequested) -> bool:
-        return session.is_open and session.is_loaded(step) and not session.missing_arguments(step)
+        is_ready = session.is_open and session.is_loaded(step) and not session.missing_arguments(step)
+        return is_ready and quarantine.may_run(self, session, step)
 
     def _refuse_step(self, session: Session, step: ev.StepRequested, error: ShardwrightError) -> Commands:
         """A step that never reaches the workers; clients waiting on its outputs are told."""
@@ -544,7 +562,6 @@ _FORMATION_HANDLERS: dict[type[ev.Event], Callable[[Formation, Any, float], Comm
     ev.DaemonLeft: Formation.daemon_left,
     ev.MembersChanged: Formation.change_members,
     ev.ExecutorJoined: Formation.executor_joined,
-    ev.ExecutorExited: Formation.executor_exited,
     ev.ExecutorLeft: Formation.executor_left,
     ev.ExecutorHeard: Formation.executor_heard,
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import jax
+
+from shardwright.server.black_box import BlackBox, Work
 
 #: Something younger is nobody's business yet.
 _BUSY_S = 1.0
@@ -23,9 +25,10 @@ class _Work:
 
 
 class Activity:
-    """Work of several threads; `busy_with` may be called by any other."""
+    """Work of several threads; `busy_with` may be called by any other. box: where it is written down."""
 
-    def __init__(self) -> None:
+    def __init__(self, box: BlackBox | None = None) -> None:
+        self._box = box
         self._works: dict[str, _Work] = {}  # by thread: each replaces its own entry only
 
     @contextmanager
@@ -33,7 +36,8 @@ class Activity:
         """Within, `thread` is busy with the command of this number."""
         self._works[thread] = _Work(sequence, time.monotonic(), where)
         try:
-            yield
+            with nullcontext() if self._box is None else self._box.at(Work(sequence=sequence)):
+                yield
         finally:
             del self._works[thread]
 

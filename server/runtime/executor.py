@@ -30,6 +30,7 @@ from shardwright.errors import (
 from shardwright.log_lines import fields
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
+from shardwright.server.black_box import BlackBox
 from shardwright.server.runtime.activity import Activity, devices_computing
 from shardwright.server.runtime.arrays import (
     ArrayStore,
@@ -100,7 +101,7 @@ class Executor:
     """One per executor process. `handle` is called by one thread; `abort`, `heartbeat` and `report` by any.
 
     transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer. datasets: what
-    sessions read here.
+    sessions read here. box: where it writes down what it is busy with.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Executor:
         protection: Protection | None = None,
         log: CommandLog | None = None,
         datasets: DatasetReaders | None = None,
+        box: BlackBox | None = None,
     ) -> None:
         self._log = log or CommandLog()
         self._store = store
@@ -126,7 +128,7 @@ class Executor:
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._executables_lock = threading.Lock()
         self._chunks: dict[str, list[bytes]] = {}
-        self._activity = Activity()
+        self._activity = Activity(box)
         self._running: Executable | None = None  # the one being dispatched
         self._failed_s = -math.inf  # the last failure of a step, by the monotonic clock
         self._checkpoints: CheckpointWorker | None = None
@@ -175,6 +177,8 @@ class Executor:
 
     def _handle_simple(self, kind: str, command: worker_pb2.ExecutorCommand) -> None:
         if kind == "open":
+            refused = {each.key: wire.error_from_proto(each.error) for each in command.open.refused_datasets}
+            self._datasets.refuse(command.open.session_id, refused)
             self._store.open(command.open.session_id)
         elif kind == "close":
             self._close(command.close.session_id)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.log_lines import ChildOutput, LineCutter, fields
 from shardwright.processes import describe_exit
+from shardwright.server.black_box import BlackBox
 from shardwright.server.worker.exit_codes import CANNOT_START
 from shardwright.server.worker.host_memory import host_memory
 from shardwright.server.worker.state import ChildExited, StartRequested
@@ -81,12 +82,14 @@ class ExecutorChild:
     async def run(self, environment: dict[str, str], config: dict[str, object]) -> None:
         """Start it, hand over `config` on stdin (which stays open: its end means die), wait for its end."""
         output = ChildOutput(_log, "executor")
-        code, failure = 1, ""
+        code, failure, box = 1, "", BlackBox.make()
+        config = {**config, "black_box": box.descriptor}
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "shardwright.server.worker.executor", str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
                 env=environment, start_new_session=True,  # Ctrl-C in a terminal reaches the daemon only
+                pass_fds=(box.descriptor,),
             )  # fmt: skip
             self._process = process
             if self._is_killed:
@@ -99,8 +102,14 @@ class ExecutorChild:
             self._log_end(code, output)
         except OSError as error:
             failure = f"the executor cannot be started: {error}"
-        last_lines = failure or "\n".join(output.last_lines)[-8000:]
-        self._exited(ChildExited(generation=self._start.generation, exit_code=code, last_lines=last_lines))
+        last_lines, works = failure or "\n".join(output.last_lines)[-8000:], tuple(box.read())
+        box.close()
+        self._exited(
+            ChildExited(
+                generation=self._start.generation, exit_code=code, last_lines=last_lines, works=works,
+                was_killed=self._is_killed,
+            )
+        )  # fmt: skip
 
     def _log_end(self, code: int, output: ChildOutput) -> None:
         """With its last words, unless they are in the log already: of its own exit codes it has said why."""

@@ -177,6 +177,8 @@ class Daemon:
             exit_code=child.exit_code,
             last_lines=child.last_lines,
             coordinator_address=self._coordinator_address(),
+            works=[worker_pb2.ExecutorWork(**asdict(work)) for work in child.works],
+            was_killed=child.was_killed,
         )
         self._outbox.put_nowait(worker_pb2.SupervisorEvent(exited=exited))
 

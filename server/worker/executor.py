@@ -26,6 +26,7 @@ from shardwright.processes import die_with_parent, exit_at_end_of
 from shardwright.proto.v1 import master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
 from shardwright.server.access import Access, AccessInterceptor, SessionInterceptor
+from shardwright.server.black_box import BlackBox
 from shardwright.server.handlers import ProtocolInterceptor
 from shardwright.server.logs import log_as_child
 from shardwright.server.security import Protection
@@ -106,7 +107,8 @@ def _serve(config: dict[str, Any]) -> None:
     transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
-    datasets = DatasetReaders(store, config["dataset_modules"])
+    box = BlackBox(config["black_box"]) if "black_box" in config else None
+    datasets = DatasetReaders(store, config["dataset_modules"], box)
     master_pb2_grpc.add_DatasetsServicer_to_server(DatasetService(datasets), server)  # type: ignore[no-untyped-call]
     port = protection.bind(server, config["host"], config["data_port"])
     server.start()
@@ -128,6 +130,7 @@ def _serve(config: dict[str, Any]) -> None:
         protection=protection,
         log=log,
         datasets=datasets,
+        box=box,
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()

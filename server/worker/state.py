@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.errors import AuthenticationError, ServerUnavailableError, ShardwrightError
+from shardwright.server.black_box import Work
 
 #: Exit code of what may go well when it is started again: sysexits' EX_TEMPFAIL.
 EXIT_TRY_AGAIN = 75
@@ -99,9 +100,13 @@ class ExitRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildExited:
+    """works: what it was busy with. was_killed: by this daemon."""
+
     generation: int
     exit_code: int
     last_lines: str
+    works: tuple[Work, ...] = ()
+    was_killed: bool = False
 
 
 Event = (

@@ -26,7 +26,7 @@ from shardwright.cli import (
     tune,
     verify,
 )
-from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, print_error
+from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, note, print_error
 from shardwright.command_line import CommandParser
 from shardwright.errors import ShardwrightError
 
@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print_error(error)
         return EXIT_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        note(": ".join(("interrupted", *map(str, interrupt.args))))
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has gone; what Python still holds for it must not raise at exit.

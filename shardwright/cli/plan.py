@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.cli.dumps import add_emit_option, add_trace_option, write_emitted, write_plan_trace
 from shardwright.cli.options import add_cluster_option, add_planning_options, cluster_of, planning_options
 from shardwright.cli.output import (
+    EXIT_INTERRUPTED,
     EXIT_OK,
     add_command,
     name_file_in_errors,
@@ -68,7 +69,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser], comm
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plans, checks, and writes the requested files; by default the explanation."""
+    """Plans, checks, and writes the requested files; by default the explanation.
+
+    Exit code 130 where Ctrl-C ended the search; all is written of the best plan so far.
+    """
     builder, options = planning_options(arguments)
     cluster = cluster_of(arguments.cluster, for_planning=True)
     text = read_program_file(arguments.file)
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.builders.choices import predicted_step_s
     from shardwright.hlo import parse
     from shardwright.hlo.entry import name_parameters
-    from shardwright.offline import plan_fastest
+    from shardwright.offline import plan_until_interrupted
     from shardwright.plans.plan import TAKEN_OVER
 
     if arguments.names:
@@ -85,7 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
             module = parse(text)
         options = replace(options, argument_names=name_parameters(module, names))
     with name_file_in_errors(arguments.file), planning_progress() as progress:
-        plan = plan_fastest(text, cluster, options, builder, cache=not arguments.no_cache, progress=progress)
+        plan, was_interrupted = plan_until_interrupted(
+            text, cluster, options, builder, cache=not arguments.no_cache, progress=progress
+        )
+    if was_interrupted:
+        note("interrupted: this is the best plan that was found until then")
     for said in (said for said in plan.notes if said.startswith(TAKEN_OVER)):
         note(said)
     if arguments.out:
@@ -99,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(plan.as_dict())
     elif arguments.explain or not (arguments.out or arguments.emit or arguments.trace):
         print(plan.explain(width=text_width()))
-    return EXIT_OK
+    return EXIT_INTERRUPTED if was_interrupted else EXIT_OK
 
 
 def names_of(path: str) -> Names:

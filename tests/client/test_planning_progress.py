@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,3 +35,33 @@ def test_a_callback_that_raises_ends_the_planning_and_the_session_goes_on(sessio
         step(np.ones(8, np.float32))
     other = session.parallelize(lambda x: jnp.cos(x).sum())
     assert np.asarray(other(np.zeros(8, np.float32))) == 8
+
+
+def test_ctrl_c_keeps_the_best_plan_for_the_next_call(session: sw.Session, caplog: pytest.LogCaptureFixture) -> None:
+    reports: list[PlanProgress] = []
+
+    def stop(report: PlanProgress) -> None:
+        reports.append(report)
+        if len(reports) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    step = session.parallelize(lambda x: jnp.tanh(jnp.tanh(x) @ x.T).sum(), progress=stop)
+    with pytest.raises(KeyboardInterrupt, match="the next call runs the best plan so far") as caught:
+        step(np.zeros((16, 8), np.float32))
+    assert len(caught.traceback) == 2, "the caller's line, and the step's: no way down through the client"
+    heard = len(reports)
+    assert np.asarray(step(np.zeros((16, 8), np.float32))) == 0
+    assert "until planning was interrupted" in caplog.text
+    assert {report.phase for report in reports[heard:]} <= {"emit and compile", "load"}, "it is not planned again"
+
+
+def test_a_second_ctrl_c_leaves_at_once(session: sw.Session) -> None:
+    def stop(report: PlanProgress) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    step = session.parallelize(lambda x: jnp.tanh(jnp.tanh(x) * 7).sum(), progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        step(np.zeros(8, np.float32))
+    other = session.parallelize(lambda x: jnp.tanh(jnp.tanh(x) * 7).sum())
+    assert np.asarray(other(np.zeros(8, np.float32))) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from json import dumps as dumps  # a name that is only imported here
@@ -103,6 +104,18 @@ def objects(start: int, *, batch: int, rows: np.ndarray) -> Iterator[dict[str, A
     """Texts, which no device takes."""
     del start, batch
     yield {"text": np.array(["a"] * len(rows))}
+
+
+def ends_its_process(
+    start: int, *, batch: int, rows: np.ndarray, at: int, how: str, seed: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Batches up to number `at`, which ends the process: `how` is "exit", or the name of a signal."""
+    for number in itertools.count(start):
+        if number == at and how == "exit":
+            os._exit(7)
+        if number == at:
+            os.kill(os.getpid(), signal.Signals[how])
+        yield {"x": whole_batch(number, batch, seed)["x"][rows]}
 
 
 def nothing(start: int, *, batch: int, rows: np.ndarray) -> list[Any]:

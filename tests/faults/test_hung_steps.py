@@ -161,8 +161,7 @@ def test_closing_a_session_ends_its_step(sessions: tuple[sw.Session, sw.Session]
 
     wait_until(has_run, timeout_s=40)
     np.testing.assert_array_equal(outcomes[-1], 2 * X)
-    assert all("was cancelled" in loss for loss in losses)
-    assert losses
+    assert not losses, "its own step uses no array of before"
 
 
 _CLIENT = """

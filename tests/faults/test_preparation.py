@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import shardwright as sw
+from shardwright.progress import PlanProgress
 from tests.client.clusters import start_nodes
 from tests.faults.test_hung_steps import X, in_thread
 from tests.server.raw_client import ROOT, Server, all_gone, wait_until
@@ -80,6 +81,25 @@ def test_ctrl_c_while_a_program_is_planned(cluster: tuple[Server, sw.Session]) -
     wait_until(lambda: all_gone([planner]), timeout_s=60)
     assert client.stdout.readline() == "2.5\n", "its session goes on"
     assert client.wait(30) == 0
+
+
+def test_a_plan_that_was_left_unfinished_is_its_sessions_alone(session: sw.Session) -> None:
+    reports: list[PlanProgress] = []
+
+    def stop(report: PlanProgress) -> None:
+        reports.append(report)
+        if len(reports) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def function(x: jax.Array) -> jax.Array:
+        return (x * 1.25).sum()
+
+    with pytest.raises(KeyboardInterrupt, match="the next call runs"):
+        session.parallelize(function, progress=stop)(X)
+    heard = len(reports)
+    with sw.connect(session._state.master.address) as other:
+        other.parallelize(function, progress=reports.append)(X)
+    assert "parse" in {report.phase for report in reports[heard:]}, "it is planned anew"
 
 
 @pytest.mark.parametrize("kind", ["planner", "compiler"])

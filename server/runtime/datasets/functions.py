@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.clusters.module_names import is_allowed, is_module_name
 from shardwright.errors import DatasetError, ShardwrightError
 from shardwright.proto.v1 import master_pb2
+from shardwright.server.black_box import dataset_key
 
 #: Batches that are read ahead, at most.
 MAX_PREFETCH = 64
@@ -46,6 +47,11 @@ class DatasetSpec:
             options_json=message.options_json,
             prefetch=min(message.prefetch, MAX_PREFETCH),
         )
+
+    @property
+    def key(self) -> str:
+        """See `black_box.dataset_key`."""
+        return dataset_key(self.function, self.options_json)
 
     def require_allowed(self, allowed: Sequence[str]) -> None:
         """Raises DatasetError unless the function's module is one of `allowed`, or lies in a package that is."""

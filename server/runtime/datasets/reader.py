@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +44,8 @@ class BatchReader:
     """Reads one dataset for one demand, from `position` on; its thread ends with `close`.
 
     open_batches: called in the thread: the function's batches from a number on, for these rows. idle_s: seconds without
-    a call after which it closes itself. Arrays that it hands on are copies: the function may use its memory again.
-    Thread-safe; one thread at a time takes batches.
+    a call after which it closes itself. reading: within it the function works on a batch. Arrays that it hands on are
+    copies: the function may use its memory again. Thread-safe; one thread at a time takes batches.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class BatchReader:
         open_batches: Callable[[int, np.ndarray], Iterator[Any]],
         *,
         idle_s: float = IDLE_S,
+        reading: Callable[[int], AbstractContextManager[None]] = lambda position: nullcontext(),
     ) -> None:
+        self._reading = reading
         self._spec, self._demand = spec, demand
         self._rows = len(demand.row_numbers)
         self._open = open_batches
@@ -178,9 +181,10 @@ class BatchReader:
         batches: Iterator[Any] | None = None
         try:
             while self._may_read():
-                if batches is None:
-                    batches = self._open(position, self._demand.row_numbers)
-                arrays = self._arrays_of(next(batches), position)
+                with self._reading(position):
+                    if batches is None:
+                        batches = self._open(position, self._demand.row_numbers)
+                    arrays = self._arrays_of(next(batches), position)
                 if arrays is None:
                     break
                 with self._changed:

@@ -7,18 +7,20 @@ asked for, wherever that is: a restart, a jump and a replay after a loss are the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from shardwright.errors import ArrayError, DatasetError
+from shardwright.errors import ArrayError, DatasetError, ShardwrightError
 from shardwright.plans.layouts import Layout, distinct_shards
 from shardwright.plans.shard_pieces import shard_pieces, shift_rows
 from shardwright.proto.v1 import master_pb2
 from shardwright.protocol import wire
+from shardwright.server.black_box import BlackBox, Work
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, from_pieces, local_positions
 from shardwright.server.runtime.datasets.functions import DatasetSpec, open_batches
 from shardwright.server.runtime.datasets.reader import MAX_HELD, BatchReader, Demand
@@ -46,9 +48,14 @@ class BatchPart:
 
 
 class DatasetReaders:
-    """One per executor process. `read` is called by its command thread, `await_batch` by any."""
+    """One per executor process. `read` is called by its command thread, `await_batch` by any.
 
-    def __init__(self, store: ArrayStore, allowed_modules: Sequence[str]) -> None:
+    box: where readers write down what they are busy with.
+    """
+
+    def __init__(self, store: ArrayStore, allowed_modules: Sequence[str], box: BlackBox | None = None) -> None:
+        self._box = box
+        self._refused: dict[tuple[str, str], ShardwrightError] = {}  # datasets by session and key
         self._store = store
         self._allowed = tuple(allowed_modules)
         self._lock = threading.Lock()
@@ -116,26 +123,47 @@ class DatasetReaders:
         """End the readers of a dataset."""
         self._end(lambda session, spec: session == session_id and spec.dataset_id == dataset_id)
 
+    def refuse(self, session_id: str, errors: Mapping[str, ShardwrightError]) -> None:
+        """Datasets of a session, by their keys, that shall not be read any more, and why."""
+        with self._lock:
+            self._refused |= {(session_id, key): error for key, error in errors.items()}
+
     def forget(self, session_id: str) -> None:
         """The session is closed."""
+        with self._lock:
+            self._refused = {key: error for key, error in self._refused.items() if key[0] != session_id}
         self._end(lambda session, _: session == session_id)
 
     # ---- readers ---------------------------------------------------------------------------
 
     def _reader(self, session_id: str, spec: DatasetSpec, demand: Demand, *, position: int, first: int) -> BatchReader:
-        """The reader that comes to batch `position`, with none before `first` in between; a new one begins there."""
+        """The reader that comes to batch `position`, with none before `first` in between; a new one begins there.
+
+        Raises the error of a dataset that is refused.
+        """
         key = session_id, spec, demand
         with self._lock:
+            if self._refused and (refused := self._refused.get((session_id, spec.key))) is not None:
+                raise refused
             reader = self._readers.get(key)
             if reader is None or not reader.reaches(position, first):
                 if reader is not None:
                     reader.retire()
                 reader = BatchReader(
-                    spec, demand, first, lambda start, rows: open_batches(spec, start, rows, self._allowed)
+                    spec,
+                    demand,
+                    first,
+                    lambda start, rows: open_batches(spec, start, rows, self._allowed),
+                    reading=lambda batch: self._note(session_id, spec, batch),
                 )
                 self._readers[key] = reader
                 self._end_unused(session_id, spec, demand)
             return reader
+
+    def _note(self, session_id: str, spec: DatasetSpec, batch: int) -> AbstractContextManager[None]:
+        if self._box is None:
+            return nullcontext()
+        return self._box.at(Work(session_id=session_id, key=spec.key, function=spec.function[:200], batch=batch))
 
     def _end_unused(self, session_id: str, spec: DatasetSpec, demand: Demand) -> None:
         """End what a new reader makes needless; the caller holds the lock."""

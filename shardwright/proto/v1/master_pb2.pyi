@@ -104,6 +104,18 @@ class EndSessionReply(_message.Message):
     owner: str
     def __init__(self, session_id: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
+class InterruptPlanningRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class InterruptPlanningReply(_message.Message):
+    __slots__ = ("searches",)
+    SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    searches: int
+    def __init__(self, searches: _Optional[int] = ...) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -353,7 +365,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "restores", "live_arrays", "kept")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "restores", "name", "live_arrays", "kept")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -374,6 +386,7 @@ class RunStepsRequest(_message.Message):
     RESTORE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESTORES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     LIVE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
@@ -396,9 +409,10 @@ class RunStepsRequest(_message.Message):
     restore_snapshot: RestoreSnapshot
     generation: int
     restores: bool
+    name: str
     live_arrays: _containers.RepeatedScalarFieldContainer[int]
     kept: KeptState
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., restores: _Optional[bool] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., restores: _Optional[bool] = ..., name: _Optional[str] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
 
 class SnapshotArrays(_message.Message):
     __slots__ = ()

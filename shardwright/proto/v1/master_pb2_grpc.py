@@ -102,6 +102,11 @@ class MasterStub:
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.SerializeToString,
                 response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.FromString,
                 _registered_method=True)
+        self.InterruptPlanning = channel.unary_unary(
+                '/shardwright.proto.v1.Master/InterruptPlanning',
+                request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningRequest.SerializeToString,
+                response_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/shardwright.proto.v1.Master/Drain',
                 request_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.DrainRequest.SerializeToString,
@@ -212,6 +217,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def InterruptPlanning(self, request, context):
+        """Ends a session's searches that somebody waits for: its calls of PlanProgram return the best plans so far.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Operators only: begins nothing new, ends when what runs has ended.
         """
@@ -286,6 +298,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.EndSession,
                     request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.FromString,
                     response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.SerializeToString,
+            ),
+            'InterruptPlanning': grpc.unary_unary_rpc_method_handler(
+                    servicer.InterruptPlanning,
+                    request_deserializer=shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningRequest.FromString,
+                    response_serializer=shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -647,6 +664,33 @@ class Master:
             '/shardwright.proto.v1.Master/EndSession',
             shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionRequest.SerializeToString,
             shardwright_dot_proto_dot_v1_dot_master__pb2.EndSessionReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InterruptPlanning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardwright.proto.v1.Master/InterruptPlanning',
+            shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningRequest.SerializeToString,
+            shardwright_dot_proto_dot_v1_dot_master__pb2.InterruptPlanningReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -100,16 +100,34 @@ class DaemonHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., cluster_hash: _Optional[str] = ..., shardwright_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., executor_generation: _Optional[int] = ..., snapshot_address: _Optional[str] = ..., snapshot_key: _Optional[str] = ...) -> None: ...
 
 class ExecutorExited(_message.Message):
-    __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address")
+    __slots__ = ("generation", "exit_code", "last_lines", "coordinator_address", "works", "was_killed")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     LAST_LINES_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
+    WAS_KILLED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     exit_code: int
     last_lines: str
     coordinator_address: str
-    def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
+    works: _containers.RepeatedCompositeFieldContainer[ExecutorWork]
+    was_killed: bool
+    def __init__(self, generation: _Optional[int] = ..., exit_code: _Optional[int] = ..., last_lines: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., works: _Optional[_Iterable[_Union[ExecutorWork, _Mapping]]] = ..., was_killed: _Optional[bool] = ...) -> None: ...
+
+class ExecutorWork(_message.Message):
+    __slots__ = ("sequence", "session_id", "key", "function", "batch")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    session_id: str
+    key: str
+    function: str
+    batch: int
+    def __init__(self, sequence: _Optional[int] = ..., session_id: _Optional[str] = ..., key: _Optional[str] = ..., function: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class SupervisorEvent(_message.Message):
     __slots__ = ("hello", "exited", "heartbeat", "draining", "logs")
@@ -332,10 +350,20 @@ class ExecutorReport(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[SessionReport, _Mapping]]] = ...) -> None: ...
 
 class OpenWorkerSession(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "refused_datasets")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_DATASETS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    refused_datasets: _containers.RepeatedCompositeFieldContainer[RefusedDataset]
+    def __init__(self, session_id: _Optional[str] = ..., refused_datasets: _Optional[_Iterable[_Union[RefusedDataset, _Mapping]]] = ...) -> None: ...
+
+class RefusedDataset(_message.Message):
+    __slots__ = ("key", "error")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    error: _common_pb2.Error
+    def __init__(self, key: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class CloseWorkerSession(_message.Message):
     __slots__ = ("session_id",)
