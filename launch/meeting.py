@@ -6,10 +6,10 @@ says
 
     {"job": "slurm 12.0", "size": 4, "rank": 2, "round": 1, "host": "node7 4f0c91…"}
 
-and hears, each time that somebody comes or goes, who is missing, and at last where the coordination service is:
+and hears, where it has to wait, who is missing, and at last where the coordination service is:
 
-    {"missing": [3]}
-    {"coordinator": "10.0.0.1:40321", "hosts": ["node7 4f0c91…", …]}
+    {"missing": [3], "waiting": [0, 1, 2]}
+    {"coordinator": "10.0.0.1:40321", "hosts": [0, 0, 1, 1]}
     {"error": "another process is rank 2 already"}
 
 Each round has a service of its own: keys of the one before would be in the way.
@@ -34,8 +34,18 @@ from shardwright.launch.service import CoordinationService
 _HELLO_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 5.0
 _LONGEST_LINE_BYTES = 1 << 12
-#: How often who waits looks at the clock.
+#: How often who waits looks at the clock, and is told for whom it waits; how many of them it is told.
 _TICK_S = 0.25
+_TELL_INTERVAL_S = 1.0
+_MOST_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """For whom ranks wait, and who waits: the first of them."""
+
+    missing: tuple[int, ...]
+    waiting: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +103,14 @@ class MeetingPoint:
         self._round = 1
         self._waiting: dict[int, tuple[socket.socket, Arrival]] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
         self._listener = _listen(listen or host, port)
         self.address = join_address(host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="meeting", daemon=True).start()
 
     def close(self) -> None:
         """End it, and the services that it has made."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -117,8 +129,11 @@ class MeetingPoint:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # too many files, say
+                if self._is_closed:
+                    return
+                time.sleep(_TICK_S)
+                continue
             threading.Thread(target=self._serve, args=(connection,), name="meeting", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -130,10 +145,23 @@ class MeetingPoint:
             if problem := self._admit(arrival, connection):
                 connection.sendall(_encode({"error": problem}))
                 return
-            connection.settimeout(None)
-            while connection.recv(_LONGEST_LINE_BYTES):
-                pass
-            self._forget(arrival.rank, connection)
+            try:
+                self._keep_telling(connection)
+            finally:
+                self._forget(arrival.rank, connection)
+
+    def _keep_telling(self, connection: socket.socket) -> None:
+        """Tell a rank for whom it waits, until it goes."""
+        connection.settimeout(_TELL_INTERVAL_S)
+        told: dict[str, Any] = {}
+        while True:
+            with self._lock:
+                if self._waiting and (absence := self._describe_absence()) != told:
+                    connection.sendall(_encode(absence))
+                    told = absence
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(_LONGEST_LINE_BYTES):
+                    return
 
     def _admit(self, arrival: Arrival, connection: socket.socket) -> str:
         """Let a rank in; once all are there, let them go. What is wrong with it, or ""."""
@@ -142,19 +170,22 @@ class MeetingPoint:
                 return problem
             self._waiting[arrival.rank] = connection, arrival
             if len(self._waiting) < self._size:
-                self._tell_missing()
                 return ""
             try:
-                answer: dict[str, Any] = {
-                    "coordinator": self._open_service(),
-                    "hosts": [self._waiting[rank][1].host for rank in range(self._size)],
-                }
+                answer: dict[str, Any] = {"coordinator": self._open_service(), "hosts": self._number_hosts()}
                 self._round += 1
             except LaunchError as error:
                 answer = {"error": error.message}
-            self._tell(answer)
+            for other, _ in self._waiting.values():
+                with contextlib.suppress(OSError):
+                    other.sendall(_encode(answer))
             self._waiting.clear()
             return ""
+
+    def _number_hosts(self) -> list[int]:
+        """The number of each rank's host."""
+        numbers: dict[str, int] = {}
+        return [numbers.setdefault(self._waiting[rank][1].host, len(numbers)) for rank in range(self._size)]
 
     def _find_problem(self, arrival: Arrival) -> str:
         if arrival.job != self._job:
@@ -183,15 +214,10 @@ class MeetingPoint:
         with self._lock:
             if self._waiting.get(rank, (None,))[0] is connection:
                 del self._waiting[rank]
-                self._tell_missing()
 
-    def _tell_missing(self) -> None:
-        self._tell({"missing": [rank for rank in range(self._size) if rank not in self._waiting]})
-
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        for connection, _ in self._waiting.values():
-            with contextlib.suppress(OSError):
-                connection.sendall(_encode(message))
+    def _describe_absence(self) -> dict[str, Any]:
+        missing = [rank for rank in range(self._size) if rank not in self._waiting]
+        return {"missing": missing[:_MOST_NAMES], "waiting": sorted(self._waiting)[:_MOST_NAMES]}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -211,42 +237,43 @@ def _listen(host: str, port: int) -> socket.socket:
 
 # ---- a rank ----------------------------------------------------------------------
 def meet(
-    address: str, arrival: Arrival, on_wait: Callable[[list[int] | None, float], None]
-) -> tuple[str, tuple[str, ...]]:
-    """Wait at `address` for the other ranks: the coordination service, and the host of each rank.
+    address: str, arrival: Arrival, on_wait: Callable[[Absence | None, float], None]
+) -> tuple[str, tuple[int, ...]]:
+    """Wait at `address` for the other ranks: the coordination service, and the number of each rank's host.
 
-    on_wait: called several times a second with the ranks that are missing, or None where nobody answers there, and the
-    seconds since the start; what it raises ends the wait. Raises LaunchError where this rank is refused.
+    on_wait: called several times a second with who is missing, None as long as nobody answers there, and the seconds
+    since the start; what it raises ends the wait. Raises LaunchError where this rank is refused.
     """
     start_s = time.monotonic()
     while True:
         on_wait(None, time.monotonic() - start_s)
         with contextlib.suppress(OSError):
-            if answer := _ask(address, arrival, lambda missing: on_wait(missing, time.monotonic() - start_s)):
+            if answer := _ask(address, arrival, lambda absence: on_wait(absence, time.monotonic() - start_s)):
                 return answer
         time.sleep(_TICK_S)
 
 
 def _ask(
-    address: str, arrival: Arrival, on_wait: Callable[[list[int] | None], None]
-) -> tuple[str, tuple[str, ...]] | None:
+    address: str, arrival: Arrival, on_wait: Callable[[Absence | None], None]
+) -> tuple[str, tuple[int, ...]] | None:
     """One visit; None where the other side ends it. Raises OSError where nobody is there."""
     host, _, port = address.rpartition(":")
-    missing: list[int] | None = None
+    absence: Absence | None = None
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S) as connection:
         connection.settimeout(_TICK_S)
         connection.sendall(_encode(asdict(arrival)))
         for message in _read_messages(connection, address):
             if "coordinator" in message:
-                return str(message["coordinator"]), tuple(map(str, message["hosts"]))
+                return str(message["coordinator"]), tuple(map(int, message["hosts"]))
             if "error" in message:
                 raise LaunchError(
                     f"rank {arrival.rank} of {arrival.size} cannot join: {message['error']}",
                     where=address,
                     remedy="see that each process of the job, and no other, has this address and a rank of its own",
                 )
-            missing = message.get("missing", missing)
-            on_wait(missing)
+            if "missing" in message:
+                absence = Absence(tuple(message["missing"]), tuple(message["waiting"]))
+            on_wait(absence)
     return None
 
 

@@ -13,7 +13,7 @@ import jax
 
 from shardwright.clusters.cluster import is_loopback
 from shardwright.errors import LaunchError
-from shardwright.launch.meeting import Arrival, MeetingPoint, meet
+from shardwright.launch.meeting import Absence, Arrival, MeetingPoint, meet
 from shardwright.ranks import stall
 from shardwright.ranks.places import Place, name_host
 from shardwright.xla import private
@@ -80,15 +80,13 @@ class _Patience:
         limits = (options.timeout_s, options.stall_shutdown_s)
         self._limit_s = min([limit for limit in limits if limit > 0], default=float("inf"))
 
-    def check(self, missing: list[int] | None, waited_s: float) -> None:
+    def check(self, absence: Absence | None, waited_s: float) -> None:
         """Warn at each interval; raise LaunchError at the limit."""
         is_over = waited_s >= self._limit_s
         is_late = self._warning_s > 0 and waited_s >= self._next_s
         if not (is_over or is_late):
             return
-        absent = [0] if missing is None else missing
-        waiting = [rank for rank in range(self._place.size) if rank not in absent]
-        text = self._describe(missing, waited_s)
+        text = self._describe(absence, waited_s)
         if is_over:
             raise LaunchError(
                 text,
@@ -96,18 +94,17 @@ class _Patience:
                 remedy="every rank of the job must call it; allow more with init(timeout_s=…) and --stall-shutdown",
             )
         self._next_s = waited_s + self._warning_s
-        if missing is None or self._place.rank == waiting[0]:
+        if absence is None or self._place.rank == absence.waiting[0]:
             _log.warning(text)
 
-    def _describe(self, missing: list[int] | None, waited_s: float) -> str:
-        if missing is None:
-            who = "the launcher" if self._place.meeting else "rank 0"
-            return (
-                f"{who} does not answer at {self._address}: rank {self._place.rank} of {self._place.size} "
-                f"has waited in sw.ranks.init for {waited_s:.0f} s"
-            )
-        waiting = [rank for rank in range(self._place.size) if rank not in missing]
-        return stall.describe_wait("sw.ranks.init", missing, waiting, waited_s)
+    def _describe(self, absence: Absence | None, waited_s: float) -> str:
+        if absence is not None:
+            return stall.describe_wait("sw.ranks.init", list(absence.missing), list(absence.waiting), waited_s)
+        who = "the launcher" if self._place.meeting else "rank 0"
+        return (
+            f"{who} does not answer at {self._address}: rank {self._place.rank} of {self._place.size} "
+            f"has waited in sw.ranks.init for {waited_s:.0f} s"
+        )
 
 
 def wait_for_departures(place: Place) -> None:

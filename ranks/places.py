@@ -36,9 +36,9 @@ class Place:
     has_local: bool = False
     has_neighbors: bool = True
 
-    def among(self, hosts: Sequence[str]) -> Place:
-        """The place with its neighbors, from the host of each rank. What its launcher has said stays."""
-        ranks_of: dict[str, list[int]] = {}
+    def among(self, hosts: Sequence[int]) -> Place:
+        """The place with its neighbors, from the number of each rank's host. What its launcher has said stays."""
+        ranks_of: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             ranks_of.setdefault(host, []).append(rank)
         mine = ranks_of[hosts[self.rank]]

@@ -145,7 +145,7 @@ def test_jaxs_own_detectors_say_the_same(monkeypatch) -> None:
 
 
 def test_neighbors_are_the_ranks_of_the_same_host() -> None:
-    hosts = ["a", "b", "a", "a", "b", "c"]
+    hosts = [0, 1, 0, 0, 1, 2]
     found = [places.Place(rank=rank, size=6).among(hosts) for rank in range(6)]
     assert [(place.local_rank, place.local_size) for place in found] == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2), (0, 1)]
     assert [(place.cross_rank, place.cross_size) for place in found] == [(0, 3), (1, 3), (0, 2), (0, 1), (1, 2), (2, 3)]
