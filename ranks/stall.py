@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 from shardwright.errors import OptionError, RankLostError
 from shardwright.ranks import lifeline, watch
-from shardwright.ranks.watch import Position
+from shardwright.ranks.watch import Position, name_call
 from shardwright.xla import private
 
 DEFAULT_WARNING_S = 60.0
@@ -125,7 +125,7 @@ class StallInspector:
             self._closed.wait(self._shutdown_s)
             return
         error = RankLostError(
-            f"{_names(missing)} did not call {here.call} within {waited_s:.0f} s",
+            f"{_names(missing)} did not call {name_call(here.call)} within {waited_s:.0f} s",
             where="stall shutdown",
             remedy="every rank must call the same collectives; allow more with --stall-shutdown",
         )
@@ -142,7 +142,7 @@ def find_missing(here: Position, rank: int, begun: Mapping[int, _Begun]) -> list
     missing = [other for other, (count, _) in of_set.items() if count < here.count]
     if missing:
         return missing
-    own = here.call.removeprefix("start of ")
+    own = name_call(here.call)
     any_call = (own, watch.UNNAMED, watch.JOINED)
     elsewhere = [other for other, (count, call) in of_set.items() if count == here.count and call not in any_call]
     return [] if own in any_call[1:] else elsewhere
@@ -150,7 +150,7 @@ def find_missing(here: Position, rank: int, begun: Mapping[int, _Begun]) -> list
 
 def describe_stall(here: Position, missing: list[int], waiting: list[int], waited_s: float) -> str:
     """`rank 2 has not called allreduce sum 'loss' float32[] (number 17), in which ranks 0, 1 have waited for 60 s`."""
-    return describe_wait(f"{here.call} (number {here.count})", missing, waiting, waited_s)
+    return describe_wait(f"{name_call(here.call)} (number {here.count})", missing, waiting, waited_s)
 
 
 def describe_wait(call: str, missing: list[int], waiting: list[int], waited_s: float) -> str:

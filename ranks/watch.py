@@ -31,6 +31,11 @@ class Position:
 UNNAMED, JOINED = "a collective", "join"
 
 
+def name_call(call: str) -> str:
+    """A call's name, whether it begins or is under way."""
+    return call.removeprefix("start of ")
+
+
 class Watch:
     """The collectives of one process, in one generation."""
 
@@ -49,7 +54,7 @@ class Watch:
             self._depth += 1
             if self._depth == 1:
                 count = self._counts[ranks] = self._counts.get(ranks, 0) + 1
-                self._calls[ranks] = call.removeprefix("start of ")
+                self._calls[ranks] = name_call(call)
                 self._position = Position(ranks=ranks, count=count, call=call, since_s=time.monotonic())
         try:
             yield

@@ -13,7 +13,6 @@ from shardwright.ranks.stall import describe_stall, find_missing, read_seconds
 from shardwright.ranks.watch import Position, Watch
 from tests.ranks.processes import run_ranks
 
-
 #: The limit holds for `init`, too, which waits for the last process to start.
 _STALLS = {"SHARDWRIGHT_STALL_WARNING_S": "1", "SHARDWRIGHT_STALL_SHUTDOWN_S": "12"}
 
