@@ -95,6 +95,7 @@ class SessionState:
             is_gone=is_gone,
         )
         self._stream.drain_heard = partial(_meet_drain, weakref.ref(self))
+        self._stream.write_again = partial(_write_again, self._transfer)
         self.recovery = Recovery(self.master, self._stream, self._transfer.put, weakref.ref(self))
         self.last_save = LastSave(self.recovery)
         self.epoch = 0  # number of clusters, of other nodes, that the session has had before
@@ -247,6 +248,7 @@ class SessionState:
                     made=list_arrays(program, request),
                     consumed=built.list_consumed(program),
                     call=call,
+                    uploads=built.uploads,
                 )
             except InterruptedByRecoveryError:
                 self.releases.add(*request.released)
@@ -575,6 +577,18 @@ class SessionState:
 
 def _parts_at(value: np.ndarray, place: Placement) -> list[np.ndarray]:
     return [value[start:stop] for start, stop in place.bounds] if isinstance(place, RowParts) else [value]
+
+
+def _write_again(transfer: ArrayTransfer, uploads: Sequence[Upload]) -> None:
+    """Arguments of steps that run again by themselves, to executors that have started; not in the stream's thread."""
+
+    def write() -> None:
+        try:
+            transfer.put(list({upload.array_id: upload for upload in uploads}.values()))
+        except (ShardwrightError, RuntimeError) as error:  # lost again, or closed: then the steps fail
+            _log.warning("arguments of steps that wait could not be written again: %s", error)
+
+    threading.Thread(target=write, name="shardwright-uploads", daemon=True).start()
 
 
 def _meet_drain(state_ref: weakref.ref[SessionState], is_over: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +25,21 @@ if TYPE_CHECKING:
 INLINE_BYTES = 64 << 10
 #: … as long as all of a step stay below this.
 INLINE_TOTAL_BYTES = 1 << 20
+#: What a step uploads is kept until it is answered, if it is at most so many bytes, and the step reads nothing else.
+RESENDABLE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltRequest:
-    """A step that is ready to be sent. outputs: ids by output number. temporary: ids of its own copies."""
+    """A step that is ready to be sent. outputs: ids by output number. temporary: ids of its own copies.
+
+    uploads: its arguments that were written to the nodes, where they can be written again.
+    """
 
     request: master_pb2.RunStepsRequest
     outputs: list[tuple[int, ...]]
     temporary: list[int]
+    uploads: tuple[Upload, ...] = ()
 
     def list_consumed(self, program: StepProgram) -> list[int]:
         """Ids of the arrays that it takes over."""
@@ -84,14 +90,16 @@ def build_request(
         if array_id:
             outputs[entry.number] += (array_id,)
     temporary: list[int] = []
+    uploads: list[Upload] = []
     try:
-        request.arguments.extend(_send_arguments(state, program, leaves, request, temporary))
+        request.arguments.extend(_send_arguments(state, program, leaves, request, temporary, uploads))
     except BaseException:
         state.releases.add(*temporary)
         raise
     request.outputs.extend(result_ids)
     request.read_back.extend(outputs[number][0] for number in program.read_back if outputs[number])
-    return BuiltRequest(request, outputs, temporary)
+    request.resendable.extend(upload.array_id for upload in uploads)
+    return BuiltRequest(request, outputs, temporary, tuple(uploads))
 
 
 def build_move(
@@ -126,8 +134,11 @@ def _send_arguments(
     leaves: Sequence[Any],
     request: master_pb2.RunStepsRequest,
     temporary: list[int],
+    resendable: list[Upload],
 ) -> list[int]:
-    """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`."""
+    """Ids of all arguments of the executable; ids of this step's own copies are added to `temporary`, and what can be
+    written again to `resendable`.
+    """
     from shardwright.client.array_specs import host_value
     from shardwright.client.placement import part_of
 
@@ -159,8 +170,28 @@ def _send_arguments(
             request.inline_arguments.add(array_id=array_id, layout=source.proto, data=bytes(as_bytes(value)))
         else:
             uploads.append(Upload(array_id=array_id, value=value, layout=source.entry.layout))
+    if _brings_all(state, leaves, uploads):
+        uploads = [replace(upload, value=_private(upload.value)) for upload in uploads]
+        resendable += uploads
+        resendable += [
+            Upload(array_id=constants[source], value=source.constant, layout=source.entry.layout)
+            for source in program.sources
+            if source.constant is not None
+        ]
     state.recovery.put(uploads, are_private=state.info.is_elastic and state.recovery.is_on)
     return ids
+
+
+def _brings_all(state: SessionState, leaves: Sequence[Any], uploads: Sequence[Upload]) -> bool:
+    """Whether a step reads nothing of before: after a loss it can run again, if what it uploads is kept until then."""
+    is_kept = sum(upload.value.nbytes for upload in uploads) <= RESENDABLE_BYTES
+    has_handles = any(isinstance(leaf, RemoteArray) for leaf in leaves)
+    return is_kept and not (has_handles or state.recovery.is_on or state.info.is_elastic)
+
+
+def _private(value: np.ndarray) -> np.ndarray:
+    """Contents that nobody changes."""
+    return np.array(value) if value.flags.writeable else value
 
 
 def _copy_arguments(state: SessionState, program: StepProgram, leaves: Sequence[Any]) -> dict[int, int]:

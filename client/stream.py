@@ -36,6 +36,7 @@ from shardwright.protocol import wire
 if TYPE_CHECKING:
     from shardwright.client.arrays import RemoteArray
     from shardwright.client.relocation import Call
+    from shardwright.client.transfer import Upload
     from shardwright.plans.layouts import Layout
 
 #: Errors of steps after which arrays on the servers may be gone.
@@ -72,6 +73,7 @@ class StepResult:
         "number",
         "run_s",
         "traces",
+        "uploads",
         "values",
     )
 
@@ -90,6 +92,7 @@ class StepResult:
         self.name = name
         self.is_repeated = is_repeated  # whether it is run again after a loss
         self.made = made  # ids of its outputs
+        self.uploads: Sequence[Upload] = ()  # arguments that can be written again, until it is answered
         self.is_followed = is_followed  # whether somebody waits for it and tells of its error
         self.error: ShardwrightError | None = None
         self.is_seen = False  # whether the error was raised somewhere
@@ -123,6 +126,7 @@ class StepResult:
     def finish(self, error: ShardwrightError | None) -> None:
         """It has run, or failed; a step that runs again after a loss may fail later."""
         self.error = self.error or error
+        self.uploads = ()
         self.finished_s = time.monotonic()
         self._done.set()
 
@@ -193,6 +197,7 @@ class StepStream:
         self.losses = 0
         self._is_closed = False
         self._drain: tuple[str, float] | None = None  # what ends, and when
+        self.write_again: Callable[[Sequence[Upload]], None] = lambda uploads: None  # what was lost and is waited for
         self.drain_heard: Callable[[bool], None] = lambda is_over: None  # called when it is told, and when it is over
         self._broken_since: float | None = None  # since when the server has not been reached
         self._open()
@@ -218,12 +223,15 @@ class StepStream:
         made: Sequence[tuple[int, Layout]] = (),
         consumed: Sequence[int] = (),
         call: Call | None = None,
+        uploads: Sequence[Upload] = (),
     ) -> StepResult:
         """Numbers and sends `request`; waits only while `STEPS_AHEAD` steps are unfinished, or steps are held.
 
         made: arrays that come with it, and its outputs. consumed: arguments that it takes over. is_repeated: whether it
-        is to run again after a loss; call: how, on other nodes. Raises the error of an ended stream, and, where nothing
-        was sent, ServerDrainingError, InterruptedByRecoveryError, and the error of a recovery that gave up meanwhile.
+        is to run again after a loss; call: how, on other nodes. uploads: arguments that can be written again.
+
+        Raises the error of an ended stream, and, where nothing was sent, ServerDrainingError,
+        InterruptedByRecoveryError, and the error of a recovery that gave up meanwhile.
         """
         if threading.get_ident() == self.replayer:
             result = self.resend(request, StepResult(0, name, is_followed=True))
@@ -255,6 +263,7 @@ class StepStream:
             result = StepResult(
                 0, name, is_followed=is_followed, is_repeated=is_repeated, made=outputs, interrupted=self.cancel_all
             )
+            result.uploads = uploads
             self._send(request, result)
             self.sent_steps += bool(request.executable_id)
             if is_repeated:
@@ -467,6 +476,11 @@ class StepStream:
         """What the server says besides the outcomes of steps."""
         if reply.waiting_for:
             _log.warning("%s", reply.waiting_for)
+        if reply.resend:
+            wanted = set(reply.resend)
+            with self._changed:
+                uploads = [each for _, result in self._unanswered for each in result.uploads]
+            self.write_again([each for each in uploads if each.array_id in wanted])
         self.lost_generations += reply.HasField("lost")
         if self.guard is not None and reply.HasField("lost"):
             self.guard.note_loss(wire.error_from_proto(reply.lost))

@@ -132,7 +132,9 @@ def _would_lose(state: MasterState, session: Session) -> bool:
     if session.is_protected:
         is_alone = bool(session.name) and session.stream is None  # what its successor finds, the snapshot has to have
         return is_alone and named.kept_now(session) != session.snapshots.kept
-    return bool(session.arrays.keys() - reruns.list_arrays(reruns.list_steps(session, state.pending)))
+    waiting = [item.request for item in session.queue if isinstance(item.request, ev.StepRequested)]
+    steps = [*reruns.list_steps(session, state.pending), *waiting]
+    return bool(session.arrays.keys() - reruns.list_arrays(steps))
 
 
 def time_left_s(state: MasterState, item: Pending) -> float:

@@ -340,7 +340,8 @@ class StepRequested:
     files: of a save or a restore, which has no executable. moved_bytes: of a move's outputs; it has none either, nor
     has a `snapshot` or a `batch`. timeout_s: the user's time limit; 0: none of his own. generation: of the executors
     that it may run on; 0: any. restores: whether its client makes all arrays again after a loss. kept: what a successor
-    of the client finds from now on; None: as before. name: of the function.
+    of the client finds from now on; None: as before. name: of the function. resendable: arguments that the client
+    writes again where they are lost.
     """
 
     stream: int
@@ -359,6 +360,7 @@ class StepRequested:
     generation: int = 0
     restores: bool = False
     name: str = ""
+    resendable: tuple[int, ...] = ()
     kept: Kept | None = None
     payload: Any = None
 
@@ -647,12 +649,16 @@ class SnapshotEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """To the client of a RunSteps stream: what it waits for, that all arrays are lost, or the end of a snapshot."""
+    """To the client of a RunSteps stream: what it waits for, that all arrays are lost, or the end of a snapshot.
+
+    resend: arrays that it is to write again.
+    """
 
     stream: int
     text: str = ""
     lost: ShardwrightError | None = None
     snapshot: SnapshotEnded | None = None
+    resend: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Steps that run again by themselves after a loss of executors.
 
-A step under way whose arguments all come with it, or are made by such a step before it, has lost nothing: nobody has
-seen a result, and it is a function of its arguments. It goes back to the queue of its session, under its number.
-Clients that restore snapshots send their steps again themselves.
+A step under way whose arguments all come with it, are made by such a step before it, or are written by its client once
+more, has lost nothing: nobody has seen a result, and it is a function of its arguments. It goes back to the queue of
+its session, under its number. Clients that restore snapshots send their steps again themselves.
 """
 
 from __future__ import annotations
@@ -25,24 +25,39 @@ def list_steps(session: Session, pending: Mapping[int, Pending]) -> list[ev.Step
         item = pending[sequence]
         assert isinstance(item.command, ev.RunOnWorkers)
         step = item.command.step
-        if _may_repeat(step) and _is_blameless(item) and there.union(_inline(step)).issuperset(step.arguments):
+        comes = there.union(_inline(step), step.resendable)
+        if _may_repeat(step) and _is_blameless(item) and comes.issuperset(step.arguments):
             steps.append(step)
             there |= list_arrays([step])
     return steps
 
 
 def list_arrays(steps: Iterable[ev.StepRequested]) -> set[int]:
-    """Arrays that come with steps, and those that they make."""
-    return {array_id for step in steps for array_id in (*step.outputs, *_inline(step)) if array_id}
+    """Arrays that come with steps, or come again, and those that they make."""
+    return {array_id for step in steps for array_id in (*step.outputs, *_inline(step), *step.resendable) if array_id}
 
 
 def queue(session: Session, steps: Iterable[ev.StepRequested], now_s: float) -> None:
-    """Have steps wait for the next executors; their arrays count as yet to come."""
+    """Have steps wait for the next executors, before those that wait already; arrays of both count as yet to come."""
     for step in steps:
         del session.running[step.number]
         for array_id in list_arrays([step]):
             session.drop_reasons.pop(array_id, None)
         session.enqueue(step, now_s, is_again=True)
+    for item in session.queue:
+        if isinstance(item.request, ev.StepRequested):
+            item.since_s = now_s
+            for array_id in item.request.resendable:
+                session.drop_reasons.pop(array_id, None)
+
+
+def ask_for_arrays(session: Session) -> list[ev.Notice]:
+    """Of a session that is open: what its client is to write again."""
+    steps = [item.request for item in session.queue if isinstance(item.request, ev.StepRequested)]
+    lost = {array_id for step in steps for array_id in step.resendable if array_id not in session.arrays}
+    if session.stream is None or not lost:
+        return []
+    return [ev.Notice(stream=session.stream, resend=tuple(sorted(lost)))]
 
 
 def _may_repeat(step: ev.StepRequested) -> bool:

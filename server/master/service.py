@@ -432,6 +432,7 @@ def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:
         timeout_s=request.timeout_s,
         generation=request.generation,
         restores=request.restores,
+        resendable=tuple(request.resendable),
         name="".join(c for c in request.name[:80] if c.isprintable()),
         kept=recovered.from_message(request.kept) if request.HasField("kept") else None,
         payload=request,

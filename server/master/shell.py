@@ -427,7 +427,7 @@ class Master:
                 del self._calls[command.call]
 
     def _send_notice(self, command: ev.Notice) -> None:
-        reply = master_pb2.RunStepsReply(waiting_for=command.text)
+        reply = master_pb2.RunStepsReply(waiting_for=command.text, resend=command.resend)
         if command.lost is not None:
             reply.lost.CopyFrom(wire.error_to_proto(command.lost))
         if command.snapshot is not None:

@@ -33,6 +33,7 @@ from shardwright.server.master import (
     named,
     quarantine,
     recovered,
+    reruns,
     saves,
     snapshots,
     watchdog,
@@ -234,6 +235,7 @@ class MasterState:
             commands.append(ev.Answer(call=session.open_call, value=session.session_id))
             session.open_call = None
         commands += losses.tell_workers(self, session)
+        commands += reruns.ask_for_arrays(session)
         return commands + self._load_waiting(session) + self._advance(session)
 
     def _load_waiting(self, session: Session) -> Commands:
@@ -376,6 +378,7 @@ class MasterState:
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
         ended: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
         ended += drain.notices(self, event.stream) + recovered.greet(self, session, event.stream)
+        ended += reruns.ask_for_arrays(session) if session.is_open else []
         return ended + snapshots.repeat_end(session, event.stream)
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:

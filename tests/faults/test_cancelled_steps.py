@@ -267,6 +267,49 @@ def test_queued_steps_that_use_no_lost_array_run_again_by_themselves() -> None:
     assert world.state.sessions["other"].arrays.keys() == {9, 5, 6, 10}
 
 
+def test_what_was_uploaded_for_queued_steps_is_written_again() -> None:
+    world = world_with()
+    for array_id in (20, 21, 22):
+        other_arrives(world, array_id)
+    world.step(1, (1, 2), (3, 4))
+    other_steps(world, 1, (20, 9), (3, 4), resendable=(20,), **inline(9))
+    other_steps(world, 2, (21, 77), (5, 6), resendable=(21,))  # waits for an argument
+    other_steps(world, 3, (22, 10), (7, 8), resendable=(22,), released=(20,), **inline(10))
+    cancel(world, 1)
+    world.passes(11)
+    assert world.take(ev.StopExecutor), "the other session loses nothing"
+    assert replies(world, 9) == []
+    world.take(ev.Notice)
+    comes_back(world)
+    world.all_done()
+    (notice,) = world.take(ev.Notice)
+    assert (notice.stream, notice.resend) == (9, (20, 21, 22))
+    assert not world.runs()
+    other_arrives(world, 20)
+    world.all_done()
+    assert replies(world, 9) == [(1, None)]
+    for array_id in (77, 21, 22):
+        other_arrives(world, array_id)
+    world.all_done()
+    assert replies(world, 9) == [(2, None), (3, None)]
+    assert not world.take(ev.Notice)
+
+
+def test_a_client_that_comes_back_is_asked_for_its_arrays_again() -> None:
+    world = world_with()
+    other_arrives(world, 20)
+    world.step(1, (1, 2), (3, 4))
+    other_steps(world, 1, (20, 9), (3, 4), resendable=(20,), **inline(9))
+    end(world, 1)
+    world.passes(1)
+    world.send(ev.StepsClosed(stream=9))
+    comes_back(world)
+    world.all_done()
+    assert not [notice for notice in world.take(ev.Notice) if notice.resend]
+    world.send(ev.StepsOpened(stream=10, session_id="other"))
+    assert [notice.resend for notice in world.take(ev.Notice) if notice.resend] == [(20,)]
+
+
 def test_queued_steps_that_use_a_lost_array_fail_and_others_beside_them_do_not() -> None:
     world = world_with()
     other_arrives(world, 1)

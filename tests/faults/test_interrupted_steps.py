@@ -107,18 +107,22 @@ def test_the_same_session_goes_on_after_an_interrupt(port: int, how: str) -> Non
     assert "all executors are replaced" in errors, "it says whom it waits for"
 
 
-def test_others_without_arrays_go_on_though_their_step_was_queued(port: int) -> None:
+@pytest.mark.parametrize("size", [4096, 1 << 20])
+def test_others_without_arrays_go_on_though_their_step_was_queued(port: int, size: int) -> None:
+    """Arguments ride along, or are uploaded: then they are written again."""
+    x = np.ones(size, np.float32)
     other = sw.connect(port)
     step = other.parallelize(double)
-    np.asarray(step(X))
+    np.asarray(step(x))
     client = start_client("plain", port)
-    results = [step(X)]
+    results = [step(x)]
+    x[:] = 7  # it is the caller's again
     results.append(step(results[-1]))
     wait_until(lambda: "step 2" in other.status().waiting_for)
     client.kill()
     began_s = time.monotonic()
-    np.testing.assert_array_equal(results[1], 4 * X)
-    np.testing.assert_array_equal(results[0], 2 * X)
+    np.testing.assert_array_equal(results[1], np.full(size, 4))
+    np.testing.assert_array_equal(results[0], np.full(size, 2))
     assert GRACE_S - 3 < time.monotonic() - began_s < GRACE_S + 20
     other.close()
 
