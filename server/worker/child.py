@@ -115,9 +115,10 @@ class ExecutorChild:
         """With its last words, unless they are in the log already: of its own exit codes it has said why."""
         was_asked = code in (0, 1, CANNOT_START) or (self._is_killed and code == -signal.SIGKILL)
         last_lines = "" if was_asked else "\n".join(output.last_lines)
-        text, about_it = "the executor of generation %d ended with %s", fields(process="daemon", output=last_lines)
+        how = "was ended" if self._is_killed else f"ended with {describe_exit(code)}"
+        about_it = fields(process="daemon", output=last_lines)
         level = logging.INFO if was_asked else logging.ERROR
-        _log.log(level, text, self._start.generation, describe_exit(code), extra=about_it)
+        _log.log(level, "the executor of generation %d %s", self._start.generation, how, extra=about_it)
 
     def kill(self) -> None:
         """End it at once: it has nothing to save. May come before it started, or twice."""
