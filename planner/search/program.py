@@ -24,6 +24,7 @@ from shardwright.planner.costs.kernels import Kernels, find_kernels
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.graph.donation import alias_donors
+from shardwright.planner.graph.dynamic_sizes import refuse_dynamic_sizes
 from shardwright.planner.graph.imported_shardings import ImportedSharding
 from shardwright.planner.graph.inlining import inline_calls
 from shardwright.planner.graph.names import argument_names, output_names
@@ -93,6 +94,7 @@ class Program:
         self.original_text = source.to_text() if isinstance(source, Module) else source.text
         refuse_manual(self.original)
         refuse_per_device_program(self.original)
+        refuse_dynamic_sizes(self.original)
         module = undo_optimization(self.original)
         outputs = tuple(find_output_shardings(module.entry.root))
         self.own_shardings = VariableShardings()
