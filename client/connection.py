@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from shardwright.client.retries import OutageError, Retries, is_outage, to_outage
+from shardwright.client.tls import explain_no_channel
 from shardwright.clusters.cluster import Cluster, ClusterNode
 from shardwright.errors import (
     DeadlineError,
@@ -43,6 +44,7 @@ CALL_TIMEOUT_S = 30.0
 #: Planning, compiling and moving arrays may take long on big models; progress is streamed meanwhile.
 LONG_CALL_TIMEOUT_S = 4 * 3600.0
 CONNECT_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 2.0
 #: What the best plan so far of a search that is interrupted may take, or half the time of planning, if that is more.
 BEST_PLAN_TIMEOUT_S = 20.0
 #: What a plan may take that was ready when its search was interrupted.
@@ -115,6 +117,7 @@ class Dialer:
 
     def __init__(self, token: str | None, ca_file: str | None) -> None:
         self.metadata: tuple[tuple[str, str], ...] = (("authorization", f"Bearer {token}"),) if token else ()
+        self.ca_file = ca_file
         self._credentials: grpc.ChannelCredentials | None = None
         if ca_file is not None:
             try:
@@ -156,6 +159,7 @@ class MasterConnection:
         self.address = address
         self.retries = Retries(is_gone)
         self._metadata = dialer.metadata
+        self._ca_file = dialer.ca_file
         self._channel = dialer.dial(address)
         self._stub = master_pb2_grpc.MasterStub(self._channel)  # type: ignore[no-untyped-call]
         self._client_version = self._server_version = ""
@@ -186,11 +190,11 @@ class MasterConnection:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
             self._channel.close()
-            raise ServerUnavailableError(
+            problem, remedy = explain_no_channel(self.address, self._ca_file, HANDSHAKE_TIMEOUT_S) or (
                 f"something listens, but no server answers within {CONNECT_TIMEOUT_S:.0f} s",
-                where=self.address,
-                remedy="check the port; where the server uses TLS, set SHARDWRIGHT_CA to its certificate's file",
-            ) from None
+                "check the port",
+            )
+            raise ServerUnavailableError(problem, where=self.address, remedy=remedy) from None
         request = master_pb2.OpenSessionRequest(client_version=client_version, name=name)
         try:
             reply = self._call(self._stub.OpenSession, request)

@@ -57,26 +57,31 @@ class Retries:
         Raises ServerUnavailableError when the outage takes longer than the server's grace, SessionError once the
         session is closed.
         """
-        until_s, number = None, 0
+        began_s, number = time.monotonic(), 0
         while True:
             try:
                 return attempt(number)
             except OutageError as error:
                 self.check_open()
-                until_s = until_s or time.monotonic() + self.grace_s
-                if self._is_gone() or time.monotonic() + RETRY_PAUSE_S > until_s:
-                    raise self._final(error) from None
+                out_s = time.monotonic() - began_s
+                if self._is_gone() or out_s + RETRY_PAUSE_S > self.grace_s:
+                    raise self._final(error, out_s) from None
             number += 1
             self._closed.wait(RETRY_PAUSE_S)
 
-    def _final(self, error: OutageError) -> ServerUnavailableError:
+    def _final(self, error: OutageError, out_s: float) -> ServerUnavailableError:
         if error.is_explained or not self.grace_s:
             return ServerUnavailableError(error.message, where=error.where, remedy=error.remedy)
-        return ServerUnavailableError(
-            f"the server could not be reached for {self.grace_s:g} s, as long as it keeps a session: {error.message}",
-            where=error.where,
-            remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
-        )
+        return describe_outage(out_s, self.grace_s, error)
+
+
+def describe_outage(out_s: float, grace_s: float, error: ShardwrightError) -> ServerUnavailableError:
+    """The error of an outage that took `out_s`, longer than the server keeps a session."""
+    return ServerUnavailableError(
+        f"the server could not be reached for {out_s:.0f} s; it keeps a session for {grace_s:g} s: {error.message}",
+        where=error.where,
+        remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
+    )
 
 
 def to_outage(error: ShardwrightError) -> ShardwrightError:

@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 
 from shardwright.client.journal import Journal
+from shardwright.client.retries import describe_outage
 from shardwright.dtypes import to_dtype
 from shardwright.errors import (
     ServerDrainingError,
@@ -200,6 +201,7 @@ class StepStream:
         self.write_again: Callable[[Sequence[Upload]], None] = lambda uploads: None  # what was lost and is waited for
         self.drain_heard: Callable[[bool], None] = lambda is_over: None  # called when it is told, and when it is over
         self._broken_since: float | None = None  # since when the server has not been reached
+        self._heard_s = time.monotonic()  # when it was last heard
         self._open()
         self._thread = threading.Thread(target=self._receive, name="shardwright-steps", daemon=True)
         self._thread.start()
@@ -420,6 +422,7 @@ class StepStream:
             if any(item in wire.STREAM_IS_OPEN for item in self._replies.initial_metadata() or ()):
                 with self._changed:
                     self._broken_since = None
+                    self._heard_s = time.monotonic()
             for reply in self._replies:
                 self._answer(reply)
         except grpc.RpcError as error:
@@ -427,6 +430,7 @@ class StepStream:
         return None
 
     def _answer(self, reply: master_pb2.RunStepsReply) -> None:
+        self._heard_s = time.monotonic()
         if reply.HasField("drain"):
             self._take_drain_notice(reply.drain)
             return
@@ -517,11 +521,10 @@ class StepStream:
         failure = wire.error_from_rpc(error)
         if not isinstance(failure, ServerUnavailableError):
             return failure
-        return ServerUnavailableError(
-            f"the server could not be reached for {self._reconnect_s:g} s, as long as it keeps a session: "
-            f"{failure.message}",
-            remedy="connect again (shardwright.connect) once it is back, and restore a checkpoint",
-        )
+        now_s = time.monotonic()
+        # A connection that carries nothing more is noticed after a while: it was lost at most so long before.
+        unnoticed_s = (self._broken_since or now_s) - wire.KEEPALIVE_S
+        return describe_outage(now_s - max(self._heard_s, unnoticed_s), self._reconnect_s, failure)
 
     def _fail_all(self, error: ShardwrightError) -> None:
         while self._unanswered:

@@ -50,6 +50,9 @@ ERROR_METADATA_KEY = "shardwright-error-bin"
 #: Initial metadata of a step stream, sent when it is open: a client that has lost the server knows that it is back.
 STREAM_IS_OPEN = (("shardwright-stream", "open"),)
 
+#: After so many seconds without an answer to a ping a connection is given up: the sum of time and timeout below.
+KEEPALIVE_S = 40.0
+
 #: Channel and server options of every connection: no message limit below our own
 #: chunks, and pings that notice a peer that went away without closing.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
