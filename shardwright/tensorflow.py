@@ -22,7 +22,9 @@ from shardwright.options.user_options import UserOptions, show_options
 
 if importlib.util.find_spec("tensorflow") is None:
     raise PlatformError(
-        "TensorFlow is not installed", where="tensorflow", remedy="pip install 'shardwright[tensorflow]'"
+        "TensorFlow is not installed",
+        where="tensorflow",
+        remedy="pip install 'tensorflow>=2.21,<2.22' 'keras>=3.15.1,<3.16'",
     )
 
 from shardwright.client.frontends.tensorflow import RemoteTensor, TensorFlowStep

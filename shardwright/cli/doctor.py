@@ -122,7 +122,8 @@ def check_extras(requirements: Sequence[str]) -> Iterator[Finding]:
         marked = [item for item in requirements if re.search(rf"extra == ['\"]{extra}['\"]", item)]
         if not marked:
             continue  # an installation from before the extra
-        install = f"pip install 'shardwright[{extra}]'"
+        wanted = [item.partition(";")[0].strip() for item in marked]
+        install = "pip install " + " ".join(f"'{item}'" for item in wanted)
         findings: list[str] = []
         is_tested = True
         for requirement in marked:

@@ -16,7 +16,7 @@ _VARIABLE = "KERAS_BACKEND"
 def require_jax_backend() -> None:
     """Raises PlatformError without Keras, OptionError when its backend is another than JAX or NNX is on."""
     if importlib.util.find_spec("keras") is None:
-        raise PlatformError("Keras is not installed", where="keras", remedy="pip install 'shardwright[keras]'")
+        raise PlatformError("Keras is not installed", where="keras", remedy="pip install 'keras>=3.15.1,<3.16'")
     loaded = sys.modules.get("keras")
     backend = loaded.backend.backend() if loaded is not None else _read_configured_backend()
     if backend != "jax":
