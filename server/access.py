@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -50,6 +51,9 @@ _OPERATORS_ONLY = (f"/{_CLUSTER}/", f"/{_SNAPSHOTS}/", f"/{_OPERATORS}/", f"/{_M
 
 #: Where nobody needs a token, everybody may do everything but take others' sessions.
 _ANYBODY = Caller(name="", role="operator")
+
+#: Names that do not say who it is.
+_OF_MANY = ("", DEFAULT_NAME)
 
 #: Seconds between two looks at the tokens file.
 _LOOK_S = 1.0
@@ -117,6 +121,16 @@ class Access:
             return _ANYBODY
         digest = hash_of(token_of(metadata))
         return self._nodes.get(digest) or (self._people.callers().get(digest) if self._people is not None else None)
+
+    def person_of(self, context: Any) -> str:
+        """Whose share a call takes of what there is: the name of its token, with the host it comes from where many
+        have that one, or none is needed.
+        """
+        caller = self.caller(context.invocation_metadata()) or _ANYBODY
+        if caller.name not in _OF_MANY:
+            return caller.name
+        host = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
+        return f"{caller.name or 'anybody'} at {host or 'this host'}"
 
     def refusal(self, method: str, metadata: Any) -> AuthenticationError | None:
         """Why a call is refused, whatever it asks for."""

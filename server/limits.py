@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+#: What one person may have of what there is, where no option says otherwise.
+_SHARE = 0.75
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -13,6 +16,7 @@ class Limits:
     program_bytes: HLO text of one program, unpacked.
     session_program_bytes, all_program_bytes: of the compressed programs of a session, and of all; likewise of plans.
     session_array_bytes: logical bytes of all arrays of one session.
+    person_sessions, person_array_bytes: of all sessions of one person; 0: three quarters of what there is.
     snapshot_bytes: host memory of one node for snapshots of all sessions; 0: half of what the machine has.
     pending_steps: step numbers a client may send ahead of its received replies; the same number of replies is kept
         until a client comes back.
@@ -51,6 +55,8 @@ class Limits:
     all_program_bytes: int = 4 << 30
     arrays_per_session: int = 1_000_000
     session_array_bytes: int = 1 << 44
+    person_sessions: int = 0
+    person_array_bytes: int = 0
     snapshot_bytes: int = 0
     pending_steps: int = 64
     read_back_bytes: int = 64 << 10
@@ -80,3 +86,21 @@ class Limits:
     rejoin_grace_s: float = 30.0
     node_failures: int = 3
     node_cooldown_s: float = 600.0
+
+    @property
+    def most_person_sessions(self) -> int:
+        """What one person may open, so that others find room."""
+        return self.person_sessions or math.ceil(_SHARE * self.sessions)
+
+    @property
+    def person_program_bytes(self) -> int:
+        """Of the compressed programs of all sessions of one person, and of those that come in; likewise of plans."""
+        return max(self.session_program_bytes, int(_SHARE * self.all_program_bytes))
+
+    def most_person_array_bytes(self, memory_bytes: int) -> float:
+        """Logical bytes. memory_bytes: of all devices, where people have tokens of their own, else 0."""
+        return self.person_array_bytes or (_SHARE * memory_bytes if memory_bytes else math.inf)
+
+    def person_upload_bytes(self, memory_bytes: int) -> int:
+        """What unfinished uploads of one person may hold on a node with so much memory."""
+        return min(self.person_array_bytes or memory_bytes, int(_SHARE * memory_bytes))

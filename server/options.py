@@ -138,7 +138,21 @@ _LIMIT_OPTIONS = (
     ),
     _LimitOption("--sessions", "sessions", _count, "how many sessions there may be"),
     _LimitOption(
+        "--person-sessions",
+        "person_sessions",
+        _count,
+        "how many of them one person may have: a token's name, or a host where many share a token",
+        default_text="three quarters",
+    ),
+    _LimitOption(
         "--session-memory", "session_array_bytes", _bytes, "what a session's arrays may take, on all devices together"
+    ),
+    _LimitOption(
+        "--person-memory",
+        "person_array_bytes",
+        _bytes,
+        "the same of all sessions of one person",
+        default_text="with a tokens_file three quarters of the devices' memory, else no limit",
     ),
     _LimitOption(
         "--session-programs", "session_program_bytes", _bytes, "what a session's programs may take, compressed"

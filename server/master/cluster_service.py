@@ -182,6 +182,8 @@ class ClusterService(worker_pb2_grpc.ClusterServicer):
                         connection=number, sequence=heard.sequence, doing=heard.doing, transfers=heard.transfers
                     )
                 )
+                for session_id in heard.uploading:
+                    self._master.handle_event(ev.SessionTouched(session_id=session_id))
 
     async def _stream(
         self,

@@ -214,7 +214,8 @@ class SessionRequested:
     """name: of one to take up, or to open; "": a new one without a name. salt: of that one.
 
     owner: the name of the token that it comes with; empty where calls need none. A session is taken up by who knows its
-    id, which takes the token that it was opened with: see `session_secrets.py`.
+    id, which takes the token that it was opened with: see `session_secrets.py`. person: whose share it takes; "": the
+    owner's.
     """
 
     call: int
@@ -222,6 +223,14 @@ class SessionRequested:
     owner: str = ""
     name: str = ""
     salt: str = ""
+    person: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramsSent:
+    """A session sent a program."""
+
+    session_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,11 +302,15 @@ class UnloadRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsOpened:
-    """A client opened a RunSteps stream and named its session. live: arrays that it takes to be there."""
+    """A client opened a RunSteps stream and named its session. live: arrays that it takes to be there.
+
+    person: who it is, as in `SessionRequested`.
+    """
 
     stream: int
     session_id: str
     live: tuple[int, ...] = ()
+    person: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +435,7 @@ Event = (
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
     | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | StepsEnded | SaveAwaited
     | ReleaseRequested | ExecutorHeard | MembersChanged | DrainRequested | LoadAbandoned | RecentReceived
-    | ReportReceived | Tick
+    | ReportReceived | ProgramsSent | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sessions that nobody uses: they end after a while, or earlier where the server is full.
+"""Sessions that nobody uses: they end after a while, or earlier where the server is full and they hold nothing.
 
 Functions on `MasterState`.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.errors import SessionError
+from shardwright.errors import ResourceLimitError, SessionError
 from shardwright.server.master import cancels, saves
 from shardwright.server.master import events as ev
 
 if TYPE_CHECKING:
+    from shardwright.server.master.people import Person
     from shardwright.server.master.sessions import Session
     from shardwright.server.master.state import Commands, MasterState
 
@@ -37,24 +38,45 @@ def expire(state: MasterState, session: Session) -> Commands:
     return commands + state._end_session(session.session_id, reason, idle_s if is_away else 0.0)
 
 
-def make_room(state: MasterState) -> Commands:
-    """End the idle session that would be missed least, if there is one: see `Limits.evict_idle_s`."""
-    limits = state.limits
-    idle = [
-        session
-        for session in state.sessions.values()
-        if state._now_s - session.last_seen_s > (limits.grace_s if session.name else limits.evict_idle_s)
-        and not _is_busy(session)
-        and (session.stream is None or not session.holds_anything)
-    ]
+def make_room(state: MasterState, person: Person) -> Commands:
+    """End the session that would be missed least, if there is no room for one of `person` and one may give way.
+
+    Of a person with all the sessions that they may have, one of their own.
+    """
+    sessions = list(state.sessions.values())
+    if person.has_all_sessions:
+        sessions = [session for session in sessions if session.person is person]
+    elif len(sessions) < state.limits.sessions:
+        return []
+    idle = [session for session in sessions if _may_give_way(state, session)]
     if not idle:
         return []
     least = min(
-        idle, key=lambda each: (bool(each.name), each.holds_anything, each.stream is not None, each.last_seen_s)
+        idle, key=lambda each: (-each.person.sessions, bool(each.name), each.stream is not None, each.last_seen_s)
     )
     why = f"the server was full, and the session had been idle for {state._now_s - least.last_seen_s:.0f} s"
     commands: Commands = [ev.Log(text=f"session {least.label} gives way to a new one", session=least.session_id)]
     return commands + state._end_session(least.session_id, SessionError(why, remedy="connect again"))
+
+
+def refusal(state: MasterState, person: Person) -> ResourceLimitError | None:
+    """Why there is no room for a session of `person`, or None."""
+    if person.has_all_sessions:
+        return person.session_refusal()
+    if len(state.sessions) < state.limits.sessions:
+        return None
+    return ResourceLimitError(
+        f"the server has {len(state.sessions)} sessions, its limit, and none that holds nothing is idle",
+        remedy="close sessions, wait for one to end, or have the operator raise --sessions",
+    )
+
+
+def _may_give_way(state: MasterState, session: Session) -> bool:
+    """Nothing is lost with it, and nobody has used it for a while: see `Limits.evict_idle_s`."""
+    limits = state.limits
+    patience_s = limits.grace_s if session.name else limits.evict_idle_s
+    is_idle = state._now_s - session.last_seen_s > patience_s
+    return is_idle and not session.holds_anything and not _is_busy(session)
 
 
 def _is_busy(session: Session) -> bool:

@@ -25,6 +25,7 @@ def take(state: MasterState) -> Commands:
     commands: Commands = []
     for session in state.sessions.values():
         session.is_open = False
+        session.has_losses |= bool(session.arrays)
         again = reruns.list_steps(session, pending)
         for array_id in list(session.arrays):
             session.drop_array(array_id, loss)

@@ -72,6 +72,7 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
             session_id=row.session_id,
             limits=state.limits,
             last_seen_s=now_s,
+            person=state.people.join(state.people.find(row.owner)),
             name=row.name,
             owner=row.owner,
             salt=row.salt,

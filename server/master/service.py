@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -68,7 +67,6 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def __init__(self, master: Master, access: Access) -> None:
         self._master = master
         self._access = access
-        self._incoming_bytes: Counter[str] = Counter()  # of programs on their way, by session
 
     # ---- sessions ----------------------------------------------------------
     @_with_typed_errors
@@ -80,7 +78,12 @@ class MasterService(master_pb2_grpc.MasterServicer):
         salt = "" if not request.name else new_salt() if known is None else known.salt
         secret = named_secret(token_of(context.invocation_metadata()), salt, request.name) if salt else new_secret()
         asked = ev.SessionRequested(
-            call=0, session_id=id_of(secret), owner=self._caller(context).name, name=request.name, salt=salt
+            call=0,
+            session_id=id_of(secret),
+            owner=self._caller(context).name,
+            name=request.name,
+            salt=salt,
+            person=self._access.person_of(context),
         )
         master.planners.warm()
         call = master.call(lambda number: replace(asked, call=number))
@@ -151,25 +154,24 @@ class MasterService(master_pb2_grpc.MasterServicer):
     async def UploadProgram(
         self, requests: AsyncIterator[master_pb2.UploadProgramRequest], context: Context
     ) -> master_pb2.UploadProgramReply:
-        session_id, came_bytes = "", 0
-        incoming, programs = IncomingProgram(self._master.limits.program_bytes), self._master.programs
-        try:
-            async for request in requests:
-                session_id = session_id or request.session_id
-                self._require_session(session_id)
-                came_bytes += len(request.chunk)
-                self._incoming_bytes[session_id] += len(request.chunk)
-                programs.require_room(session_id, self._incoming_bytes[session_id])
-                await asyncio.to_thread(incoming.feed, request.chunk)  # it may unpack to a thousand times as much
-            program = await asyncio.to_thread(incoming.finish)
-        finally:
-            self._incoming_bytes[session_id] -= came_bytes
-            self._incoming_bytes += Counter()  # forgets sessions without any
+        master, incoming = self._master, IncomingProgram(self._master.limits.program_bytes)
+        messages = aiter(requests)
+        request: master_pb2.UploadProgramRequest | None = await anext(messages, None)
+        session_id = "" if request is None else request.session_id
         self._require_session(session_id)
-        programs.put(session_id, program.program_id, program, len(program.gzip))
-        statistics = self._master.state.statistics
+        with master.programs.arrival(session_id) as came, master.freed.noting_failure():
+            while request is not None:
+                self._require_session(session_id)
+                came(len(request.chunk))
+                await asyncio.to_thread(incoming.feed, request.chunk)  # it may unpack to a thousand times as much
+                request = await master.unless_it_ends(session_id, anext(messages, None))
+            program = await asyncio.to_thread(incoming.finish)
+        self._require_session(session_id)
+        master.programs.put(session_id, program.program_id, program, len(program.gzip))
+        master.handle_event(ev.ProgramsSent(session_id=session_id))
+        statistics = master.state.statistics
         statistics.programs += 1
-        statistics.program_bytes += came_bytes
+        statistics.program_bytes += len(program.gzip)
         if self._master.ledger is not None:
             await self._master.ledger.put_program(session_id, program)
         return master_pb2.UploadProgramReply(program_id=program.program_id)
@@ -290,7 +292,8 @@ class MasterService(master_pb2_grpc.MasterServicer):
         master = self._master
         await context.send_initial_metadata(wire.STREAM_IS_OPEN)
         number, outlet = master.open_outgoing()
-        reader = asyncio.ensure_future(self._read_steps(number, outlet, requests))
+        person = self._access.person_of(context)
+        reader = asyncio.ensure_future(self._read_steps(number, person, outlet, requests))
         try:
             while (reply := await outlet.get()) is not None:
                 await context.write(reply)
@@ -300,14 +303,15 @@ class MasterService(master_pb2_grpc.MasterServicer):
             master.handle_event(ev.StepsClosed(stream=number))
 
     async def _read_steps(
-        self, stream: int, outlet: OutgoingStream, requests: AsyncIterator[master_pb2.RunStepsRequest]
+        self, stream: int, person: str, outlet: OutgoingStream, requests: AsyncIterator[master_pb2.RunStepsRequest]
     ) -> None:
         is_open = False
         try:
             async for request in requests:
                 if not is_open:
-                    live = tuple(request.live_arrays)
-                    self._master.handle_event(ev.StepsOpened(stream=stream, session_id=request.session_id, live=live))
+                    session_id, live = request.session_id, tuple(request.live_arrays)
+                    opened = ev.StepsOpened(stream=stream, session_id=session_id, live=live, person=person)
+                    self._master.handle_event(opened)
                     is_open = True
                 if request.number:
                     self._master.handle_event(_step(stream, request))

@@ -22,6 +22,7 @@ from shardwright.errors import ArrayError, ResourceLimitError, SessionError, Sha
 from shardwright.server.limits import Limits
 from shardwright.server.master import saves
 from shardwright.server.master.events import Kept, ProgramInfo, ReleaseRequested, StepRequested
+from shardwright.server.master.people import Person
 from shardwright.server.master.saves import Save
 from shardwright.server.master.snapshots import Snapshots
 from shardwright.server.master.statistics import Statistics
@@ -81,11 +82,13 @@ class Session:
     have it; until they are heard, steps are held. live: arrays that its client took to be there when it came back.
     highest_made: newest output of a step that succeeded. is_protected: whether its client makes all arrays again after
     a loss. told: the head that its client was told of.
+    has_programs: it sent some. has_losses: arrays were lost, which its client is to be told. person: whose it is.
     """
 
     session_id: str
     limits: Limits
     last_seen_s: float
+    person: Person
     name: str = ""
     is_open: bool = False  # on the executors of the running generation
     open_call: int | None = None
@@ -101,6 +104,8 @@ class Session:
     is_unreported: bool = False
     is_protected: bool = False
     told: tuple[int, bool] = (0, False)
+    has_programs: bool = False
+    has_losses: bool = False
     live: tuple[int, ...] = ()
     held: list[StepRequested] = field(default_factory=list)
     reply_cursor: int = 1
@@ -129,14 +134,18 @@ class Session:
 
     @property
     def holds_anything(self) -> bool:
-        """Whether its end would cost its client more than a connection."""
-        return bool(self.arrays or self.executables)
+        """Whether its end would cost its client more than a connection; also where nobody can tell yet."""
+        snapshots = self.snapshots
+        has_state = self.kept is not None or snapshots.complete or snapshots.copied_kept
+        has_news = self.has_losses or self.loss is not None or self.is_unreported
+        return bool(self.arrays or self.executables or self.has_programs or has_state or has_news)
 
     # ---- arrays ------------------------------------------------------------
     def add_array(self, array_id: int, size_bytes: int) -> None:
         self.arrays[array_id] = size_bytes
         self.highest_id = max(self.highest_id, array_id)
         self.array_bytes += size_bytes
+        self.person.array_bytes += size_bytes
         self.drop_reasons.pop(array_id, None)
 
     def record_arrival(self, array_id: int, size_bytes: int, node: int, holders: frozenset[int]) -> None:
@@ -154,6 +163,7 @@ class Session:
         """Whether it was there; afterwards it is gone either way."""
         size_bytes = self.arrays.pop(array_id, None)
         self.array_bytes -= size_bytes or 0
+        self.person.array_bytes -= size_bytes or 0
         self.arriving.pop(array_id, None)
         self.being_read.discard(array_id)
         self.drop_reasons[array_id] = why
@@ -239,7 +249,7 @@ class Session:
         """What is wrong with that many more arrays and bytes, or None."""
         limits, count, size_bytes = self.limits, len(self.arrays) + added_arrays, self.array_bytes + added_bytes
         if size_bytes <= limits.session_array_bytes and count <= limits.arrays_per_session:
-            return None
+            return self.person.excess(added_bytes)
         return ResourceLimitError(
             f"the session's {count} arrays would take {format_bytes(size_bytes)}, its limits are "
             f"{limits.arrays_per_session} arrays and {format_bytes(limits.session_array_bytes)}",

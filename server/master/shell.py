@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.errors import PlanError, ResourceLimitError, ServerUnavailableError, SessionError, ShardwrightError
 from shardwright.log_lines import about, fields
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
+from shardwright.server.free_memory import FreeMemory
 from shardwright.server.limits import Limits
 from shardwright.server.log_store import LogStore, RecentLines
 from shardwright.server.logs import LogWriter
@@ -39,6 +40,8 @@ from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
 
 TICK_S = 0.5
+
+T = TypeVar("T")
 
 _log = logging.getLogger("shardwright.server")
 
@@ -121,14 +124,19 @@ class Master:
             "program",
             limits.programs_per_session,
             session_bytes=limits.session_program_bytes,
+            person_bytes=limits.person_program_bytes,
             total_bytes=limits.all_program_bytes,
+            person_of=self._person_of,
         )
         self.plans: ContentStore[PlanRecord] = ContentStore(
             "plan",
             limits.programs_per_session,
             session_bytes=limits.session_program_bytes,
+            person_bytes=limits.person_program_bytes,
             total_bytes=limits.all_program_bytes,
+            person_of=self._person_of,
         )
+        self.freed = FreeMemory()
         self.halted: asyncio.Future[ev.Halt] = loop.create_future()
         self.drained: asyncio.Future[None] = loop.create_future()
         self.on_ready: Callable[[bool], None] = lambda is_ready: None
@@ -149,6 +157,7 @@ class Master:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outlets: dict[int, OutgoingStream] = {}
         self._plannings: dict[OutgoingStream, str] = {}  # → session
+        self._ends: dict[asyncio.Future[None], str] = {}  # → session; is done at its end
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._was_ready = False
@@ -169,6 +178,7 @@ class Master:
             try:
                 if kind == "program" and program is not None:
                     self.programs.put(session_id, item_id, program, len(program.gzip))
+                    self.handle_event(ev.ProgramsSent(session_id=session_id))
                 elif kind == "plan" and plan is not None:
                     self.plans.put(session_id, item_id, plan, len(plan.json_gzip))
             except ResourceLimitError as error:  # the limits are others than before
@@ -202,6 +212,9 @@ class Master:
             self._tell_health()
             if self.ledger is not None:
                 self.ledger.write()
+            if self.cluster.has_people:
+                self.state.people.memory_bytes = self.figures.device_memory_bytes(self.state.formation.team)
+            await asyncio.to_thread(self.freed.give_back)
 
     def change_cluster(self, cluster: Cluster) -> None:
         """The cluster file names other nodes."""
@@ -225,6 +238,23 @@ class Master:
             yield outlet
         finally:
             del self._plannings[outlet]
+
+    async def unless_it_ends(self, session_id: str, result: Awaitable[T]) -> T:
+        """What comes of it; raises SessionError at the end of the session."""
+        end, coming = self._loop.create_future(), asyncio.ensure_future(result)
+        self._ends[end] = session_id
+        try:
+            await asyncio.wait((coming, end), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise SessionError("the session ended", remedy="open a new session")
+            return coming.result()
+        finally:
+            coming.cancel()
+            del self._ends[end]
+
+    def _person_of(self, session_id: str) -> str:
+        session = self.state.sessions.get(session_id)
+        return "" if session is None else session.person.name
 
     async def close(self, reason: str) -> None:
         """Tell every daemon and every client to end, and end our children."""
@@ -483,6 +513,10 @@ class Master:
         for outlet, session_id in self._plannings.items():
             if session_id == command.session_id:
                 outlet.end(ended)
+        for end, session_id in self._ends.items():
+            if session_id == command.session_id and not end.done():
+                end.set_result(None)
+        self.freed.note()
         _log.info("session %s ended", command.session_id[:8], extra=fields(session=command.session_id))
         self.programs.drop_session(command.session_id)
         self.plans.drop_session(command.session_id)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import SessionError, ShardwrightError
 from shardwright.server.limits import Limits
 from shardwright.server.master import (
     adoption,
@@ -40,6 +40,7 @@ from shardwright.server.master import (
 )
 from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation, Identity, Member
+from shardwright.server.master.people import People
 from shardwright.server.master.roster import Roster
 from shardwright.server.master.sessions import QueuedRequest, Session, StepOutcome, unknown_session
 from shardwright.server.master.statistics import Statistics
@@ -79,6 +80,7 @@ class MasterState:
 
     formation: Formation
     limits: Limits
+    people: People
     sessions: dict[str, Session] = field(default_factory=dict)
     pending: dict[int, Pending] = field(default_factory=dict)
     sequence: int = 0
@@ -107,7 +109,7 @@ class MasterState:
         roster: Roster | None = None,
     ) -> MasterState:
         formation = Formation(members, identity, limits, wait_s=wait_s, now_s=now_s, roster=roster)
-        return cls(formation=formation, limits=limits, team=formation.team)
+        return cls(formation=formation, limits=limits, people=People(limits), team=formation.team)
 
     def handle(self, event: ev.Event, now_s: float) -> Commands:
         """Take in one event at time `now_s` (seconds, any origin, never backwards)."""
@@ -290,19 +292,15 @@ class MasterState:
         namesake = named.find(self, event.name)
         if namesake is not None:
             return named.take_up(self, namesake, event)
-        commands: Commands = []
-        if len(self.sessions) >= self.limits.sessions:
-            commands = idle_sessions.make_room(self)
-        if len(self.sessions) >= self.limits.sessions:
-            error = ResourceLimitError(
-                f"the server has {len(self.sessions)} sessions, its limit",
-                remedy="close sessions, or wait for one to end",
-            )
-            return [ev.Fail(call=event.call, error=error)]
+        person = self.people.find(event.person or event.owner)
+        commands = idle_sessions.make_room(self, person)
+        if (full := idle_sessions.refusal(self, person)) is not None:
+            return [*commands, ev.Fail(call=event.call, error=full)]
         session = Session(
             session_id=event.session_id,
             limits=self.limits,
             last_seen_s=self._now_s,
+            person=self.people.join(person),
             name=event.name,
             salt=event.salt,
             open_call=event.call,
@@ -323,6 +321,7 @@ class MasterState:
         """away_s: seconds since its client was last heard, if that is why."""
         session = self.sessions.pop(session_id)
         quarantine.forget(self, session_id)
+        self.people.leave(session.person, session.array_bytes)
         steps = [item.request.kind for item in session.queue if isinstance(item.request, ev.StepRequested)]
         steps += [_kind(self.pending[sequence].command) for sequence in session.running.values()]
         self.statistics.session_ended(session_id, steps)
@@ -344,6 +343,11 @@ class MasterState:
     def _session_touched(self, event: ev.SessionTouched) -> Commands:
         if event.session_id in self.sessions:
             self.sessions[event.session_id].last_seen_s = self._now_s
+        return []
+
+    def _programs_sent(self, event: ev.ProgramsSent) -> Commands:
+        if event.session_id in self.sessions:
+            self.sessions[event.session_id].has_programs = True
         return []
 
     def _arrays_arrived(self, event: ev.ArraysUploaded) -> Commands:
@@ -372,6 +376,7 @@ class MasterState:
         if session is None:
             return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
         session.last_seen_s = self._now_s
+        self.people.move(session, event.person)
         old, session.stream = session.stream, event.stream
         session.live, session.held = event.live, []
         session.reply_cursor = 0  # the first number of the stream sets it
@@ -544,6 +549,7 @@ class MasterState:
             assert item.waiting, "a broadcast that all have answered is not pending"
             assert item.waiting <= set(self.formation.nodes)
             assert item.command.sequence == sequence <= self.sequence
+        self.people.check_invariants(self.sessions.values())
         for session in self.sessions.values():
             session.check_invariants()
             saves.check_invariants(self, session)
@@ -574,6 +580,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.SessionRequested: MasterState._session_requested,
     ev.SessionClosed: MasterState._session_closed,
     ev.SessionTouched: MasterState._session_touched,
+    ev.ProgramsSent: MasterState._programs_sent,
     ev.LoadRequested: loads.request,
     ev.LoadAbandoned: loads.abandon,
     ev.CompileFinished: loads.finish_compile,

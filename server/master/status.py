@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from shardwright.server.master import watchdog
 from shardwright.server.versions import jax_version, shardwright_version
 
 if TYPE_CHECKING:
+    from shardwright.server.master.people import Person
     from shardwright.server.master.sessions import Session
     from shardwright.server.master.shell import Master
 
@@ -40,6 +42,22 @@ def report(master: Master, nodes: Iterable[master_pb2.Node], caller: Caller) -> 
         uptime_s=now_s - master.started_s,
         planning=master_pb2.QueueStatus(running=planners.running, waiting=planners.waiting),
         compiling=master_pb2.QueueStatus(running=compilers.running, waiting=compilers.waiting),
+        people=[
+            _person(master, person) for person in state.people.all() if caller.is_operator or person.name == caller.name
+        ],
+    )
+
+
+def _person(master: Master, person: Person) -> master_pb2.PersonStatus:
+    limits, limit_bytes = master.limits, person.most_array_bytes
+    return master_pb2.PersonStatus(
+        name=person.name,
+        sessions=person.sessions,
+        session_limit=limits.most_person_sessions,
+        array_bytes=person.array_bytes,
+        array_limit_bytes=0 if math.isinf(limit_bytes) else int(limit_bytes),
+        program_bytes=master.programs.person_bytes(person.name),
+        program_limit_bytes=limits.person_program_bytes,
     )
 
 

@@ -53,6 +53,7 @@ from shardwright.server.runtime.resharding import RowSection
 from shardwright.server.runtime.snapshots import SnapshotWorker
 from shardwright.server.runtime.tasks import StageRecord, execution_error
 from shardwright.server.runtime.transport import StopSignals, first_number
+from shardwright.server.runtime.uploads import Uploads
 from shardwright.server.security import Protection
 from shardwright.xla.jax_shardings import mesh_devices
 from shardwright.xla.runtime import load_program
@@ -101,7 +102,7 @@ class Executor:
     """One per executor process. `handle` is called by one thread; `abort`, `heartbeat` and `report` by any.
 
     transport_to: see `load_pipeline`. transfer_wait_s: the longest wait on another stage's transfer. datasets: what
-    sessions read here. box: where it writes down what it is busy with.
+    sessions read here. box: where it writes down what it is busy with. uploads: what sessions upload.
     """
 
     def __init__(
@@ -116,10 +117,12 @@ class Executor:
         log: CommandLog | None = None,
         datasets: DatasetReaders | None = None,
         box: BlackBox | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self._log = log or CommandLog()
         self._store = store
         self._datasets = datasets or DatasetReaders(store, ())
+        self._uploads = uploads
         self._report = report
         self._read_back_bytes = read_back_bytes
         self._transport_to = transport_to
@@ -191,6 +194,8 @@ class Executor:
         with self._executables_lock:
             keys = [key for key in self._executables if key[0] == session_id]
             self._store.close(session_id)
+        if self._uploads is not None:
+            self._uploads.end_session(session_id)
         for key in keys:
             self._drop(key)
         if self._checkpoints is not None:

@@ -45,6 +45,11 @@ class IncomingArray:
         """Fill pieces with bytes; returns the rest."""
         return fill(self._empty, data)
 
+    def discard(self) -> None:
+        """Free its memory."""
+        self._pieces.clear()
+        self._empty.clear()
+
     def to_stored_array(self) -> StoredArray:
         """The array on this node's devices."""
         layout = self.layout
@@ -59,6 +64,12 @@ class IncomingArrays:
         self._waiting: deque[IncomingArray] = deque()
         self._announced_bytes = 0
         self._received_bytes = 0
+        self._complete_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Contents of arrays that are not complete."""
+        return self._received_bytes - self._complete_bytes
 
     def announce(self, array: IncomingArray) -> None:
         self._waiting.append(array)
@@ -75,7 +86,14 @@ class IncomingArrays:
             if not self._waiting[0].is_complete:
                 return
             array = self._waiting.popleft()
+            self._complete_bytes += array.size_bytes
             yield array.array_id, array.to_stored_array()
+
+    def discard(self) -> None:
+        """Free all that came and is not complete, whoever still refers to it."""
+        for array in self._waiting:
+            array.discard()
+        self._waiting.clear()
 
     def require_none(self) -> None:
         """Raises ArrayError if the contents ended early."""

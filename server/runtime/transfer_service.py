@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import grpc
@@ -18,7 +18,8 @@ from shardwright.protocol.chunked_messages import ARRAY_TRANSFER, ChunkedMessage
 from shardwright.server.handlers import Send, abort, end_with, without_thread
 from shardwright.server.runtime.array_waits import ArrayWaits
 from shardwright.server.runtime.arrays import ArrayStore, StoredArray, shard_to_host
-from shardwright.server.runtime.incoming_arrays import IncomingArray, IncomingArrays
+from shardwright.server.runtime.incoming_arrays import IncomingArray
+from shardwright.server.runtime.uploads import Upload, Uploads
 
 #: What a fetch without a deadline of its own waits for its array.
 DEFAULT_WAIT_S = 600.0
@@ -30,12 +31,22 @@ Arrived = Callable[[str, list[tuple[int, Layout]]], None]
 class TransferService:
     """Threaded, but for reads of arrays that are not there yet: they wait without a thread (`array_waits.py`).
 
-    received_bytes, sent_bytes: contents so far.
+    person_of: who makes a call. received_bytes, sent_bytes: contents so far.
     """
 
-    def __init__(self, store: ArrayStore, arrived: Arrived, *, put_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        store: ArrayStore,
+        arrived: Arrived,
+        uploads: Uploads,
+        person_of: Callable[[grpc.ServicerContext], str],
+        *,
+        put_limit_bytes: int,
+    ) -> None:
         self._store = store
         self._arrived = arrived
+        self._uploads = uploads
+        self._person_of = person_of
         self._put_limit_bytes = put_limit_bytes
         self._waits = ArrayWaits(store)
         self._count_lock = threading.Lock()
@@ -71,8 +82,8 @@ class TransferService:
         self, requests: Iterator[master_pb2.PutArrayRequest], context: grpc.ServicerContext
     ) -> master_pb2.PutArrayReply:
         try:
-            with self._moves():
-                self._put(requests)
+            with self._moves(), self._upload(context) as upload:
+                self._put(requests, upload)
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))
         return master_pb2.PutArrayReply()
@@ -81,52 +92,59 @@ class TransferService:
         self, requests: Iterator[ChunkedMessage[master_pb2.PutArraysRequest]], context: grpc.ServicerContext
     ) -> master_pb2.PutArraysReply:
         try:
-            with self._moves():
-                self._put_many(requests)
+            with self._moves(), self._upload(context) as upload:
+                self._put_many(requests, upload)
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))
         return master_pb2.PutArraysReply()
 
-    def _put(self, requests: Iterator[master_pb2.PutArrayRequest]) -> None:
+    def _upload(self, context: grpc.ServicerContext) -> AbstractContextManager[Upload]:
+        return self._uploads.begin(self._person_of(context), context.cancel)
+
+    def _put(self, requests: Iterator[master_pb2.PutArrayRequest], upload: Upload) -> None:
         first = next(requests, None)
         if first is None or first.WhichOneof("kind") != "header":
             raise ArrayError("the first message of an upload is its header")
-        header, arrays = first.header, IncomingArrays()
-        self._store.require(header.session_id)
+        header = first.header
+        self._require(header.session_id, upload)
         layout = wire.layout_from_proto(header.layout)
-        arrays.announce(self._incoming(header.array_id, layout, header.devices))
-        self._keep(header.session_id, arrays.take(b""))
+        upload.announce(self._incoming(header.array_id, layout, header.devices))
+        self._keep(header.session_id, upload.take(b""))
         for request in requests:
             self._count(received=len(request.chunk))
-            self._keep(header.session_id, arrays.take(request.chunk))
-        arrays.require_none()
+            self._keep(header.session_id, upload.take(request.chunk))
+        upload.require_all()
 
-    def _put_many(self, requests: Iterator[ChunkedMessage[master_pb2.PutArraysRequest]]) -> None:
-        session_id, layouts, arrays = "", list[Layout](), IncomingArrays()
+    def _put_many(self, requests: Iterator[ChunkedMessage[master_pb2.PutArraysRequest]], upload: Upload) -> None:
+        session_id, layouts = "", list[Layout]()
         is_repeated = False
         for parcel in requests:
             request = parcel.message
             session_id = session_id or request.session_id
             is_repeated = is_repeated or request.is_repeated
-            self._store.require(session_id)
+            self._require(session_id, upload)
             layouts += map(wire.layout_from_proto, request.layouts)
             for array in request.arrays:
                 if array.layout >= len(layouts):
                     raise ArrayError(f"array {array.array_id} has layout {array.layout} of {len(layouts)}")
-                arrays.announce(self._incoming(array.array_id, layouts[array.layout], array.devices))
+                upload.announce(self._incoming(array.array_id, layouts[array.layout], array.devices))
             self._count(received=sum(map(len, parcel.pieces)))
             for piece in parcel.pieces or (b"",):
-                self._keep(session_id, arrays.take(piece), is_repeated=is_repeated)
-        arrays.require_none()
+                self._keep(session_id, upload.take(piece), is_repeated=is_repeated)
+        upload.require_all()
+
+    def _require(self, session_id: str, upload: Upload) -> None:
+        """Raises SessionError unless the session is open; from now on its end is that of the upload."""
+        upload.session_id = session_id
+        self._store.require(session_id)
 
     def _incoming(self, array_id: int, layout: Layout, devices: Iterable[int]) -> IncomingArray:
         return IncomingArray(array_id, layout, devices, limit_bytes=self._put_limit_bytes)
 
-    def _keep(self, session_id: str, complete: Iterable[tuple[int, StoredArray]], *, is_repeated: bool = False) -> None:
-        arrays = list(complete)
-        if arrays:
-            self._store.add(session_id, arrays, is_repeated=is_repeated)
-            self._arrived(session_id, [(array_id, stored.layout) for array_id, stored in arrays])
+    def _keep(self, session_id: str, complete: Sequence[tuple[int, StoredArray]], *, is_repeated: bool = False) -> None:
+        if complete:
+            self._store.add(session_id, complete, is_repeated=is_repeated)
+            self._arrived(session_id, [(array_id, stored.layout) for array_id, stored in complete])
 
     def _begin_fetch_array(
         self, request: master_pb2.FetchArrayRequest, context: grpc.ServicerContext, send: Send

@@ -23,6 +23,7 @@ from shardwright.server.security import Protection, free_port
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.server.worker import state as st
 from shardwright.server.worker.child import ExecutorChild, executor_environment
+from shardwright.server.worker.host_memory import host_memory
 from shardwright.server.worker.reports import REPORT_S, Reports
 from shardwright.server.worker.snapshot_service import SnapshotServer
 from shardwright.server.worker.snapshot_store import half_of_memory
@@ -141,6 +142,7 @@ class Daemon:
             "master_address": self._state.master_address,
             "read_back_bytes": self._limits.read_back_bytes,
             "put_limit_bytes": self._limits.session_array_bytes,
+            "person_bytes": self._limits.person_upload_bytes(host_memory()[0]),
             "transfer_wait_s": self._limits.transfer_wait_s,
             "dataset_modules": self._cluster.dataset_modules,
             "protection": self._protection.to_json(),

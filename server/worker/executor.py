@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardwright.server.runtime.executor import Executor
     from shardwright.server.runtime.figures import ExecutorGauge
     from shardwright.server.runtime.transfer_service import TransferService
+    from shardwright.server.runtime.uploads import Uploads
     from shardwright.server.worker.master_link import MasterLink
 
 #: Seconds between two signs of life.
@@ -43,6 +44,9 @@ HEARTBEAT_S = 2.0
 
 #: Calls that may block on devices or on their clients.
 _TRANSFER_THREADS = 32
+
+#: Of them, those that uploads may hold that bring nothing.
+_MOST_UPLOADS = 24
 
 #: Seconds that the last lines of the log may take.
 _LAST_WORDS_S = 1.0
@@ -85,6 +89,7 @@ def _serve(config: dict[str, Any]) -> None:
     from shardwright.server.runtime.figures import ExecutorGauge
     from shardwright.server.runtime.transfer_service import TransferService
     from shardwright.server.runtime.transport import Endpoint
+    from shardwright.server.runtime.uploads import Uploads
     from shardwright.server.worker.master_link import MasterLink
 
     gc.freeze()
@@ -98,12 +103,16 @@ def _serve(config: dict[str, Any]) -> None:
         message = worker_pb2.ArraysArrived(session_id=session_id, arrays=arrived)
         link.put(worker_pb2.ExecutorEvent(arrived=message))
 
+    access = Access(protection)
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=_TRANSFER_THREADS, thread_name_prefix="transfer"),
-        interceptors=[AccessInterceptor(Access(protection)), ProtocolInterceptor(), SessionInterceptor()],
+        interceptors=[AccessInterceptor(access), ProtocolInterceptor(), SessionInterceptor()],
         options=wire.CHANNEL_OPTIONS,
     )
-    transfer = TransferService(store, report_arrivals, put_limit_bytes=config["put_limit_bytes"])
+    uploads = Uploads(session_bytes=config["put_limit_bytes"], person_bytes=config["person_bytes"])
+    transfer = TransferService(
+        store, report_arrivals, uploads, access.person_of, put_limit_bytes=config["put_limit_bytes"]
+    )
     transfer.add_to(server)
     checkpoints = CheckpointService(store)
     master_pb2_grpc.add_CheckpointsServicer_to_server(checkpoints, server)  # type: ignore[no-untyped-call]
@@ -131,11 +140,12 @@ def _serve(config: dict[str, Any]) -> None:
         log=log,
         datasets=datasets,
         box=box,
+        uploads=uploads,
     )
     commands: queue.SimpleQueue[worker_pb2.ExecutorCommand] = queue.SimpleQueue()
     threading.Thread(target=_carry_out, args=(executor, commands), name="commands", daemon=True).start()
     gauge = ExecutorGauge(store, transfer, lambda: endpoint.fetched_bytes)
-    beats = (executor, transfer, gauge, link)
+    beats = (executor, transfer, uploads, gauge, link)
     threading.Thread(target=_send_heartbeats, args=beats, name="heartbeats", daemon=True).start()
 
     def handle(command: worker_pb2.ExecutorCommand) -> None:
@@ -152,11 +162,16 @@ def _carry_out(executor: Executor, commands: queue.SimpleQueue[worker_pb2.Execut
         executor.handle(commands.get())
 
 
-def _send_heartbeats(executor: Executor, transfer: TransferService, gauge: ExecutorGauge, link: MasterLink) -> None:
+def _send_heartbeats(
+    executor: Executor, transfer: TransferService, uploads: Uploads, gauge: ExecutorGauge, link: MasterLink
+) -> None:
     while True:
         time.sleep(HEARTBEAT_S)
         heartbeat = executor.heartbeat()
         heartbeat.transfers = transfer.transfer_count
+        heartbeat.uploading.extend(uploads.sessions())
+        uploads.cut_stalled(_MOST_UPLOADS, time.monotonic())
+        uploads.freed.give_back()
         try:
             heartbeat.figures.CopyFrom(gauge.read())
         except Exception as error:  # of a platform or a driver; that the executor lives counts more

@@ -63,6 +63,14 @@ def as_dict(reply: master_pb2.StatusReply) -> dict[str, Any]:
             }
             for each in reply.sessions
         ],
+        "people": [
+            {
+                "person": each.name, "sessions": each.sessions, "session_limit": each.session_limit,
+                "array_bytes": each.array_bytes, "array_limit_bytes": each.array_limit_bytes or None,
+                "program_bytes": each.program_bytes, "program_limit_bytes": each.program_limit_bytes,
+            }
+            for each in reply.people
+        ],
     }  # fmt: skip
 
 
@@ -79,6 +87,7 @@ def as_lines(reply: master_pb2.StatusReply) -> list[str]:
         lines.append(f"recovered {reply.recovered_sessions} sessions of a master before, {executors}")
     lines += [_node_line(each) for each in reply.nodes]
     lines += [_session_line(each) for each in reply.sessions]
+    lines += [_person_line(each) for each in reply.people]
     return lines
 
 
@@ -120,6 +129,16 @@ def _session_line(each: master_pb2.SessionStatus) -> str:
     return "; ".join(parts)
 
 
+def _person_line(each: master_pb2.PersonStatus) -> str:
+    """Whom the limits of one person concern, and how far from them they are."""
+    most = f" of {format_bytes(each.array_limit_bytes)}" if each.array_limit_bytes else ""
+    programs = f"{format_bytes(each.program_bytes)} of {format_bytes(each.program_limit_bytes)} in programs"
+    return (
+        f"{each.name}: {each.sessions} of {each.session_limit} sessions, {format_bytes(each.array_bytes)}{most} in "
+        f"arrays, {programs}"
+    )
+
+
 # ---- tables --------------------------------------------------------------------
 def as_tables(reply: master_pb2.StatusReply) -> RenderableType:
     from rich.console import Group
@@ -138,6 +157,7 @@ def as_tables(reply: master_pb2.StatusReply) -> RenderableType:
         parts.append(Text(queues))
     parts += [_node_table(reply), *_node_details(reply)]
     parts.append(_session_table(reply) if reply.sessions else Text("no sessions"))
+    parts += [Text(_person_line(each)) for each in reply.people]
     return Group(*parts)
 
 

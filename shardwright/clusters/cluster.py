@@ -156,6 +156,11 @@ class Cluster:
         return sum(node.device_count for node in self.nodes)
 
     @property
+    def has_people(self) -> bool:
+        """Whether people have tokens of their own."""
+        return self.security is not None and self.security.tokens_file is not None
+
+    @property
     def is_elastic(self) -> bool:
         """Whether it may run with some of its workers."""
         return self.min_nodes is not None or self.max_nodes is not None

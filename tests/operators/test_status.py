@@ -143,10 +143,11 @@ def test_watching_on_a_terminal_and_without(address: str) -> None:
 
 def test_once(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", address]) == 0
-    first, node, session = capsys.readouterr().out.splitlines()
+    first, node, session, person = capsys.readouterr().out.splitlines()
     assert first.startswith("live: ready")
     assert node.startswith("node 0: ready, 1 devices")
     assert session.startswith("session ")
+    assert ": 1 of 48 sessions, 0 B in arrays, 0 B of 3.00 GiB in programs" in person
     deadline_s = time.monotonic() + 30
     while True:
         assert main(["status", address, "--json"]) == 0

@@ -482,8 +482,14 @@ def test_the_session_that_is_missed_least_gives_way() -> None:
     world.send(ev.StepsClosed(stream=1))
     world.later(world.limits.evict_idle_s + 1)
     world.send(ev.StepsOpened(stream=8, session_id="new"))
+    world.take(ev.Fail)
     world.send(ev.SessionRequested(call=34, session_id="newer"))
-    assert set(world.state.sessions) == {"new", "newer"}, "its client was away"
+    (full,) = world.take(ev.Fail)
+    assert isinstance(full.error, ResourceLimitError)
+    assert set(world.state.sessions) == {"s", "new"}, "its client is away, and may come back to its arrays"
+    world.later(world.limits.grace_s)
+    world.send(ev.SessionRequested(call=35, session_id="newer"))
+    assert set(world.state.sessions) == {"new", "newer"}, "its client was away for too long"
 
 
 def test_a_session_that_asks_for_nothing_for_long_ends() -> None:

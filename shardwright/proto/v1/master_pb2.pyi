@@ -843,7 +843,7 @@ class SessionStatus(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., running_steps: _Optional[int] = ..., queued_steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., is_connected: _Optional[bool] = ..., snapshot_age_s: _Optional[float] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for", "recovered_sessions", "has_adopted", "uptime_s", "planning", "compiling")
+    __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for", "recovered_sessions", "has_adopted", "uptime_s", "planning", "compiling", "people")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     JAX_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -857,6 +857,7 @@ class StatusReply(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     PLANNING_FIELD_NUMBER: _ClassVar[int]
     COMPILING_FIELD_NUMBER: _ClassVar[int]
+    PEOPLE_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     jax_version: str
     cluster_name: str
@@ -870,7 +871,26 @@ class StatusReply(_message.Message):
     uptime_s: float
     planning: QueueStatus
     compiling: QueueStatus
-    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., recovered_sessions: _Optional[int] = ..., has_adopted: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., planning: _Optional[_Union[QueueStatus, _Mapping]] = ..., compiling: _Optional[_Union[QueueStatus, _Mapping]] = ...) -> None: ...
+    people: _containers.RepeatedCompositeFieldContainer[PersonStatus]
+    def __init__(self, server_version: _Optional[str] = ..., jax_version: _Optional[str] = ..., cluster_name: _Optional[str] = ..., platform: _Optional[str] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., recovered_sessions: _Optional[int] = ..., has_adopted: _Optional[bool] = ..., uptime_s: _Optional[float] = ..., planning: _Optional[_Union[QueueStatus, _Mapping]] = ..., compiling: _Optional[_Union[QueueStatus, _Mapping]] = ..., people: _Optional[_Iterable[_Union[PersonStatus, _Mapping]]] = ...) -> None: ...
+
+class PersonStatus(_message.Message):
+    __slots__ = ("name", "sessions", "session_limit", "array_bytes", "array_limit_bytes", "program_bytes", "program_limit_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sessions: int
+    session_limit: int
+    array_bytes: int
+    array_limit_bytes: int
+    program_bytes: int
+    program_limit_bytes: int
+    def __init__(self, name: _Optional[str] = ..., sessions: _Optional[int] = ..., session_limit: _Optional[int] = ..., array_bytes: _Optional[int] = ..., array_limit_bytes: _Optional[int] = ..., program_bytes: _Optional[int] = ..., program_limit_bytes: _Optional[int] = ...) -> None: ...
 
 class QueueStatus(_message.Message):
     __slots__ = ("running", "waiting")

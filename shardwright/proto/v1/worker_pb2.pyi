@@ -242,16 +242,18 @@ class ExecutorHello(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., generation: _Optional[int] = ..., data_address: _Optional[str] = ..., device_count: _Optional[int] = ..., transfer_address: _Optional[str] = ..., pid: _Optional[int] = ..., machine_code: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ExecutorHeartbeat(_message.Message):
-    __slots__ = ("sequence", "doing", "transfers", "figures")
+    __slots__ = ("sequence", "doing", "transfers", "uploading", "figures")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DOING_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    UPLOADING_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     doing: str
     transfers: int
+    uploading: _containers.RepeatedScalarFieldContainer[str]
     figures: _operators_pb2.ExecutorFigures
-    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ..., transfers: _Optional[int] = ..., figures: _Optional[_Union[_operators_pb2.ExecutorFigures, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., doing: _Optional[str] = ..., transfers: _Optional[int] = ..., uploading: _Optional[_Iterable[str]] = ..., figures: _Optional[_Union[_operators_pb2.ExecutorFigures, _Mapping]] = ...) -> None: ...
 
 class CommandDone(_message.Message):
     __slots__ = ("sequence", "error", "values", "run_s", "written_bytes", "traces", "not_finite")
