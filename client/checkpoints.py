@@ -6,10 +6,12 @@ directory visible to all of them.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from shardwright.client.connection import MasterConnection
     from shardwright.client.session_state import SessionState
     from shardwright.client.stream import StepResult
+
+_log = logging.getLogger("shardwright")
 
 #: The most that `max_to_keep` may ask for.
 _MAX_KEPT = (1 << 31) - 1
@@ -189,6 +193,8 @@ def restore(session: SessionState, directory: str | os.PathLike[str], *, step: i
     request = master_pb2.DescribeCheckpointRequest(session_id=session.info.session_id, directory=folder, step=step)
     reply = session.ask_first_node("DescribeCheckpoint", request)
     stored = {array.name: array.type for array in reply.arrays}
+    if not reply.has_checksums:
+        _warn_of_missing_checksums(f"{folder}/{step}")
     pending = PendingRestore(session, folder, step)
     if like is None:
         return rebuild(trees.from_text(reply.tree_json), lambda leaf: pending.handle(leaf.name, _spec_in(stored, leaf)))
@@ -200,6 +206,16 @@ def restore(session: SessionState, directory: str | os.PathLike[str], *, step: i
         _check_type(leaf.name, spec, stored, where)
         handles.append(pending.handle(leaf.name, spec))
     return jax.tree.unflatten(jax.tree.structure(like), handles)
+
+
+@cache
+def _warn_of_missing_checksums(checkpoint: str) -> None:
+    """Once for each checkpoint."""
+    _log.warning(
+        "%s is restored unchecked: it holds no checksums, as it was written by an earlier version or another program, "
+        "and bits that have changed since would not be seen. The next save writes them.",
+        checkpoint,
+    )
 
 
 class PendingRestore(PendingArrays[str]):

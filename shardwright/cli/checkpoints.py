@@ -37,26 +37,45 @@ def run(arguments: argparse.Namespace) -> int:
     from shardwright.server.runtime.checkpoints import files
 
     directory = resolve_directory(arguments.directory, is_local=True)
-    steps = files.steps(directory) if arguments.step is None else (arguments.step,)
-    if not steps:
+    if arguments.step is not None:
+        contents = files.contents(directory, arguments.step)
+        if arguments.json:
+            print_json([_as_dict(arguments.step, contents, with_arrays=True)])
+        else:
+            print(plain_text(_array_table(contents), text_width()), end="")
+        return EXIT_OK
+    content_by_step = {step: _contents_or_error(directory, step) for step in files.steps(directory)}
+    if not content_by_step:
         raise CheckpointError("there is no complete checkpoint", where=directory, remedy="save one with step.save")
-    contents = {step: files.contents(directory, step) for step in steps}
     if arguments.json:
-        print_json(
-            [_as_dict(step, content, with_arrays=arguments.step is not None) for step, content in contents.items()]
-        )
+        print_json([_as_dict(step, content, with_arrays=False) for step, content in content_by_step.items()])
     else:
-        view = _table(contents) if arguments.step is None else _array_table(contents[arguments.step])
-        print(plain_text(view, text_width()), end="")
+        print(plain_text(_table(content_by_step), text_width()), end="")
+        for error in content_by_step.values():
+            if isinstance(error, CheckpointError):
+                print(error)
     return EXIT_OK
 
 
-def _as_dict(step: int, contents: Contents, *, with_arrays: bool) -> dict[str, Any]:
+def _contents_or_error(directory: str, step: int) -> Contents | CheckpointError:
+    """A damaged checkpoint does not hide the others."""
+    from shardwright.server.runtime.checkpoints import files
+
+    try:
+        return files.contents(directory, step)
+    except CheckpointError as error:
+        return error
+
+
+def _as_dict(step: int, contents: Contents | CheckpointError, *, with_arrays: bool) -> dict[str, Any]:
+    if isinstance(contents, CheckpointError):
+        return {"step": step, "error": {"message": contents.message, "where": contents.where}}
     facts: dict[str, Any] = {
         "step": step,
         "saved_at": contents.saved_at.isoformat(timespec="seconds") if contents.saved_at is not None else None,
         "array_count": len(contents.arrays),
         "bytes": sum(map(_size_bytes, contents.arrays.values())),
+        "has_checksums": contents.has_checksums,
     }
     if with_arrays:
         facts["arrays"] = {
@@ -65,12 +84,15 @@ def _as_dict(step: int, contents: Contents, *, with_arrays: bool) -> dict[str, A
     return facts
 
 
-def _table(found: dict[int, Contents]) -> Any:
+def _table(content_by_step: dict[int, Contents | CheckpointError]) -> Any:
     from shardwright.report.tables import plain_table
     from shardwright.units import format_bytes
 
     table = plain_table([("step", "right"), ("saved", "left"), ("arrays", "right"), ("size", "right")])
-    for step, contents in found.items():
+    for step, contents in content_by_step.items():
+        if isinstance(contents, CheckpointError):
+            table.add_row(str(step), "damaged", "-", "-")
+            continue
         saved = f"{contents.saved_at:%Y-%m-%d %H:%M:%S}" if contents.saved_at is not None else "-"
         size = format_bytes(sum(map(_size_bytes, contents.arrays.values())))
         table.add_row(str(step), saved, str(len(contents.arrays)), size)

@@ -159,6 +159,18 @@ def test_what_plain_orbax_wrote_is_restored(session: sw.Session, tmp_path: Path)
     assert abs(float(loss) - float(expected_loss)) <= 1e-5
 
 
+def test_a_checkpoint_without_checksums_is_restored_with_one_warning(
+    session: sw.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        session.save({"x": X}, tmp_path, step=number).wait()
+    (tmp_path / "2" / "_shardwright_checksums").unlink()  # as earlier versions, and others, leave it
+    for step in (1, 2, 2, None):
+        np.testing.assert_array_equal(np.asarray(session.restore(tmp_path, step=step)["x"]), X)
+    (warning,) = [record.getMessage() for record in caplog.records if "unchecked" in record.getMessage()]
+    assert f"{tmp_path}/2" in warning
+
+
 def test_an_initializer_whose_handles_are_only_a_pattern_does_not_run(session: sw.Session, saved: Any) -> None:
     directory, values, _ = saved
     step = session.parallelize(train, donate_argnums=0)
@@ -329,6 +341,37 @@ def test_a_directory_that_cannot_be_written(session: sw.Session, tmp_path: Path)
         session.save({"n": 1}, tmp_path / "other")  # the next save says it
     assert save.is_done
     session.save({"n": 1}, tmp_path / "other").wait()
+    assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_is_never_restored(session: sw.Session, two_workers: sw.Session, tmp_path: Path) -> None:
+    """Of any file that two workers wrote, each its part, by one that wants other parts of all, or of some."""
+    values = {"w": np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32), "b": np.arange(512.0) / 3}
+    split = two_workers.parallelize(lambda w, b: (w * 1, b * 1), force={"w": {0: "data"}, "b": {0: "data"}})
+    two_workers.save(dict(zip("wb", split(values["w"], values["b"]), strict=True)), tmp_path / "good", step=1).wait()
+    other = session.parallelize(lambda w: w.T + 0, mesh="8", force={"w": {1: "data"}})
+    expected = {name: np.asarray(value, np.float32) for name, value in values.items()}
+    random, refused = np.random.default_rng(2), list[tuple[str, str]]()
+    files = [path.relative_to(tmp_path / "good") for path in (tmp_path / "good").rglob("*") if path.is_file()]
+    assert len([file for file in files if file.parent.name == "d"]) > 2, "two processes wrote"
+    for number, file in enumerate(sorted(files) * 3):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "good", folder)
+        data = bytearray((folder / file).read_bytes())
+        data[random.integers(len(data))] ^= 1 << random.integers(8)
+        (folder / file).write_bytes(data)
+        try:
+            state = session.restore(folder)
+            np.testing.assert_array_equal(np.asarray(other(state["w"])), expected["w"].T, err_msg=str(file))
+            part = session.restore(folder, like={"b": jax.ShapeDtypeStruct((512,), np.float32)})
+            np.testing.assert_array_equal(np.asarray(part["b"]), expected["b"], err_msg=str(file))
+        except sw.CheckpointError as error:
+            refused.append((str(file), str(error)))
+    assert len(refused) > len(files) // 2
+    for file_name, text in refused:
+        assert file_name in text
+        assert "'w'" in text or "'b'" in text
     assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 

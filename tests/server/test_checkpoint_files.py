@@ -18,7 +18,7 @@ import pytest
 
 from shardwright.checkpoints import trees
 from shardwright.errors import CheckpointError
-from shardwright.server.runtime.checkpoints import claims, files
+from shardwright.server.runtime.checkpoints import checksums, claims, files
 from tests.recovery.small_disk import small_disk
 
 TREE = trees.Node(kind="dict", children=(("w", trees.Leaf(name="w")),))
@@ -130,6 +130,7 @@ def test_nothing_that_is_no_checkpoint_of_ours_is_listed_or_touched(tmp_path: Pa
     (run / "3" / "_CHECKPOINT_METADATA").unlink()  # Orbax's metadata is gone
     shutil.copytree(run / "2", run / "4")
     (run / "4" / "commit_success.txt").unlink()  # and here every mark of the commit
+    (run / "4" / checksums.FILE).unlink()
     (run / "4" / "_CHECKPOINT_METADATA").write_text('{"item_handlers": {}, "commit_timestamp_nsecs": null}')
     for name in others:
         (run / name).mkdir()

@@ -82,7 +82,7 @@ def read(folder: Any) -> Claim | None:
     """The claim in the folder of a save; None if there is none. An unreadable one has no known owner."""
     file = folder / FILE
     try:
-        text = file.read_text() if file.exists() else None
+        text = file.read_bytes().decode(errors="replace") if file.exists() else None
     except (FileNotFoundError, NotADirectoryError):
         return None
     if text is None:

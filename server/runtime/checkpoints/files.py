@@ -29,8 +29,9 @@ from shardwright.checkpoints import trees
 from shardwright.dtypes import to_element_type
 from shardwright.errors import CheckpointError
 from shardwright.plans.layouts import Slices
-from shardwright.server.runtime.checkpoints import claims, folders
-from shardwright.server.runtime.checkpoints.folders import ITEM, METADATA, STRUCTURE
+from shardwright.server.runtime.checkpoints import arrays, checksums, chunks, claims, damage, folders
+from shardwright.server.runtime.checkpoints.checksums import METADATA
+from shardwright.server.runtime.checkpoints.folders import ITEM, STRUCTURE
 
 #: Largest chunk in which arrays are stored and read.
 CHUNK_BYTES = 32 << 20
@@ -67,11 +68,15 @@ class StoredType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a checkpoint holds: the structure, the arrays by their names in it, and when it was complete."""
+    """What a checkpoint holds: the structure, the arrays by their names in it, and when it was complete.
+
+    has_checksums: whether damage to it would be seen.
+    """
 
     tree: trees.Tree
     arrays: dict[str, StoredType]
     saved_at: datetime | None
+    has_checksums: bool
 
 
 # ---- which checkpoints there are -------------------------------------------------------
@@ -163,10 +168,12 @@ def write(
     arguments = ocp.args.PyTreeSave(item, custom_metadata={STRUCTURE: trees.to_json(tree)})
 
     def write_parts() -> int:
-        handler = _handler()
+        part_handler = _PartHandler()
+        handler = _handler(part_handler)
         for future in asyncio.run(handler.async_save(folder / ITEM, args=arguments)) or ():
             future.result()
         handler.close()
+        checksums.write_part(folder, ocp.multihost.process_index(), part_handler.checksums)
         return sum(part.nbytes for part in parts.values())
 
     return _with_checkpoint_errors(directory, "cannot be written", write_parts)
@@ -192,6 +199,7 @@ def commit(directory: str, step: int, token: str) -> Any:
             "commit_timestamp_nsecs": time.time_ns(),
         }
         (temporary.get() / folders.STEP_METADATA).write_text(json.dumps(facts))
+        checksums.write(temporary.get(), ITEM)
         asyncio.run(temporary.finalize())
         return temporary.get_final()
 
@@ -210,51 +218,58 @@ def abandon(directory: str, step: int, token: str) -> None:
 
 
 def contents(directory: str, step: int) -> Contents:
-    """Contents of checkpoint `step`, by any writer. Raises CheckpointError if it is not complete, or not there."""
-    if not folders.is_complete(epath.Path(directory) / str(step)):
+    """Contents of checkpoint `step`, by any writer.
+
+    Raises CheckpointError if it is not complete, not there, or damaged, but for the chunks of arrays.
+    """
+    folder = epath.Path(directory) / str(step)
+    if not folders.is_complete(folder):
         raise CheckpointError(
             f"there is no complete checkpoint {step}", where=directory, remedy="`shardwright checkpoints` lists them"
         )
 
     def read() -> Contents:
-        metadata = ocp.PyTreeCheckpointHandler().metadata(_item(directory, step))
-        own = (metadata.custom_metadata or {}).get(STRUCTURE)
-        arrays: dict[str, StoredType] = {}
-        stored = _tree_of(metadata.tree, (), arrays)
-        tree = stored if own is None else trees.from_json(own)
-        return Contents(tree=tree, arrays=arrays, saved_at=_read_save_time(directory, step))
+        has_checksums = checksums.check(folder, ITEM) is not None
+        item = _item(directory, step)
+        own = (arrays.facts_of(item).get("custom_metadata") or {}).get(STRUCTURE)
+        tree, types = _foreign_contents(item, step) if own is None else _own_contents(item, step, own)
+        saved_at = _read_save_time(directory, step)
+        return Contents(tree=tree, arrays=types, saved_at=saved_at, has_checksums=has_checksums)
 
     return _with_checkpoint_errors(directory, f"holds no PyTree that can be read as checkpoint {step}", read)
 
 
+def _own_contents(item: Any, step: int, structure: Any) -> tuple[trees.Tree, dict[str, StoredType]]:
+    stores = asyncio.run(arrays.open_all(item, step, checksums.names_of_arrays(item)))
+    types = {name: _stored_type(store.dtype.numpy_dtype, store.shape) for name, store in stores.items()}
+    return trees.from_json(structure), types
+
+
+def _foreign_contents(item: Any, step: int) -> tuple[trees.Tree, dict[str, StoredType]]:
+    try:
+        metadata = ocp.PyTreeCheckpointHandler().metadata(item)
+    except Exception:
+        asyncio.run(arrays.open_all(item, step, checksums.names_of_arrays(item)))  # names the array, and the file
+        raise
+    types: dict[str, StoredType] = {}
+    return _tree_of(metadata.tree, (), types), types
+
+
+def _stored_type(dtype: Any, shape: Sequence[int]) -> StoredType:
+    return StoredType(element_type=to_element_type(np.dtype(dtype)), shape=tuple(shape))
+
+
 def read(directory: str, step: int, boxes: Sequence[tuple[str, Slices]]) -> list[np.ndarray]:
-    """The boxes of arrays, by name, of checkpoint `step`."""
+    """The boxes of arrays, by name, of checkpoint `step`; by whole chunks, which are checked where there are checksums.
 
-    async def all_boxes() -> list[np.ndarray]:
-        item = _item(directory, step)
-        facts = json.loads((item / METADATA).read_text())
-        context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
-        stores = {name: _open(item, name, facts, context) for name in {name for name, _ in boxes}}
-        opened = dict(zip(stores, await asyncio.gather(*stores.values()), strict=True))
-        return list(await asyncio.gather(*(opened[name][box].read() for name, box in boxes)))
+    Raises CheckpointError naming an array that is damaged, and the file.
+    """
 
-    return _with_checkpoint_errors(directory, f"checkpoint {step} cannot be read", lambda: asyncio.run(all_boxes()))
+    def read_boxes() -> list[np.ndarray]:
+        table = checksums.check(epath.Path(directory) / str(step), ITEM)
+        return asyncio.run(arrays.read(_item(directory, step), step, boxes, table))
 
-
-def _open(item: Any, name: str, facts: dict[str, Any], context: Any) -> Any:
-    is_ocdbt = facts.get("use_ocdbt", True)
-    info = ocp.type_handlers.ParamInfo(
-        name=name,
-        parent_dir=item,
-        is_ocdbt_checkpoint=is_ocdbt,
-        use_zarr3=facts.get("use_zarr3", False),
-        raise_array_data_missing_error=facts.get("store_array_data_equal_to_fill_value", True),
-        ts_context=context,
-    )
-    spec = ocp.type_handlers.get_json_tspec_read(
-        info, use_ocdbt=is_ocdbt, raise_array_data_missing_error=info.raise_array_data_missing_error
-    )
-    return ts.open(ts.Spec(spec), open=True, context=context)
+    return _with_checkpoint_errors(directory, f"checkpoint {step} cannot be read", read_boxes)
 
 
 def _item(directory: str, step: int) -> Any:
@@ -265,25 +280,27 @@ def _item(directory: str, step: int) -> Any:
 
 
 def _read_save_time(directory: str, step: int) -> datetime | None:
-    """Local time; None where the writer has not said it."""
-    facts = folders.step_metadata(epath.Path(directory) / str(step)) or {}
-    written_ns = facts.get("commit_timestamp_nsecs")
+    """Local time; None where the writer has not said it, or it is damaged: nothing else rests on it."""
+    folder = epath.Path(directory) / str(step)
+    if not checksums.is_intact(folder, ITEM, folders.STEP_METADATA):
+        return None
+    written_ns = (folders.step_metadata(folder) or {}).get("commit_timestamp_nsecs")
     return datetime.fromtimestamp(written_ns / 1e9) if written_ns else None
 
 
-def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -> trees.Tree:
+def _tree_of(value: Any, path: tuple[str, ...], types: dict[str, StoredType]) -> trees.Tree:
     """The structure in Orbax's form: dicts, lists, and empty nodes."""
     if value is None:
         return trees.Node(kind="none")
     if isinstance(value, dict):
-        items = [(key, _tree_of(value[key], (*path, str(key)), arrays)) for key in sorted(value)]
+        items = [(key, _tree_of(value[key], (*path, str(key)), types)) for key in sorted(value)]
         return trees.Node(kind="dict", children=tuple(items))
     if isinstance(value, list | tuple):
-        entries = [(n, _tree_of(child, (*path, str(n)), arrays)) for n, child in enumerate(value)]
+        entries = [(n, _tree_of(child, (*path, str(n)), types)) for n, child in enumerate(value)]
         return trees.Node(kind="list" if isinstance(value, list) else "tuple", children=tuple(entries))
     name = ".".join(path)
     if hasattr(value, "dtype"):  # else a string or another thing that is no array
-        arrays[name] = StoredType(element_type=to_element_type(np.dtype(value.dtype)), shape=tuple(value.shape))
+        types[name] = _stored_type(value.dtype, value.shape)
     return trees.Leaf(name=name)
 
 
@@ -291,7 +308,13 @@ def _tree_of(value: Any, path: tuple[str, ...], arrays: dict[str, StoredType]) -
 
 
 class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
-    """Writes `ArrayPart`s. Readers get numpy arrays, or `jax.Array`s on request of a sharding."""
+    """Writes `ArrayPart`s. Readers get numpy arrays, or `jax.Array`s on request of a sharding.
+
+    checksums: of what was written, by name.
+    """
+
+    def __init__(self) -> None:
+        self.checksums: dict[str, checksums.ArrayChecksums] = {}
 
     def typestr(self) -> str:
         return "np.ndarray"
@@ -314,9 +337,9 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
             arg=ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES),
         )
         store = await ts.open(ts.Spec(spec), create=True, open=True, context=info.ts_context)
-        await asyncio.gather(
-            *(store[box].write(block, can_reference_source_data_indefinitely=True) for box, block in part.blocks)
-        )
+        writes = [store[box].write(block, can_reference_source_data_indefinitely=True) for box, block in part.blocks]
+        self.checksums[info.name] = await asyncio.to_thread(_checksums_of, part, tuple(spec["metadata"]["chunks"]))
+        await asyncio.gather(*writes)
 
     async def deserialize(self, infos: Sequence[Any], args: Any = None) -> list[Any]:
         raise NotImplementedError("boxes are read, not whole parts")
@@ -325,9 +348,16 @@ class _PartHandler(ocp.type_handlers.TypeHandler):  # type: ignore[misc]
         raise NotImplementedError("the metadata is what Orbax says of a numpy array")
 
 
-def _handler() -> Any:
+def _checksums_of(part: ArrayPart, chunk: tuple[int, ...]) -> checksums.ArrayChecksums:
+    values = checksums.ArrayChecksums(shape=part.shape, chunk=chunk)
+    for box, block in part.blocks:
+        values.crc32.update(chunks.checksums_of(block, box, chunk))
+    return values
+
+
+def _handler(parts: _PartHandler | None = None) -> Any:
     handlers = (
-        (ArrayPart, _PartHandler()),
+        (ArrayPart, parts or _PartHandler()),
         (jax.Array, ocp.type_handlers.ArrayHandler()),
     )  # Orbax warns without the second
     registry = ocp.type_handlers.create_type_handler_registry(*handlers)
@@ -362,8 +392,7 @@ def _reason(error: Exception) -> tuple[str, str]:
     number, text = getattr(error, "errno", None), str(error)
     if number in (errno.ENOSPC, errno.EDQUOT) or "RESOURCE_EXHAUSTED" in text:
         return "its disk is full", "free space there, or save in another directory; what was complete is still there"
-    if isinstance(error, PermissionError) or "PERMISSION_DENIED" in text:
+    if damage.is_refusal(error):
         reason = "permission denied"
         return reason, "let the user that the servers run as write there, or name another directory"
-    lines = text.strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, ""
+    return damage.shorten(error), ""

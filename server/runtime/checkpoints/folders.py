@@ -8,7 +8,8 @@
 | all else: files, links, other numbers, temporaries of others            | never touched                     |
 
 A mark of the commit is `commit_success.txt`, or the time of the commit in the metadata (all that earlier versions of
-Orbax left where a rename commits). Paths are `epath.Path`s: directories of this machine, or of a store.
+Orbax left where a rename commits), or our checksums, so that a checkpoint whose metadata is damaged is one, and said to
+be damaged, where it would else be passed over. Paths are `epath.Path`s: directories of this machine, or of a store.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from etils import epath
 
 from shardwright.checkpoints.directories import MAX_STEP
 from shardwright.errors import CheckpointError
-from shardwright.server.runtime.checkpoints import claims
+from shardwright.server.runtime.checkpoints import checksums, claims
 
 #: Orbax's name of the only item of a checkpoint.
 ITEM = "default"
 #: The key of our structure in the metadata of the item.
 STRUCTURE = "shardwright_tree"
-#: Metadata of an item, and of a checkpoint.
-METADATA = "_METADATA"
+#: Metadata of a checkpoint.
 STEP_METADATA = "_CHECKPOINT_METADATA"
 
 _TEMPORARY = ocp.path.atomicity.TMP_DIR_SUFFIX
@@ -115,6 +115,10 @@ def remove_leftovers(directory: str, token: str, is_open: claims.IsOpen) -> None
 
 def _is_marked(folder: Any) -> bool:
     """Whether it has Orbax's metadata of a checkpoint, and a mark of its commit."""
+    if not (folder / STEP_METADATA).exists():
+        return False
+    if checksums.has_checksums(folder):
+        return True
     facts = step_metadata(folder)
     if facts is None:
         return False
@@ -125,13 +129,13 @@ def _is_ours(folder: Any) -> bool:
     """Whether a save of ours wrote the checkpoint, here."""
     if os.path.islink(folder):
         return False
-    custom = (_json_of(folder / ITEM / METADATA) or {}).get("custom_metadata")
+    custom = (_json_of(folder / ITEM / checksums.METADATA) or {}).get("custom_metadata")
     return isinstance(custom, dict) and STRUCTURE in custom
 
 
 def _is_as_written(folder: Any) -> bool:
     """Whether nobody has put anything into the checkpoint."""
-    return {child.name for child in folder.iterdir()} <= {ITEM, STEP_METADATA, _COMMITTED, claims.FILE}
+    return {child.name for child in folder.iterdir()} <= {ITEM, STEP_METADATA, _COMMITTED, claims.FILE, checksums.FILE}
 
 
 def _json_of(file: Any) -> dict[str, Any] | None:

@@ -55,4 +55,6 @@ def _describe(request: master_pb2.DescribeCheckpointRequest) -> master_pb2.Descr
         master_pb2.CheckpointArray(name=name, type=wire.array_type_to_proto(stored.element_type, stored.shape))
         for name, stored in sorted(contents.arrays.items())
     ]
-    return master_pb2.DescribeCheckpointReply(tree_json=trees.to_text(contents.tree), arrays=arrays)
+    return master_pb2.DescribeCheckpointReply(
+        tree_json=trees.to_text(contents.tree), arrays=arrays, has_checksums=contents.has_checksums
+    )

@@ -649,12 +649,14 @@ class CheckpointArray(_message.Message):
     def __init__(self, name: _Optional[str] = ..., type: _Optional[_Union[_common_pb2.ArrayType, _Mapping]] = ...) -> None: ...
 
 class DescribeCheckpointReply(_message.Message):
-    __slots__ = ("tree_json", "arrays")
+    __slots__ = ("tree_json", "arrays", "has_checksums")
     TREE_JSON_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     tree_json: str
     arrays: _containers.RepeatedCompositeFieldContainer[CheckpointArray]
-    def __init__(self, tree_json: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[CheckpointArray, _Mapping]]] = ...) -> None: ...
+    has_checksums: bool
+    def __init__(self, tree_json: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[CheckpointArray, _Mapping]]] = ..., has_checksums: _Optional[bool] = ...) -> None: ...
 
 class ReadBack(_message.Message):
     __slots__ = ("array_id", "type", "data")
