@@ -3,9 +3,14 @@
     python -m oracles.small_steps                     # all 26 (4 minutes)
     python -m oracles.small_steps --steps policy,ctc --devices 6
     python -m oracles.small_steps --memory 0.5        # in half of what data parallelism takes
+    python -m oracles.small_steps --on a100           # compiled for eight of them, or of tpu-v5e, without a device
 
-Exit code 1 on a gap of more than 1 %, a broken proof, or a result further from single-device JAX's than a hundredth of
-its norm (two steps compute in half precision).
+With --on, each step is lowered and planned for those devices, and compiled by their compiler (`make gpu-packages`,
+`make tpu-packages`); exit code 1 where it refuses one. Whether collectives and memory are as predicted is shown, and no
+bar: `oracles.memory` and `benchmarks` hold those of larger steps.
+
+Else exit code 1 on a gap of more than 1 %, a broken proof, or a result further from single-device JAX's than a
+hundredth of its norm (two steps compute in half precision).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 import shardwright as sw
+from shardwright.clusters.cluster import Cluster
 from shardwright.errors import MemoryBudgetError
+from shardwright.xla.compilers import COMPILERS
 from workloads.small_steps import SMALL_STEPS
 from workloads.small_steps.made import Step
 
@@ -36,7 +44,10 @@ def main() -> int:
     parser.add_argument(
         "--memory", type=float, metavar="PART", help="of what data parallelism takes (default: no limit)"
     )
+    parser.add_argument("--on", choices=sorted(COMPILERS), help="compile for these devices, and run nothing")
     arguments = parser.parse_args()
+    if arguments.on:
+        return compile_steps(arguments.steps.split(","), arguments.on, arguments.devices)
     table = Table("step", "mesh", "gap", "planned in CPU s", "proof", "numbers apart")
     missed = 0
     with sw.connect(devices=arguments.devices) as session:
@@ -71,6 +82,34 @@ def check_step(step: Step, session: sw.Session, devices: int, memory: float | No
         f"{error:.1e}",
     ]
     return row, plan.cost.gap <= GAP_BAR and proof.holds and error <= NUMBERS_BAR
+
+
+def compile_steps(names: Sequence[str], on: str, devices: int) -> int:
+    """Print what the compiler of `on` makes of each step's plan. Returns 1 where it refuses one."""
+    platform = COMPILERS[on].platform
+    cluster = Cluster(name=on, platform=platform, hardware=on, nodes=Cluster.local(devices).nodes)
+    table = Table("step", "mesh", "compiler", "collectives", "temporaries")
+    refused = 0
+    for name in names:
+        step = SMALL_STEPS[name]()
+        text = sw.lower(step.function, *step.arguments, platform=platform).hlo_text
+        plan = sw.plan(text, cluster, cache=False, stages=1)
+        assert isinstance(plan, sw.Plan)
+        row = [name, str(plan.mesh)]
+        try:
+            proof = plan.prove(on=on)
+        except sw.CompilationError as error:
+            refused += 1
+            row += [f"refuses: {error.message[:200]}", "", ""]
+        else:
+            assert proof.memory is not None
+            memory = proof.memory
+            row += ["compiles", "as planned" if proof.holds else f"{proof.difference:.0%} apart"]
+            row += [f"{memory.predicted_temporaries_bytes}, {memory.compiled_temporaries_bytes}"]
+        table.add_row(*row)
+        print(*row, sep=" | ", flush=True)
+    Console(width=110).print(table)
+    return int(refused > 0)
 
 
 def make_memory_options(text: str, devices: int, part: float) -> dict[str, Any]:

@@ -80,9 +80,11 @@ def gather(instruction: Instruction) -> OpRule:
     for operand_dim, result_dim in zip(window, offset_dims, strict=True):
         if sizes[operand_dim] == operand.dimensions[operand_dim]:
             factors.append(factor(instruction, f"w{operand_dim}", {0: operand_dim}, {0: result_dim}))
-    indexed = [d for d in collapsed if d in instruction.get("start_index_map", ())]
+    mapped = instruction.get("start_index_map", ())
+    single = [d for d in window if d in mapped and sizes[d] == 1 < operand.dimensions[d]]
+    indexed = [d for d in (*collapsed, *single) if d in mapped]
     factors += [factor(instruction, f"v{d}", {0: d}, {}, reduction="add") for d in indexed]
-    cut = [d for d in window if sizes[d] != operand.dimensions[d]]
+    cut = [d for d in window if sizes[d] != operand.dimensions[d] and d not in single]
     return rule(factors, f"dimension {', '.join(map(str, cut))} is cut at run time" if cut else "")
 
 
@@ -124,6 +126,12 @@ def scatter(instruction: Instruction) -> OpRule:
             columns = dict.fromkeys(arrays, operand_dim)
             split = columns | dict.fromkeys(range(count + 1, len(leaves)), update_dim)
             factors.append(factor(instruction, f"w{operand_dim}", split, columns))
-    for d in inserted:
+    mapped = instruction.get("scatter_dims_to_operand_dims", ())
+    single = [
+        d
+        for d, update_dim in zip(window, window_dims, strict=True)
+        if d in mapped and updates.dimensions[update_dim] == 1 < operand.dimensions[d]
+    ]
+    for d in (*inserted, *single):
         factors.append(factor(instruction, f"v{d}", dict.fromkeys(arrays, d), dict.fromkeys(arrays, d)))
     return rule(factors, "" if reduction in _COMBINABLE else "updates that do not combine in any order stay whole")

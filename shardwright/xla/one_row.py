@@ -60,14 +60,24 @@ def _row_positions(operation: Any) -> Mapping[int, int]:
     stablehlo = private.dialect("stablehlo")
     if name == _GATHER:
         numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
-        picked, mapped, indices = numbers.collapsed_slice_dims, numbers.start_index_map, operation.operands[1]
+        mapped, indices = numbers.start_index_map, operation.operands[1]
+        picked = [dim for dim, size in enumerate(operation.attributes["slice_sizes"]) if size == 1]
     else:
         numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
-        picked, mapped = numbers.inserted_window_dims, numbers.scattered_dims_to_operand_dims
-        indices = operation.operands[len(operation.results)]
+        mapped, indices = numbers.scattered_dims_to_operand_dims, operation.operands[len(operation.results)]
+        picked = _picked_by_scatter(operation, numbers)
     if prod(indices.type.shape) != len(mapped):
         return {}
     return {dim: position for position, dim in enumerate(mapped) if dim in picked}
+
+
+def _picked_by_scatter(operation: Any, numbers: Any) -> list[int]:
+    """The dimensions of which updates cover one row each."""
+    update = operation.operands[len(operation.results) + 1].type.shape
+    outside = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
+    window = [dim for dim in range(operation.operands[0].type.rank) if dim not in outside]
+    single = [dim for dim, own in zip(window, numbers.update_window_dims, strict=True) if update[own] == 1]
+    return [*numbers.inserted_window_dims, *single]
 
 
 def first_rows(rows: SplitRows, padded_count: int, mesh: Mesh) -> tuple[Any, TensorSharding]:

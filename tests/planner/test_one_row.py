@@ -23,6 +23,7 @@ from tests.planner.programs import Program, lower
 from tests.planner.test_numbers import assert_same, run_planned, run_single
 from tests.xla.test_compilers import PLATFORMS, require_compiler
 
+SLICES = ("dynamic-slice", "dynamic-update-slice")
 ROWS, WIDTH = 1022, 256  # rows over 4 devices with padding; more bytes than a few latencies
 MESH = {"data": 4, "model": 2}
 
@@ -63,18 +64,29 @@ def decode(cache: Any, x: Any, at: Any) -> Any:
     return cache, tokens
 
 
+def batched(cache: Any, rows: Any, at: Any) -> Any:
+    """A cache of keys for each sequence of a batch, of its own length."""
+    cache = jax.vmap(lambda cache, row, at: lax.dynamic_update_slice(cache, row, (at, 0)))(cache, rows, at)
+    return cache, jax.vmap(lambda cache, at: lax.dynamic_slice(cache, (at - 1, 0), (1, WIDTH)))(cache, at) + rows
+
+
 TABLE, AT = normal(ROWS, WIDTH), np.int32([7])
 PROGRAMS: dict[str, Program] = {
     "every way": (every_way, (TABLE, normal(1, WIDTH), AT), (0,)),
     "gradient": (gradient, (TABLE, normal(WIDTH, WIDTH), AT), (0,)),
     "decode": (decode, (TABLE, normal(WIDTH), np.int32(4)), (0,)),
+    "batched": (batched, (normal(2, 512, WIDTH), normal(2, 1, WIDTH), np.int32([7, 400])), (0,)),
 }
 
 
-def plan_rows(name: str, **options: Any) -> Plan:
-    program = PROGRAMS[name]
-    pins = {next(iter(("table", "cache")[name == "decode" :])): {0: "data"}}
-    planned = plan(lower(program), Cluster.local(8), PlanOptions(mesh=MESH, force=pins, **options))
+def plan_rows(name: str, axes: Any = "data") -> Plan:
+    pins = {
+        "every way": {"table": {0: axes}},
+        "gradient": {"table": {0: axes}},
+        "decode": {"cache": {0: axes}},
+        "batched": {"cache": {1: axes}},
+    }
+    planned = plan(lower(PROGRAMS[name]), Cluster.local(8), PlanOptions(mesh=MESH, force=pins[name]))
     assert isinstance(planned, Plan)
     return planned
 
@@ -91,7 +103,10 @@ def test_one_row_moves_one_row() -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
-SLICES = ("dynamic-slice", "dynamic-update-slice")
+def test_rows_of_a_batch_move_no_more_than_rows() -> None:
+    """Gathers and scatters of vmapped slices: windows one row high."""
+    planned = plan_rows("batched")
+    assert max(each.payload_bytes for each in planned.collectives) <= 2 * 4 * WIDTH
 
 
 def planned_text(planned: Plan) -> str:
@@ -104,10 +119,7 @@ def planned_text(planned: Plan) -> str:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("axes", ["data", "model", ("data", "model")], ids=str)
 def test_numbers_on_every_axis(name: str, axes: Any) -> None:
-    program = PROGRAMS[name]
-    pins = {"cache" if name == "decode" else "table": {0: axes}}
-    planned = plan(lower(program), Cluster.local(8), PlanOptions(mesh=MESH, force=pins))
-    assert isinstance(planned, Plan)
+    program, planned = PROGRAMS[name], plan_rows(name, axes)
     proof = compile_and_prove(planned)
     assert proof.holds, proof.explain(everything=True)
     assert_same(run_planned(program, planned), run_single(program))

@@ -429,6 +429,12 @@ def _indexing() -> dict[str, Program]:
         "embedding": (clamped, (table, tokens)),
         "embedding_column": (column, (table, tokens)),
         "embedding_row": (clamped, (table, s32(1))),
+        "own_row": (jax.vmap(lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 8))), (f32(4, 16, 8), s32(4))),
+        "own_row_update": (
+            jax.vmap(lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0))),
+            (f32(4, 16, 8), f32(4, 1, 8), s32(4)),
+        ),
+        "rows_as_windows": (lambda x, i: jax.vmap(lambda i: lax.dynamic_slice(x, (i, 0), (1, 8)))(i), (table, s32(4))),
         "set_row": (lambda x, i, u: x.at[i].set(u), (table, s32(1), f32(1, 8))),
         "embedding_gradient": (added, (table, tokens, f32(4, 8, 8))),
         "take_along_axis": (lambda x, i: jnp.take_along_axis(x, i, -1), (logits, rows)),
