@@ -174,7 +174,9 @@ def _build_chain_without(search: Search, off: str) -> _AblatedChain:
         free = layout.is_cheap_to_recompute
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         keys = dict.fromkeys(program.fed_arguments, ("arriving",))
-        layout = build_variables(flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients)
+        layout = build_variables(
+            flow, free, segments, {}, keys, program.kernels, program.rules, program.gradients, program.rounded_uses
+        )
     if off == "hubs":
         shared_layouts = {
             hub: weight

@@ -14,6 +14,7 @@ from shardwright.cost import HardwareProfile, predict_memory
 from shardwright.hlo import ArrayShape
 from shardwright.planner.costs.kernels import find_kernels
 from shardwright.planner.costs.prices import Prices
+from shardwright.planner.costs.rounded_uses import rounded_uses_of
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, build_dataflow
 from shardwright.planner.pipeline.program_writer import ProgramDraft
@@ -96,7 +97,8 @@ class Pricing:
         free = cheap_nodes(flow, ())
         segments = Segments(of=tuple(-1 if is_free else 0 for is_free in free), count=1, cuts=())
         kernels = find_kernels(flow, merges=self._profile.compiler.merges_loops)
-        layout = build_variables(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow))
+        rounded = rounded_uses_of(flow, self._profile)
+        layout = build_variables(flow, free, segments, {}, {}, kernels, self._builder.rules, gradients(flow), rounded)
         graph = CostGraph(variables=layout, prices=self._prices, builder=self._builder, pinned={})
         entries = {entry.name: entry for entry in program.entries}
         parameters = {node: v.sharding for node, v in zip(flow.parameters, program.parameters, strict=True)}

@@ -21,6 +21,9 @@ from shardwright.planner.strategies.expansion import Exchange, local_results, st
 from shardwright.plans.plan import PlannedCollective
 from shardwright.plans.shardings import TensorSharding
 
+#: A reshard: value, whether inside its loop, layout before, layout after.
+_Reshard = tuple[Leaf, bool, TensorSharding, TensorSharding]
+
 
 @dataclass(slots=True, kw_only=True)
 class _CollectiveLedger:
@@ -32,7 +35,8 @@ class _CollectiveLedger:
     combinable: index of a collective that the compiler may combine → its data for the combiner.
     transpose_times: (node, seconds a step of transposes for the reshards of its operands or results).
     loop_computations: loop-carried leaf → computations inside the loop.
-    moved: reshards done: (value, whether inside its loop, layout before, layout after).
+    moved: reshards done.
+    exact: those of them with a reader for which the compiler does not round the value.
     """
 
     decisions: Decisions
@@ -41,15 +45,38 @@ class _CollectiveLedger:
     combinable: dict[int, Combinable] = field(default_factory=dict)
     transpose_times: list[tuple[Node, float]] = field(default_factory=list)
     loop_computations: dict[Leaf, frozenset[str]] = field(default_factory=dict)
-    moved: set[tuple[Leaf, bool, TensorSharding, TensorSharding]] = field(default_factory=set)
+    moved: set[_Reshard] = field(default_factory=set)
+    exact: set[_Reshard] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        for loop, leaves in self.decisions.graph.flow.leaves.items():
+        graph = self.decisions.graph
+        for loop, leaves in graph.flow.leaves.items():
             if loop.opcode == "while":
                 self.loop_computations.update(dict.fromkeys(leaves, computations_of(loop)))
+        rounded = graph.variables.rounded
+        if not rounded.uses:
+            return
+        for node in graph.flow.nodes:
+            for use in node.uses:
+                if use.source in rounded.hubs and (node.index, use.position) not in rounded.uses:
+                    self.exact.update(done for done, *_ in self._reshards(node, use))
 
     def add_use(self, node: Node, use: Use, causes: Causes | None) -> None:
         """Adds the reshards of an operand to the layout a node uses, without those done for earlier readers."""
+        rounded = self.decisions.graph.variables.rounded.uses
+        for done, before, after, moves in self._reshards(node, use):
+            if done in self.moved:
+                continue
+            self.moved.add(done)
+            cause = causes.move(node, use) if causes else ""
+            is_rounded = (node.index, use.position) in rounded and done not in self.exact
+            self._add_transpose(node, use.source, before, after, use.weight, self._ends(node, use, after))
+            self._add(node, cause, use.source, moves, use.weight, use.runs, is_read=True, is_rounded=is_rounded)
+
+    def _reshards(
+        self, node: Node, use: Use
+    ) -> Iterator[tuple[_Reshard, TensorSharding, TensorSharding, tuple[Move, ...]]]:
+        """The reshards of an operand to the layout a node uses: its key, layouts before and after, and its moves."""
         target = self._used(node, use)
         sharding = self.decisions.result(use.source)
         if sharding is target:
@@ -58,15 +85,9 @@ class _CollectiveLedger:
         source = self.decisions.source(node, use, target)
         for before, after in ((sharding, source), (source, target)):
             moves = self._moves(use.source, before, after) if before != after else ()
-            if not moves:
-                continue
-            done = (use.source, is_inside, before, self._sharding_after(use.source, before, after, moves))
-            if done in self.moved:
-                continue
-            self.moved.add(done)
-            cause = causes.move(node, use) if causes else ""
-            self._add_transpose(node, use.source, before, after, use.weight, self._ends(node, use, after))
-            self._add(node, cause, use.source, moves, use.weight, use.runs, is_read=True)
+            if moves:
+                key = (use.source, is_inside, before, self._sharding_after(use.source, before, after, moves))
+                yield key, before, after, moves
 
     def _used(self, node: Node, use: Use) -> TensorSharding:
         """The layout in which a node uses an operand.
@@ -82,8 +103,10 @@ class _CollectiveLedger:
         """Adds the reduction of a result through the layouts of `stages`, in order."""
         whole = (node.index, leaf)
         *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
-        self._add(node, cause, whole, [move for moves in sums for move in moves], node.weight, node.runs)
-        self._add(node, cause, whole, last, node.weight, node.runs, is_read=True)
+        is_rounded = whole in self.decisions.graph.variables.rounded.leaves
+        once = [move for moves in sums for move in moves]
+        self._add(node, cause, whole, once, node.weight, node.runs, is_rounded=is_rounded)
+        self._add(node, cause, whole, last, node.weight, node.runs, is_read=True, is_rounded=is_rounded)
         ends = self.decisions.graph.variables.ends_of(whole, LOOP)
         self._add_transpose(node, whole, stages[-2], stages[-1], node.weight, ends)
 
@@ -139,14 +162,18 @@ class _CollectiveLedger:
         runs: int,
         *,
         is_read: bool = False,
+        is_rounded: bool,
     ) -> None:
         """Adds moves of a node's result or operand, in order.
 
-        is_read: for a reader; values fused into the reader are written first.
+        is_read: for a reader; values fused into the reader are written first. is_rounded: for readers that read the
+        value rounded to bfloat16; a reduce-scatter is not.
         """
         graph = self.decisions.graph
         launch_s = graph.prices.profile.launch_s if is_read and graph.variables.kernels.is_fused[leaf[0]] else 0.0
-        for place, move in enumerate(moves):
+        for place, whole_move in enumerate(moves):
+            is_sent_rounded = is_rounded and whole_move.kind != "reduce-scatter"
+            move = whole_move.in_half() if is_sent_rounded else whole_move
             once_s = move.time_s(graph.prices.mesh, graph.prices.topology) + (0.0 if place else launch_s)
             count = max(1, runs)
             if leaf in graph.overlappable:
@@ -164,6 +191,7 @@ class _CollectiveLedger:
                     count=count,
                     time_s=once_s * weight,
                     groups=self._groups(move),
+                    sent_as="bf16" if is_sent_rounded else "",
                 )
             )
 

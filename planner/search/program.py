@@ -21,6 +21,7 @@ from shardwright.planner.constraints.forced import ForcedStrategy, force_strateg
 from shardwright.planner.constraints.named_pins import pins_by_name, replicate_rest, split_batch
 from shardwright.planner.constraints.pins import Requirement, program_meshes, suspicious_axes
 from shardwright.planner.costs.kernels import Kernels, find_kernels
+from shardwright.planner.costs.rounded_uses import RoundedUses, rounded_uses_of
 from shardwright.planner.graph.batch_dim_analysis import TiedDims
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, build_dataflow
 from shardwright.planner.graph.donation import alias_donors
@@ -167,6 +168,7 @@ class Program:
         self._structures: dict[Hashable, ProgramStructure] = {}
         self._node_keys: dict[Hashable, int] = {}  # numbers of `build_structure`'s node keys
         self._gradients: frozenset[Leaf] | None = None
+        self._rounded_uses: RoundedUses | None = None
         self._readiness: Readiness | None = None
         self._combinable_bytes: Mapping[Leaf, int] | None = None
         self._batch_dims: Mapping[int, int] | None = None
@@ -196,6 +198,13 @@ class Program:
         if self._gradients is None:
             self._gradients = gradients(self.flow)
         return self._gradients
+
+    @property
+    def rounded_uses(self) -> RoundedUses:
+        """Uses of values that the compiler sends as bfloat16."""
+        if self._rounded_uses is None:
+            self._rounded_uses = rounded_uses_of(self.flow, self.profile)
+        return self._rounded_uses
 
     @property
     def readiness(self) -> Readiness:
@@ -305,6 +314,7 @@ class ProgramStructure:
             program.kernels,
             program.rules,
             program.gradients,
+            program.rounded_uses,
         )
         self.instances: tuple[SegmentInstance, ...] = build_instances(
             flow, self.segments, lambda nodes: variables_of(self.variables, nodes), self.variables.describe

@@ -12,6 +12,7 @@ from shardwright.planner.clock import Clock
 from shardwright.planner.constraints.carried import CarriedDecisions
 from shardwright.planner.constraints.confine import Confinement
 from shardwright.planner.costs.prices import FloatArray, IntArray, Prices
+from shardwright.planner.costs.rounded_uses import rounded_shape
 from shardwright.planner.graph.dataflow import Dataflow, Leaf, Node, Use
 from shardwright.planner.segments.neighborhood_cache import NeighborhoodCache
 from shardwright.planner.segments.readiness import Readiness
@@ -191,9 +192,9 @@ class CostGraph:
         index, leaf = hub
         produced = self.set_of((index, -1)).result_ids[:, leaf]
         shared = self.set_of(hub).result_ids[:, 0]
-        return self._move_costs(
-            hub, produced, shared, self.variables.shared_layouts[hub], self.variables.layout_ends[hub]
-        )
+        is_rounded = hub in self.variables.rounded.hubs  # readers for which it is not are mostly content without a move
+        weight, ends = self.variables.shared_layouts[hub], self.variables.layout_ends[hub]
+        return self._move_costs(hub, produced, shared, weight, ends, is_rounded=is_rounded)
 
     def use_matrix(self, node: Node, use: Use) -> FloatArray:
         """Seconds of resharding an operand from its producer's sharding, or its shared layout (rows), to the node's
@@ -204,7 +205,9 @@ class CostGraph:
         wanted = self.set_of((node.index, -1)).operand_ids[:, use.position]
         if use.hard:
             return np.where(stored[:, None] == wanted[None, :], 0.0, np.inf)
-        matrix = self._move_costs(use.source, stored, wanted, use.weight, self.variables.ends(node, use))
+        is_rounded = (node.index, use.position) in self.variables.rounded.uses
+        ends = self.variables.ends(node, use)
+        matrix = self._move_costs(use.source, stored, wanted, use.weight, ends, is_rounded=is_rounded)
         if not is_hub:
             return matrix
         return self._forbid_new_partial_sums(
@@ -221,9 +224,12 @@ class CostGraph:
             self._partial[key] = matrices  # with the matrix: its number stays its own
         return matrices[1]
 
-    def _move_costs(self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: MoveEnds) -> FloatArray:
+    def _move_costs(
+        self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: MoveEnds, *, is_rounded: bool
+    ) -> FloatArray:
         index, leaf = source
         shape, combinable_bytes = self.flow.nodes[index].shapes[leaf], self.combinable_bytes.get(source, 0)
+        shape = rounded_shape(shape) if is_rounded else shape
         waited = weight * self.exposed_fraction if source in self.overlappable else weight
         matrix = self.prices.reshard_matrix(shape, made, wanted, waited, combinable_bytes)
         if self.variables.kernels.is_fused[index]:

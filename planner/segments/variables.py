@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from shardwright.cost.moves.relayout import LOOP, STORED, MoveEnds, maker_of, reader_of
 from shardwright.hlo import Instruction
 from shardwright.planner.costs.kernels import Kernels
+from shardwright.planner.costs.rounded_uses import NOTHING_ROUNDED, RoundedUses
 from shardwright.planner.graph.dataflow import BARRIERS, Dataflow, Leaf, Node, Use, computations_of
 from shardwright.planner.rules.linear import is_zero, why_not_partial
 from shardwright.planner.segments.dominator_cut import Segments
@@ -53,6 +54,7 @@ class ProgramVariables:
     shared_layouts: values with a shared layout, and the largest weight of a use of it.
     layout_ends: per shared layout, its producer's kind and its strictest reader's.
     gradients: sums read by no later product.
+    rounded: uses of values that the compiler sends as bfloat16.
     cross_segment: variable → other segments that depend on it: shared layouts they read, and producers of values they
         take without a reshard.
     after_loops: shared layouts of loop-carried values, for readers after the loop → the loop.
@@ -74,6 +76,7 @@ class ProgramVariables:
     shared_layouts: Mapping[Leaf, float]
     layout_ends: Mapping[Leaf, MoveEnds]
     gradients: frozenset[Leaf]
+    rounded: RoundedUses
     cross_segment: Mapping[Variable, tuple[int, ...]]
     after_loops: Mapping[Leaf, Instruction]
     in_loop_readers: frozenset[tuple[int, Leaf]]
@@ -93,7 +96,10 @@ class ProgramVariables:
             may_be_partial = self.can_be_partial[index] and variable not in self.always_reduced
             is_apart, is_fused = variable in self.after_loops, self.kernels.is_fused[index]
             ends = self.layout_ends[variable]
-            return (node.shapes[leaf], may_be_partial, self.shared_layouts[variable], crosses, is_apart, is_fused, ends)
+            return (
+                node.shapes[leaf], may_be_partial, self.shared_layouts[variable], crosses, is_apart, is_fused, ends,
+                variable in self.rounded.hubs,
+            )  # fmt: skip
         uses = [  # of cheap values: whether they are zero
             (use.position, self.can_be_partial[use.source[0]])
             for use in node.uses
@@ -118,6 +124,7 @@ class ProgramVariables:
             self.partial_operand_sets[index],
             tuple(uses),
             tuple(direct),
+            tuple([use.position for use in node.uses if (index, use.position) in self.rounded.uses]),
             self.keys.get(index),
         )
 
@@ -154,6 +161,7 @@ def build_variables(
     kernels: Kernels,
     rules: RuleCache,
     gradients: frozenset[Leaf],
+    rounded: RoundedUses = NOTHING_ROUNDED,
 ) -> ProgramVariables:
     """Decide the partial sums and the shared layouts.
 
@@ -163,6 +171,7 @@ def build_variables(
     kernels: see `find_kernels`.
     rules: of the instructions.
     gradients: see `overlap.gradients`.
+    rounded: see `find_rounded_uses`; by default of a compiler that rounds nothing.
     """
     signatures = [-1 if node.is_value else rules.number(node.instruction) for node in flow.nodes]
     partial, ways = _partial_sums(flow, free, frozenset(pinned), signatures, rules)
@@ -181,6 +190,7 @@ def build_variables(
             leaf: _ends(flow, kernels, gradients, leaf, _strictest_reader(leaf, readers, direct)) for leaf in hubs
         },
         gradients=gradients,
+        rounded=rounded,
         cross_segment=crossing,
         after_loops=apart,
         in_loop_readers=direct,

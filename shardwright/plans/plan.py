@@ -138,6 +138,10 @@ class VariablePlan:
         return self.sharding.stacked if self.is_stacked else self.sharding
 
 
+#: Element types that a compiler sends float32 as; empty: as it is.
+SENT_AS = ("", "bf16")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCollective:
     """A collective expected from XLA by the plan.
@@ -154,6 +158,8 @@ class PlannedCollective:
     groups: devices (in mesh order) of each group, if XLA moves along parts of the axes; else empty.
     combined: a number, from 1, shared by collectives combined by a compiler; they share a latency. 0: it runs by
         itself.
+    sent_as: the element type that this compiler sends float32 as, where only products read it (`cost.rounding`);
+        payload and wire bytes are of that, other compilers' are twice as many. Empty: as it is.
     """
 
     kind: str
@@ -166,6 +172,7 @@ class PlannedCollective:
     time_s: float
     groups: tuple[tuple[int, ...], ...] = ()
     combined: int = 0
+    sent_as: str = ""
 
     @property
     def over(self) -> str:

@@ -203,7 +203,7 @@ def prove(
 
     on, memory: see `Proof`. If the plan came without its HLO text, lines have no source.
     """
-    planned, seen = items_of_plan(plan), items_of_program(plan, observed)
+    planned, seen = items_of_plan(plan, on), items_of_program(plan, observed, on)
     where = _source_lines(plan, {item.instruction for item in (*planned, *seen)})
     lines = [
         _line(planned_side, program_side, where.get((planned_side or program_side)[0].instruction, ""), tolerance)
@@ -215,14 +215,15 @@ def prove(
 
 
 # ---- the two sides ---------------------------------------------------------------
-def items_of_plan(plan: Plan) -> list[Item]:
-    """The plan's collectives with traffic."""
+def items_of_plan(plan: Plan, on: str = "") -> list[Item]:
+    """The plan's collectives with traffic, as the compiler of the devices `on` sends them."""
+    widths = {"": 1, "bf16": 1 if on.startswith("tpu") else 2}
     return [
         Item(
             kind=collective.kind,
             group_size=len(collective.groups[0]) if collective.groups else plan.mesh.size(collective.axes),
-            payload_bytes=collective.payload_bytes,
-            wire_bytes=collective.wire_bytes,
+            payload_bytes=widths[collective.sent_as] * collective.payload_bytes,
+            wire_bytes=widths[collective.sent_as] * collective.wire_bytes,
             count=collective.count,
             instruction=collective.instruction,
             cause=collective.cause,
@@ -235,10 +236,10 @@ def items_of_plan(plan: Plan) -> list[Item]:
     ]
 
 
-def items_of_program(plan: Plan, observed: Iterable[Observed]) -> list[Item]:
+def items_of_program(plan: Plan, observed: Iterable[Observed], on: str = "") -> list[Item]:
     """The program's collectives over more than one device, reductions in the plan's form."""
     planned: dict[str, list[Item]] = {}
-    for item in items_of_plan(plan):
+    for item in items_of_plan(plan, on):
         planned.setdefault(item.instruction, []).append(item)
     items = [_to_item(collective, plan.mesh.device_count) for collective in observed if collective.group_size > 1]
     return [_as_planned(item, planned.get(item.instruction, [])) for item in items]

@@ -7,7 +7,7 @@ A reshard reduces partial sums first, then brings a whole value to its target. T
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise, takewhile
 from math import prod
@@ -42,6 +42,10 @@ class Move:
     is_minor: bool = False
     reads: OutermostDim | None = None
     writes: OutermostDim | None = None
+
+    def in_half(self) -> Move:
+        """The same of elements half as wide."""
+        return replace(self, payload_bytes=self.payload_bytes // 2, joined_bytes=self.joined_bytes // 2)
 
     @property
     def group_size(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from shardwright.cost.opcodes import IDENTITIES, PRODUCTS, TUPLE_VIEWS
 from shardwright.cost.peak.device_program import DeviceProgram
 from shardwright.cost.peak.inline import bodies, first_leaf, inline_calls
+from shardwright.cost.rounding import rounds_operand
 from shardwright.hlo import Computation, Instruction
 from shardwright.hlo.shapes import TupleShape
 
@@ -98,7 +99,11 @@ class _LeafConsumers:
             yield self.found[user, leaf]
         elif opcode in TUPLE_VIEWS:
             yield self.found[user, leaf] if len(self.operands[user]) == 1 else None
-        elif opcode not in PRODUCTS and not self._is_rounding(user):
+        elif opcode in PRODUCTS:
+            read = [i for i, operand in enumerate(self.operands[user]) if operand == node]
+            if not all(rounds_operand(self.instructions[user], position) for position in read):
+                yield None
+        elif not self._is_rounding(user):
             yield None
 
     def _find_rounded_in(self, loop: int) -> frozenset[int]:

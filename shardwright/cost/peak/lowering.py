@@ -36,6 +36,7 @@ from shardwright.cost.peak.simplify_divide import OWN_BROADCAST, multiply_by_inv
 from shardwright.cost.peak.simplify_minmax import simplify_limits
 from shardwright.cost.peak.stacked_layouts import gather_mark
 from shardwright.cost.profiles import HardwareProfile
+from shardwright.cost.rounding import rounds_operand
 from shardwright.hlo import Instruction
 from shardwright.hlo.shapes import ELEMENT_BITS, ArrayShape
 from shardwright.plans.plan import InstructionPlan
@@ -163,7 +164,8 @@ class _ComputationLowering:
                     used[i] = self._reorder_dims(self.flat.instructions[operands[i]], used[i], opcode, order)
         if instruction.opcode in PRODUCTS and self.compiler.products_read_bf16:
             used = [
-                self._round_element(operand, operand_node) for operand, operand_node in zip(operands, used, strict=True)
+                self._round_element(operand, operand_node) if rounds_operand(instruction, i) else operand_node
+                for i, (operand, operand_node) in enumerate(zip(operands, used, strict=True))
             ]
         if instruction.opcode == "divide" and self.compiler.copies_dot_operands and self._had_fewer_dimensions(used[0]):
             used[1] = self._add_own_broadcast(used[1])

@@ -16,6 +16,7 @@ from shardwright.json_reader import JsonProblem, ObjectReader, format_value, loa
 from shardwright.plans.plan import (
     COLLECTIVE_KINDS,
     PLAN_FORMAT,
+    SENT_AS,
     Candidate,
     CostSummary,
     InstructionPlan,
@@ -344,6 +345,9 @@ def _read_collective(row: ObjectReader, mesh: Mesh) -> PlannedCollective:
     kind = row.text("kind")
     if kind not in COLLECTIVE_KINDS:
         raise row.wrong("kind", f"one of {', '.join(COLLECTIVE_KINDS)}", kind)
+    sent_as = row.text("sent_as") if row.has("sent_as") else ""
+    if sent_as not in SENT_AS:
+        raise row.wrong("sent_as", f"one of {', '.join(filter(None, SENT_AS))}", sent_as)
     return PlannedCollective(
         kind=kind,
         axes=row.texts("axes", among=tuple(mesh.sizes)),
@@ -355,6 +359,7 @@ def _read_collective(row: ObjectReader, mesh: Mesh) -> PlannedCollective:
         time_s=row.number("time_s"),
         groups=_read_groups(row, mesh) if row.has("groups") else (),
         combined=row.integer("combined") if row.has("combined") else 0,
+        sent_as=sent_as,
     )
 
 

@@ -163,4 +163,5 @@ def _encode_collective(collective: PlannedCollective) -> dict[str, Any]:
         "time_s": collective.time_s,
         **({"groups": [list(group) for group in collective.groups]} if collective.groups else {}),
         **({"combined": collective.combined} if collective.combined else {}),
+        **({"sent_as": collective.sent_as} if collective.sent_as else {}),
     }
