@@ -103,7 +103,9 @@ class _CollectiveLedger:
         """Adds the reduction of a result through the layouts of `stages`, in order."""
         whole = (node.index, leaf)
         *sums, last = ([*self._moves(whole, before, after)] for before, after in pairwise(stages))
-        is_rounded = whole in self.decisions.graph.variables.rounded.leaves
+        made = self.decisions.strategies[node.index].results[leaf]
+        may_stay_partial = stages[0] == made  # else its strategy counted the reduction
+        is_rounded = may_stay_partial and whole in self.decisions.graph.variables.rounded.leaves
         once = [move for moves in sums for move in moves]
         self._add(node, cause, whole, once, node.weight, node.runs, is_rounded=is_rounded)
         self._add(node, cause, whole, last, node.weight, node.runs, is_read=True, is_rounded=is_rounded)
