@@ -116,7 +116,7 @@ def wait_for_departures(place: Place) -> None:
         client.key_value_set(f"{_DEPARTURES}{place.rank}", "", True)
         while len(client.key_value_dir_get(_DEPARTURES)) < place.size:
             time.sleep(pause_s)
-            pause_s = min(1.0, 1.5 * pause_s)
+            pause_s = min(max(1.0, place.size / 500), 1.5 * pause_s)
 
 
 def check_unused_devices() -> None:

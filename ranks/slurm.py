@@ -36,7 +36,8 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
         raise OptionError(f"{rank} is not below {name}={size}", where="SLURM_PROCID", remedy="srun sets both")
     if size == 1:
         return Place()
-    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    lists = (environment.get(name) for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+    hosts = expand_hosts(next(filter(None, lists), ""))
     step = _step_number(environment)
     job = read_number(environment, "SLURM_JOB_ID", 0)
     port = read_number(environment, "JAX_COORDINATOR_PORT", JOB_PORTS[(job + 1021 * step) % len(JOB_PORTS)])

@@ -535,7 +535,7 @@ def find_tpu_pod() -> tuple[int, int, str] | None:
 
     JAX asks the metadata server.
     """
-    if not _module("jax._src.cloud_tpu_init").running_in_cloud_tpu_vm:
+    if not getattr(_module("jax._src.cloud_tpu_init"), "running_in_cloud_tpu_vm", False):
         return None
     return _ask_cluster(_module("jax._src.clusters").GceTpuCluster)
 
