@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,15 @@ from shardwright.report.trace import write_trace
 
 #: Options handed on, by the same names, to `session.parallelize` and `sw.plan`.
 _PLANNING = ("mesh", "force", "memory_budget", "deadline", "stages", "micro_batches", "schedule")
+
+
+def run_example(main: Callable[[], None]) -> None:
+    """`main()`; Ctrl-C ends it with a line instead of a traceback, and exit code 130."""
+    try:
+        main()
+    except KeyboardInterrupt as interrupt:
+        print(": ".join(("interrupted", *map(str, interrupt.args))), file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def example_parser(

@@ -23,7 +23,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 
 import shardwright as sw
 from examples.common.annotated import annotate_step
-from examples.common.options import example_parser, parse_arguments, planning_options, select_config, show_plan
+from examples.common.options import (
+    example_parser,
+    parse_arguments,
+    planning_options,
+    run_example,
+    select_config,
+    show_plan,
+)
 from examples.common.text import batches, split, standard_library_text
 from examples.common.training import train
 from examples.gpt2.model import PRESETS, batch_types, make_steps
@@ -76,4 +83,4 @@ def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

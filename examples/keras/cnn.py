@@ -22,7 +22,7 @@ from keras import layers
 import shardwright as sw
 import shardwright.keras as swk
 from examples.common.digits import digits
-from examples.common.options import number_parser
+from examples.common.options import number_parser, run_example
 
 
 def make_model() -> keras.Model:
@@ -60,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

@@ -25,7 +25,7 @@ from keras import layers
 
 import shardwright as sw
 import shardwright.keras as swk
-from examples.common.options import number_parser
+from examples.common.options import number_parser, run_example
 from examples.common.text import batches, split, standard_library_text
 
 _BYTES = 256
@@ -85,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

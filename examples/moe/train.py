@@ -19,7 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 
 import shardwright as sw
 from examples.common.annotated import annotate_step
-from examples.common.options import example_parser, parse_arguments, planning_options, select_config, show_plan
+from examples.common.options import (
+    example_parser,
+    parse_arguments,
+    planning_options,
+    run_example,
+    select_config,
+    show_plan,
+)
 from examples.common.text import batches, split, standard_library_text
 from examples.common.training import train
 from examples.gpt2.model import batch_types
@@ -59,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import shardwright as sw
 import shardwright.torch as swt
-from examples.common.options import number_parser
+from examples.common.options import number_parser, run_example
 from examples.common.progress import TrainingProgress
 from examples.common.text import batches, split, standard_library_text
 
@@ -76,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

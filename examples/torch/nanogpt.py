@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 import shardwright.torch as swt
-from examples.common.options import number_parser
+from examples.common.options import number_parser, run_example
 from examples.common.progress import TrainingProgress
 from examples.common.text import batches, split, standard_library_text
 
@@ -129,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

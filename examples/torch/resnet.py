@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shardwright as sw
 import shardwright.torch as swt
 from examples.common.digits import digits
-from examples.common.options import number_parser
+from examples.common.options import number_parser, run_example
 from examples.common.progress import TrainingProgress
 
 _SIDE = 16  # of the images, enlarged
@@ -103,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

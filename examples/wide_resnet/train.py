@@ -20,7 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that a script
 import shardwright as sw
 from examples.common.annotated import annotate_step
 from examples.common.digits import batches, digits
-from examples.common.options import example_parser, parse_arguments, planning_options, select_config, show_plan
+from examples.common.options import (
+    example_parser,
+    parse_arguments,
+    planning_options,
+    run_example,
+    select_config,
+    show_plan,
+)
 from examples.common.training import train
 from examples.wide_resnet.model import PRESETS, batch_types, make_steps
 
@@ -57,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

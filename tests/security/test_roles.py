@@ -53,6 +53,22 @@ def test_an_operator_closes_a_session_and_its_client_hears_who(
     assert f"session {alice.session_id[:8]} of alice is closed by the operator olga" in cluster.log()
 
 
+def test_an_operator_ends_a_step_and_a_user_does_not(cluster: PeoplesCluster, alice: RawClient) -> None:
+    steps = alice.steps()
+    steps.send(1, "", [77], [], snapshot=master_pb2.SnapshotArrays())  # it waits for array 77
+    which = f"{alice.session_id[:8]}/1"
+    refused = run_command("cancel", cluster.address, which, SHARDWRIGHT_TOKEN=TOKENS["alice"])
+    assert refused.returncode == 1
+    assert "EndSteps is for operators" in refused.stderr
+    done = run_command("cancel", cluster.address, which, SHARDWRIGHT_TOKEN=TOKENS["olga"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"step 1 of session {alice.session_id[:8]} of alice will not run\n"
+    error = steps.reply().error
+    assert "cancelled by the operator olga" in error.message
+    again = run_command("cancel", cluster.address, which, SHARDWRIGHT_TOKEN=TOKENS["olga"])
+    assert "step 1 is not under way" in again.stderr
+
+
 def test_an_operator_is_told_what_was_wrong(alice: RawClient, olga: RawClient) -> None:
     with pytest.raises(SessionError, match="no session none"):
         olga.call("EndSession", master_pb2.EndSessionRequest(session="none"))
