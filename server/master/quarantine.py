@@ -120,6 +120,12 @@ def explain(state: MasterState, event: ev.ExecutorExited, node: int | None) -> C
     return _fail_begun(state, charges) + blame(state, charges, needed)
 
 
+def blame_command(state: MasterState, command: ev.ToWorkers) -> Commands:
+    """Executors were replaced for what a command did."""
+    charge = _charge_of(command)
+    return [] if charge is None else blame(state, [charge], CLEARING_SUCCESSES_OF_KILLED)
+
+
 def list_charges(state: MasterState, works: Iterable[Work]) -> list[Charge]:
     """Of what an executor's threads were busy with: commands first, in their order."""
     charges: dict[tuple[Suspect, int], Charge] = {}

@@ -6,9 +6,9 @@
 | storing | each executor stores them with two daemons, training goes on     | complete, or over            |
 
 A snapshot counts once every executor has stored its parts; then daemons may drop older ones. The end of a generation
-ends what is under way. A session whose steps name their generation is told of each loss: its client restores the newest
-complete snapshot and sends the steps since again. On an elastic cluster all are told, for their plans may be for nodes
-that are gone. Functions on `MasterState`, registered in its tables.
+ends what is under way. All sessions are told of each loss. A client whose steps name their generation then restores the
+newest complete snapshot and sends the steps since again; others know that what they uploaded before is gone, and on an
+elastic cluster that their plans may be for nodes that are gone. Functions on `MasterState`, registered in its tables.
 """
 
 from __future__ import annotations

@@ -531,7 +531,8 @@ class MasterState:
             if item.failed_s is not None and self._now_s - item.failed_s > self.limits.divergence_s:
                 nodes = ", ".join(map(str, sorted(item.waiting)))
                 reason = f"command {sequence} failed on one node ({item.error}) while node {nodes} went on"
-                return self._with_formation(self.formation.restart(reason, self._now_s))
+                commands = self._with_formation(self.formation.restart(reason, self._now_s))
+                return commands + quarantine.blame_command(self, item.command)
         return []
 
     # ---- invariants --------------------------------------------------------

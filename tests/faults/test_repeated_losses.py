@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.errors import RepeatedLossError, StepTimeoutError, WorkerLostError
+from shardwright.errors import ExecutionError, RepeatedLossError, StepTimeoutError, WorkerLostError
 from shardwright.server.black_box import BlackBox, Work, dataset_key
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
@@ -211,6 +211,16 @@ def test_a_step_that_always_hangs_is_stopped(world: World) -> None:
     assert errors(world, 1) == [StepTimeoutError] * 5
     step(world, 6)
     assert errors(world, 1) == [RepeatedLossError]
+
+
+def test_a_step_that_fails_on_one_node_while_others_wait_for_it_is_stopped(world: World) -> None:
+    for number in range(1, 6):
+        sequence = step(world, number)
+        world.done(sequence, 0, error=ExecutionError("out of memory"))
+        world.passes(16)
+        killed_by(world, Work(sequence=sequence), exit_code=-9)
+    step(world, 6)
+    assert errors(world, 1)[-1] is RepeatedLossError
 
 
 def test_an_executor_that_falls_silent_accuses_what_it_was_busy_with(world: World) -> None:
