@@ -91,11 +91,14 @@ class SnapshotServer:
 
     def _put(self, requests: Iterable[ChunkedMessage[worker_pb2.PutPartsRequest]]) -> None:
         arriving = _ArrivingParts(self._store)
-        for parcel in requests:
-            arriving.announce(parcel.message.session_id, keys_of(parcel.message.arrays))
-            for piece in parcel.pieces or (memoryview(b""),):
-                arriving.take(np.frombuffer(piece, np.uint8))
-        arriving.require_none()
+        try:
+            for parcel in requests:
+                arriving.announce(parcel.message.session_id, keys_of(parcel.message.arrays))
+                for piece in parcel.pieces or (memoryview(b""),):
+                    arriving.take(np.frombuffer(piece, np.uint8))
+            arriving.require_none()
+        finally:
+            arriving.discard()
 
     def list_parts(
         self, request: worker_pb2.ListPartsRequest, context: grpc.ServicerContext
@@ -136,6 +139,10 @@ class _ArrivingParts:
             self._store.complete(session_id, key)
         if data.size:
             raise ArrayError(f"{data.size} bytes that belong to no part")
+
+    def discard(self) -> None:
+        """Keep nothing that the store drops: gRPC keeps what the frames of a broken call refer to."""
+        self._waiting.clear()
 
     def require_none(self) -> None:
         if self._waiting:

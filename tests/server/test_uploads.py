@@ -17,12 +17,15 @@ import pytest
 from shardwright.errors import ResourceLimitError, SessionError
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh
-from shardwright.proto.v1 import master_pb2, master_pb2_grpc
+from shardwright.proto.v1 import master_pb2, master_pb2_grpc, worker_pb2
 from shardwright.protocol import wire
+from shardwright.protocol.chunked_messages import ChunkedMessage
 from shardwright.server.free_memory import FreeMemory
 from shardwright.server.runtime.arrays import ArrayStore
 from shardwright.server.runtime.transfer_service import TransferService
 from shardwright.server.runtime.uploads import STALL_S, Uploads
+from shardwright.server.security import Protection
+from shardwright.server.worker.snapshot_service import SnapshotServer
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 
 MIB = 1 << 20
@@ -136,6 +139,30 @@ def test_uploads_that_stall_leave_their_threads_to_others(port: Port) -> None:
     forever.set()
     for call in stalled:
         call.cancel()
+
+
+def test_a_broken_upload_of_a_snapshot_keeps_no_part_that_is_dropped() -> None:
+    """An executor died in the midst of it, and its session ended."""
+    me, server = psutil.Process(), SnapshotServer("127.0.0.1", Protection(), limit_bytes=1 << 40)
+    errors = []
+    before_bytes = me.memory_info().rss
+    for _ in range(3):
+        server.store.offer("s", 1, 0, {(1, 0): SIZE})
+        with pytest.raises(grpc.RpcError) as failure:
+            server._put(broken_parts())
+        errors.append(failure)  # as gRPC does
+        server.retain({})
+    assert me.memory_info().rss - before_bytes < SIZE
+    server.close()
+
+
+def broken_parts() -> Iterator[ChunkedMessage[worker_pb2.PutPartsRequest]]:
+    parts = [worker_pb2.ArrayParts(array_id=1, shards=[0])]
+    message = worker_pb2.PutPartsRequest(session_id="s", arrays=parts)
+    for _ in range(SIZE // MIB - 1):
+        yield ChunkedMessage(message=message, pieces=[memoryview(b"x" * MIB)])
+        message = worker_pb2.PutPartsRequest(session_id="s")
+    raise grpc.RpcError
 
 
 def test_freed_memory_goes_back_to_the_machine() -> None:
