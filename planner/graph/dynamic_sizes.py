@@ -16,5 +16,6 @@ def refuse_dynamic_sizes(module: Module) -> None:
         raise UnsupportedProgramError(
             f"how many elements {instruction.opcode} {instruction.name} has is known only at run time",
             where=location_of(module, instruction),
-            remedy="give it a fixed size: select by where() and masks instead of boolean_mask, unique or nonzero",
+            remedy="give it a fixed size: select by where() and masks instead of boolean_mask, unique or nonzero; of "
+            "sparse gradients (Keras: Embedding with Adagrad, RMSprop) take dense ones (tf.convert_to_tensor), or Adam",
         )
