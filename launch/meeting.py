@@ -237,28 +237,31 @@ def _listen(host: str, port: int) -> socket.socket:
 
 # ---- a rank ----------------------------------------------------------------------
 def meet(
-    address: str, arrival: Arrival, on_wait: Callable[[Absence | None, float], None]
+    address: str, arrival: Arrival, on_wait: Callable[[Absence | str, float], None]
 ) -> tuple[str, tuple[int, ...]]:
     """Wait at `address` for the other ranks: the coordination service, and the number of each rank's host.
 
-    on_wait: called several times a second with who is missing, None as long as nobody answers there, and the seconds
-    since the start; what it raises ends the wait. Raises LaunchError where this rank is refused.
+    on_wait: called several times a second with who is missing, or why nobody answers there, and the seconds since the
+    start; what it raises ends the wait. Raises LaunchError where this rank is refused.
     """
     start_s = time.monotonic()
     while True:
-        on_wait(None, time.monotonic() - start_s)
-        with contextlib.suppress(OSError):
+        problem = "no answer"
+        try:
             if answer := _ask(address, arrival, lambda absence: on_wait(absence, time.monotonic() - start_s)):
                 return answer
+        except OSError as error:
+            problem = error.strerror or str(error)
+        on_wait(problem, time.monotonic() - start_s)
         time.sleep(_TICK_S)
 
 
 def _ask(
-    address: str, arrival: Arrival, on_wait: Callable[[Absence | None], None]
+    address: str, arrival: Arrival, on_wait: Callable[[Absence | str], None]
 ) -> tuple[str, tuple[int, ...]] | None:
     """One visit; None where the other side ends it. Raises OSError where nobody is there."""
     host, _, port = address.rpartition(":")
-    absence: Absence | None = None
+    absence: Absence | str = "no answer"
     with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S) as connection:
         connection.settimeout(_TICK_S)
         connection.sendall(_encode(asdict(arrival)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,6 +63,15 @@ def meet_others(place: Place, options: JoinOptions) -> Place:
 def _host_meeting(place: Place) -> str:
     """Let the others meet at rank 0; the address, for itself. Raises LaunchError."""
     host, _, port = place.coordinator.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(
+            f"rank 0 does not know the host {host}, at which the others would look for it ({error.strerror or error})",
+            where=place.coordinator,
+            remedy="name rank 0's host by SHARDWRIGHT_COORDINATOR=host:port; where this is a job of its own, set "
+            "SHARDWRIGHT_SIZE=1",
+        ) from None
     listen = "" if is_loopback(host.strip("[]")) else "0.0.0.0"
     if place.coordinator not in _Process.meetings:
         _Process.meetings[place.coordinator] = MeetingPoint(
@@ -80,7 +90,7 @@ class _Patience:
         limits = (options.timeout_s, options.stall_shutdown_s)
         self._limit_s = min([limit for limit in limits if limit > 0], default=float("inf"))
 
-    def check(self, absence: Absence | None, waited_s: float) -> None:
+    def check(self, absence: Absence | str, waited_s: float) -> None:
         """Warn at each interval; raise LaunchError at the limit."""
         is_over = waited_s >= self._limit_s
         is_late = self._warning_s > 0 and waited_s >= self._next_s
@@ -94,15 +104,15 @@ class _Patience:
                 remedy="every rank of the job must call it; allow more with init(timeout_s=…) and --stall-shutdown",
             )
         self._next_s = waited_s + self._warning_s
-        if absence is None or self._place.rank == absence.waiting[0]:
+        if isinstance(absence, str) or self._place.rank == absence.waiting[0]:
             _log.warning(text)
 
-    def _describe(self, absence: Absence | None, waited_s: float) -> str:
-        if absence is not None:
+    def _describe(self, absence: Absence | str, waited_s: float) -> str:
+        if isinstance(absence, Absence):
             return stall.describe_wait("sw.ranks.init", list(absence.missing), list(absence.waiting), waited_s)
         who = "the launcher" if self._place.meeting else "rank 0"
         return (
-            f"{who} does not answer at {self._address}: rank {self._place.rank} of {self._place.size} "
+            f"{who} does not answer at {self._address} ({absence}): rank {self._place.rank} of {self._place.size} "
             f"has waited in sw.ranks.init for {waited_s:.0f} s"
         )
 

@@ -11,7 +11,7 @@ import pytest
 from jax._src import clusters
 
 import shardwright as sw
-from shardwright.ranks import places, slurm
+from shardwright.ranks import joining, places, slurm
 from shardwright.ranks.launchers import LAUNCHERS, find_place
 from tests.ranks.processes import assert_passed, run_processes
 
@@ -159,6 +159,20 @@ def test_arguments_of_init_stand_instead_of_variables() -> None:
         with pytest.raises(sw.OptionError) as caught:
             places.make_place(*given)
         assert caught.value.where == where
+
+
+def test_rank_0_that_is_no_host_of_that_name_is_refused_at_once() -> None:
+    with pytest.raises(sw.LaunchError, match="does not know the host") as caught:
+        joining.meet_others(find_place({**_SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}), joining.JoinOptions())
+    assert caught.value.where.startswith("node07:")
+
+
+def test_rank_1_says_where_it_looks_for_rank_0(caplog) -> None:
+    caplog.set_level(logging.WARNING, "shardwright.ranks")
+    options = joining.JoinOptions(stall_warning_s=0.1, stall_shutdown_s=0.8)
+    with pytest.raises(sw.LaunchError, match="rank 0 does not answer at"):
+        joining.meet_others(places.make_place(1, 2, f"127.0.0.1:{free_port()}"), options)
+    assert "rank 1 of 2 has waited in sw.ranks.init" in caplog.text
 
 
 # ---- real jobs -------------------------------------------------------------------
