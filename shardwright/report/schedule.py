@@ -5,7 +5,11 @@
     stage 2  ······F0─B0────F1─B1────F2─B2────F3─B3────A──············
 
 A letter and a number mark the beginning of that micro-batch's cell, dots are idle time. The middle of a step longer
-than the width is left out.
+than the width is left out. Where the rest is mostly idle (of many stages the last ones begin late and
+end early), the whole step is drawn instead, and each column says what the stage does in it:
+
+    stage 0  FFFFFF····xxxxxxBBBA
+    stage 1  ·FFFFF···xxxxxxBBB·A
 """
 
 from __future__ import annotations
@@ -23,6 +27,13 @@ _NAMES = {"F": "forward", "B": "backward", "W": "gradients of variables", "A": "
 _IDLE = "·"
 _BUSY = "─"
 _CUT = " ⋯ "
+_MIXED = "x"
+
+#: Part of a shortened picture that is idle from which on the whole step says more.
+_MOSTLY_IDLE = 0.5
+
+#: Part of a column's busy time from which one kind of task stands for it.
+_MOST = 0.9
 
 #: Columns that are drawn of a step at most, before those that have no room are cut out.
 _MAX_COLUMNS = 1_000_000
@@ -48,14 +59,17 @@ def schedule_picture(graph: TaskGraph, timeline: Timeline, *, width: int = 110) 
     margin = max(map(len, heads))
     room = width - margin
     column_s = _column_s(blocks, timeline.step_s, room)
+    drawn = [_shorten(_draw_row(row, column_s, timeline.step_s), room) for row in rows]
+    text = "".join(drawn)
+    if _CUT in text and text.count(_IDLE) > _MOSTLY_IDLE * len(text):
+        column_s = timeline.step_s / room
+        drawn = [_draw_phases(row, column_s, room) for row in rows]
     lines = []
     for stage in _rows_to_show(len(rows)):
-        if stage is None:
-            lines.append(" " * margin + "⋮")
-            continue
-        lines.append(f"{heads[stage]:<{margin}}{_shorten(_draw_row(rows[stage], column_s, timeline.step_s), room)}")
+        lines.append(" " * margin + "⋮" if stage is None else f"{heads[stage]:<{margin}}{drawn[stage]}")
     letters = dict.fromkeys(block.label[0] for block in blocks)
     legend = ", ".join(f"{letter} {name}" for letter, name in _NAMES.items() if letter in letters)
+    legend += f", {_MIXED} by turns" if any(_MIXED in line for line in drawn) else ""
     meaning = (
         f"{legend}; {_IDLE} idle, {timeline.bubble_fraction * 100:.1f} % in all; a column is {format_seconds(column_s)}"
     )
@@ -96,6 +110,25 @@ def _draw_row(row: Sequence[_Block], column_s: float, step_s: float) -> str:
             label = block.label if len(block.label) <= size else block.label[0]
             line[first : first + size] = f"{label:{_BUSY}<{size}}"
     return "".join(line)
+
+
+def _draw_phases(row: Sequence[_Block], column_s: float, columns: int) -> str:
+    """A letter a column: what takes most of it, `x` where several kinds share it, a dot where it is mostly idle."""
+    busy: list[dict[str, float]] = [{} for _ in range(columns)]
+    for block in row:
+        first, last = int(block.begin_s / column_s), min(int(block.end_s / column_s), columns - 1)
+        for column in range(first, last + 1):
+            shared_s = min(block.end_s, (column + 1) * column_s) - max(block.begin_s, column * column_s)
+            busy[column][block.label[0]] = busy[column].get(block.label[0], 0.0) + max(shared_s, 0.0)
+    return "".join(_phase(kinds, column_s) for kinds in busy)
+
+
+def _phase(kinds: dict[str, float], column_s: float) -> str:
+    busy_s = sum(kinds.values())
+    if busy_s < column_s / 2:
+        return _IDLE
+    most = max(kinds, key=lambda kind: kinds[kind])
+    return most if kinds[most] >= _MOST * busy_s else _MIXED
 
 
 def _shorten(line: str, room: int) -> str:

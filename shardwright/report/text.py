@@ -15,7 +15,13 @@ from shardwright.cost.peak.memory import shard_bytes
 from shardwright.plans.plan import Plan, VariablePlan
 from shardwright.plans.shardings import TensorSharding
 from shardwright.report.groups import CollectiveGroup, VariableGroup, group_collectives, group_variables
-from shardwright.report.search import candidates_section, group_segments, recompute_section, segments_section
+from shardwright.report.search import (
+    bound_section,
+    candidates_section,
+    group_segments,
+    recompute_section,
+    segments_section,
+)
 from shardwright.report.summary import state_kinds, summary
 from shardwright.report.tables import plain_grid, print_view, title
 from shardwright.report.tables import plain_table as plain_table
@@ -48,6 +54,7 @@ def render_plan(plan: Plan) -> Group:
         *recompute_section(plan),
         *candidates_section(plan),
         *segments_section(plan),
+        *bound_section(plan),
         *_notes(plan),
     )
 

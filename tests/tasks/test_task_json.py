@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from made_pieces import step_pieces
@@ -70,8 +72,19 @@ def test_what_is_no_task_graph_is_refused(data: Any, where: str, message: str) -
 def test_dot_has_every_task_and_an_edge_for_every_transfer() -> None:
     result = graph()
     text = result.to_dot()
-    assert text.count(" [label=") == sum(1 for _ in result.tasks())
+    assert text.count("<TD PORT=") == sum(1 for _ in result.tasks())
     assert text.count("style=dashed") == sum(task.kind == "send" for _, task in result.tasks())
     assert text.count("subgraph cluster_") == 3
     assert '"act.0@3"' in text
     assert text.count("{") == text.count("}")
+    ports = set(re.findall(r'PORT="(t\d+)"', text))
+    assert {end.split(":")[1] for end in re.findall(r"s\d:t\d+", text)} <= ports
+
+
+def test_dot_is_about_as_high_as_wide() -> None:
+    """Rows wrap: a stage of a thousand tasks is no strip of twenty thousand pixels."""
+    text = graph(stages=4, micro_batches=64).to_dot()
+    rows = [row.count("<TD ") for row in text.splitlines() if "<TR>" in row]
+    assert max(rows) <= 24
+    assert len(rows) <= 8 * max(rows)
+    ElementTree.fromstring(re.findall(r"<(<TABLE.*?</TABLE>)>", text, re.DOTALL)[0])
