@@ -24,6 +24,7 @@ from shardwright.planner.memory.lagrangian import GAP_TOLERANCE, HOPELESS_RATIO
 from shardwright.planner.memory.messages import note_deadline, summarize_error, too_large_error
 from shardwright.planner.memory.recompute import Recomputation
 from shardwright.planner.parallel import ForkedFuture
+from shardwright.planner.plans.axis_names import name_axes
 from shardwright.planner.plans.verify import check_plan
 from shardwright.planner.search.alternative_meshes import alternative_mesh_groups, suggest_other_mesh
 from shardwright.planner.search.branching import Branch, branch_and_bound
@@ -167,7 +168,14 @@ class Search(MeshSearch):
         final_plan = outcome.search.finish(outcome)
         if is_whole:
             save_record(self, outcome)
-        return final_plan
+        return name_axes(final_plan) if self._names_axes else final_plan
+
+    @property
+    def _names_axes(self) -> bool:
+        """Whether no axis has a name by the user: then names are the planner's to give."""
+        options = self.options
+        is_free = options.mesh is None and options.force is None and not self.program.pins
+        return is_free and options.mode == "search" and self.carried is None
 
     def _search_from_record(self) -> SearchResult | None:
         """Result of following an earlier search's record; None without one leading to an equally good plan."""
