@@ -22,7 +22,7 @@ FORCE = {"weights[0]": {1: "data"}, "weights[1]": {0: "data"}}
 def text(batch: int = 64) -> str:
     def step(weights: Any, x: jax.Array) -> Any:
         def loss_of(weights: Any) -> jax.Array:
-            return jnp.square(jnp.tanh(x @ weights[0]) @ weights[1]).mean()
+            return jnp.square(jnp.tanh(jnp.tanh(x @ weights[0]) @ weights[1])).mean()
 
         loss, gradients = jax.value_and_grad(loss_of)(weights)
         return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
