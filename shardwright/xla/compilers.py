@@ -18,7 +18,7 @@ from typing import Any
 
 from shardwright.errors import OptionError, PlatformError
 from shardwright.spelling import did_you_mean
-from shardwright.xla import private
+from shardwright.xla import private_devices
 from shardwright.xla.gpu_descriptions import GPU_DESCRIPTIONS
 
 #: GPUs of a node, as in DGX and HGX machines.
@@ -160,7 +160,9 @@ class Compiler:
         """Descriptions of that many devices, in mesh order, in a process with `environment`."""
         self.require_slice(device_count)
         if self.platform == "tpu":
-            return private.describe_tpus(_V5E_TOPOLOGIES[device_count], chips_per_host=1 if device_count == 1 else 4)
+            return private_devices.describe_tpus(
+                _V5E_TOPOLOGIES[device_count], chips_per_host=1 if device_count == 1 else 4
+            )
         return describe_gpus(folder, self.name, device_count)
 
 
@@ -217,6 +219,6 @@ def gpu_environment(folder: str) -> dict[str, str]:
 
 def describe_gpus(folder: str, name: str, count: int) -> list[Any]:
     """Descriptions of `count` GPUs of a kind, in nodes of eight, in a process with `gpu_environment`."""
-    library = f"{folder}/{GPU_PACKAGES.library}"
     per_node = min(count, GPUS_PER_NODE)
-    return private.describe_gpus(library, name, f"1x{count // per_node}x{per_node}", GPU_DESCRIPTIONS[name])
+    shape = f"1x{count // per_node}x{per_node}"
+    return private_devices.describe_gpus(folder, GPU_PACKAGES.library, name, shape, GPU_DESCRIPTIONS[name])

@@ -53,7 +53,7 @@ def compile_emitted(stablehlo: str, plan: Plan, *, want_executable: bool) -> Com
     with tempfile.TemporaryDirectory(prefix="shardwright-xla-") as folder:
         executable = _compile(stablehlo, devices, folder, plan.compile_options)
         compile_s = time.perf_counter() - started
-        pattern = _BEFORE_COMBINER_ELSEWHERE if private.is_compiling_for_described() else _BEFORE_COMBINER
+        pattern = _BEFORE_COMBINER_ELSEWHERE if private.described else _BEFORE_COMBINER
         text = _newest(folder, pattern) or private.hlo_of_executable(executable)
     require_shardings(
         "argument", private.parameter_shardings(executable), [v.stored_sharding for v in plan.parameters], plan.mesh
@@ -148,7 +148,7 @@ def _compile(
             ("xla_dump_to", folder),
             (
                 "xla_dump_hlo_pass_re",
-                _DUMPED_PASSES_ELSEWHERE if private.is_compiling_for_described() else _DUMPED_PASSES,
+                _DUMPED_PASSES_ELSEWHERE if private.described else _DUMPED_PASSES,
             ),
             ("xla_dump_large_constants", True),  # tables of slice offsets, one entry a device
         ],

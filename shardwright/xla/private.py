@@ -1,4 +1,4 @@
-"""The only module that touches undocumented names of jax and jaxlib.
+"""The only module that touches undocumented names of jax and jaxlib, `private_devices` for other devices aside.
 
 Each function wraps one use of a private name. `tests/xla/test_private.py` pins every one of them; `check_platform`
 looks all of them up: a jaxlib that moved one gives one clear error before anything runs.
@@ -73,7 +73,10 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
         "load_pjrt_plugin_dynamically",
         "make_c_api_device_topology",
         "register_custom_call_as_batch_partitionable",
+        "register_custom_call_handler",
         "register_custom_call_target",
+        "register_custom_type",
+        "register_custom_type_handler",
     ),
     "jaxlib.cpu._lapack": ("initialize",),
     "jaxlib.lapack": ("batch_partitionable_targets", "registrations"),
@@ -320,50 +323,20 @@ def local_devices() -> list[Any]:
     return sorted(local_client().local_devices(), key=lambda device: device.id)
 
 
-#: The devices that this process compiles for in place of its own, by `compile_for_described`.
-_described: list[Any] = []
+#: Descriptions of devices that this process compiles for in place of its own, by `compile_for_described`.
+described: list[Any] = []
 
 
 def compile_for_described(devices: Sequence[Any]) -> None:
     """Have this process compile for descriptions of devices, and never for its own."""
-    _described[:] = devices
-
-
-def is_compiling_for_described() -> bool:
-    return bool(_described)
-
-
-def describe_gpus(library: str, name: str, shape: str, description: str) -> list[Any]:
-    """Descriptions of GPUs that are not here.
-
-    library: the plugin's. shape: slices × nodes × GPUs of one, `1x2x8`. description: XLA's GpuTargetConfigProto.
-    """
-    xla_client = _module("jaxlib.xla_client")
-    plugin = xla_client.load_pjrt_plugin_dynamically("cuda", library)
-    xla_client.initialize_pjrt_plugin("cuda")
-    topology = xla_client.make_c_api_device_topology(plugin, name, topology=shape, target_config=description)
-    return list(topology._make_compile_only_devices())
-
-
-def describe_tpus(topology: str, *, chips_per_host: int) -> list[Any]:
-    """Descriptions of the chips of a TPU topology that is not here, such as `v5e:2x4`; libtpu's path is in
-    TPU_LIBRARY_PATH.
-
-    chips_per_host: four, or one of a single chip.
-    """
-    from jax.experimental import topologies
-
-    bounds = {1: (1, 1, 1), 4: (2, 2, 1)}[chips_per_host]
-    return list(topologies.get_topology_desc(topology, "tpu", chips_per_host_bounds=bounds).devices)
+    described[:] = devices
 
 
 def devices_to_compile_for(count: int) -> list[Any]:
-    """`count` devices in mesh order: this process' own, or, of a job of more GPUs, descriptions of equal ones.
-
-    Those of `compile_for_described` come before its own. Fewer where this process has fewer and can describe no others.
-    """
-    if _described:
-        return _described[:count]
+    """`count` devices in mesh order: those of `compile_for_described`, this process' own, or, of a job of more GPUs,
+    descriptions of equal ones; fewer where it has fewer."""
+    if described:
+        return described[:count]
     devices = local_devices()
     if count <= len(devices) or devices[0].platform != "gpu":
         return devices[:count]
@@ -376,7 +349,7 @@ def devices_to_compile_for(count: int) -> list[Any]:
 
 def compile_for(stablehlo: str, devices: Sequence[Any], options: Any) -> Any:
     """XLA's executable of a StableHLO module for `devices_to_compile_for`; not loaded where they are descriptions."""
-    if not _described and devices[0] in local_devices():
+    if not described and devices[0] in local_devices():
         return compile_and_load(stablehlo, devices, options)
     with mlir_context():
         return devices[0].client.compile(parse_module(stablehlo), device_list(devices), options)

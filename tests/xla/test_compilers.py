@@ -146,6 +146,18 @@ def test_a_plan_is_proven_by_the_compiler_of_its_devices(on: str) -> None:
 
 
 @pytest.mark.slow
+def test_calls_of_cudas_libraries_compile() -> None:
+    """The compiler asks for a handler of each, whose library is not here, and takes the batch of each apart."""
+    require_compiler("a100")
+    cluster = Cluster(name="c", platform="cuda", hardware="a100", nodes=Cluster.local(8).nodes)
+    matrices = jax.ShapeDtypeStruct((16, 32, 32), "float32")
+    text = sw.lower(lambda a: jnp.linalg.cholesky(a).sum() + jnp.linalg.eigh(a)[0].sum(), matrices, platform="cuda")
+    planned = sw.plan(text.hlo_text, cluster, cache=False, force={"a": {0: "data"}}, mesh={"data": 8})
+    assert isinstance(planned, sw.Plan)
+    assert planned.prove(on="a100").holds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["a100"])
 def test_every_program_of_a_pipeline_is_proven(on: str) -> None:
     require_compiler(on)
