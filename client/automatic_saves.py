@@ -98,6 +98,8 @@ class AutomaticSaves:
 
     def _is_due(self, number: int) -> bool:
         every, every_s = self._policy.every, self._policy.every_s
+        if self._kept.is_lost:
+            return False
         if self._is_overdue:
             return True
         if number == self._saved:
@@ -110,7 +112,7 @@ class AutomaticSaves:
         if self._save is not None:
             self._save.settle()
             self._log_failure()
-        if self._kept.updates + self._before == self._saved and not self._has_failed:
+        if self._kept.is_lost or (self._kept.updates + self._before == self._saved and not self._has_failed):
             return
         try:
             save = self._session.save_kept(self._kept, self._policy, self._before, waits=True)

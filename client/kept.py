@@ -49,7 +49,8 @@ class Resumed:
 class KeptState:
     """Of one session. The caller of its methods holds the session's lock.
 
-    tree, leaves: the state as it is after the last step that was sent. updates: see `Resumed`.
+    tree, leaves: the state as it is after the last step that was sent. updates: see `Resumed`. is_lost: whether its
+    arrays are gone with the executors: then nothing is kept.
     """
 
     def __init__(self, tree: trees.Tree, leaves: Sequence[RemoteArray], updates: int) -> None:
@@ -57,11 +58,14 @@ class KeptState:
         self.leaves = list(leaves)
         self._sent = b""  # the description that the server has
         self.updates = updates
+        self.is_lost = False
 
     def message_after(
         self, program: StepProgram, leaves: Sequence[Any], outputs: Sequence[tuple[int, ...]]
     ) -> master_pb2.KeptState | None:
         """What is kept once a step has begun; None while some of it has yet to be made. outputs: ids of its results."""
+        if self.is_lost:
+            return master_pb2.KeptState(updates=self.updates)
         successors = _successors(program, leaves)
         places: list[tuple[tuple[int, ...], Placement]] = []
         for leaf in self.leaves:

@@ -23,15 +23,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from shardwright.client.connection import NodeInfo, nodes_of, team_of
-from shardwright.client.journal import Entry, Layouts, ReleasedArrays, SentArrays, SentStep
-from shardwright.client.relocation import KnownArray, ProgramCall, Relocation
+from shardwright.client.journal import Entry, ReleasedArrays, SentArrays, SentStep
+from shardwright.client.protection import FAILED_SNAPSHOTS, Protection, Snapshot
+from shardwright.client.relocation import ProgramCall, Relocation
 from shardwright.client.stream import InterruptedByRecoveryError, StepResult, StepStream
 from shardwright.client.transfer import Upload
 from shardwright.errors import (
@@ -61,10 +62,6 @@ REPORT_S = 15.0
 #: Attempts in a row. What ends executors each time, the servers stop after five times; another session's losses count
 #: here as well.
 ATTEMPTS = 12
-#: Snapshots in a row that may fail before what came since the last good one is forgotten.
-FAILED_SNAPSHOTS = 3
-#: Snapshots that may fall due while one is under way, before calls wait for it: the journal stays bounded.
-SKIPPED_SNAPSHOTS = 2
 _POLL_S = 0.1
 
 #: What a call to a node may fail with after a loss.
@@ -94,26 +91,6 @@ class Recovered:
         return f"recovered in {self.lost_s:.1f} s: {self.loss}; {restored}"
 
 
-@dataclass(slots=True, kw_only=True)
-class _Snapshot:
-    """live: arrays in it. position: entries of the journal before it. step: steps that the session had sent.
-
-    epoch: of the session. known: arrays with handles, by the first ids of their names.
-    """
-
-    number: int
-    live: Layouts
-    position: int
-    step: int
-    epoch: int
-    known: dict[int, KnownArray] = field(default_factory=dict)
-    result: StepResult | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(layout.size_bytes for layout in self.live.values())
-
-
 def require_repeatable(program: StepProgram) -> None:
     """Raises UnsupportedProgramError where a step would give other results when it runs again."""
     if not program.is_repeatable:
@@ -124,6 +101,12 @@ def require_repeatable(program: StepProgram) -> None:
         )
 
 
+def _remedy_of_loss(error: ShardwrightError, *, has_kept: bool) -> str:
+    """What to do after a loss that took all, and what is protected until then."""
+    kept = "; then call keep again: what the session kept is gone, and nothing is kept until then" if has_kept else ""
+    return f"{error.remedy}{kept}; the session is not protected now, and is again with the next call that makes arrays"
+
+
 class _LostAgainError(Exception):
     """The executors were lost during a recovery."""
 
@@ -131,7 +114,8 @@ class _LostAgainError(Exception):
 class Recovery:
     """Of one session. put: writes arrays to the nodes, again after an outage where the function given allows it.
 
-    It is off until `begin`; then an unsuccessful recovery turns it off again. Thread-safe; its lock is the stream's.
+    It is off until `begin`, and from an unsuccessful recovery until `begin_again`. Thread-safe; its lock is the
+    stream's.
     """
 
     def __init__(
@@ -147,13 +131,7 @@ class Recovery:
         self._put = put
         self._journal = stream.journal
         self._changed = stream.changed
-        self._base: _Snapshot | None = None  # the newest complete one
-        self._pending: _Snapshot | None = None  # the one under way
-        self._skipped = 0
-        self._failed = 0  # in a row
-        self._every = 0
-        self._considered_step = 0  # steps that had been sent when a snapshot fell due last
-        self._is_urgent = False  # after a recovery some parts have one copy only
+        self._protection = Protection(stream.journal)
         self._timed_out: set[int] = set()  # id() of results of steps that ran into their limit once
         self._is_recovering = False
         self._is_lost_again = False
@@ -168,39 +146,51 @@ class Recovery:
     @property
     def can_restore(self) -> bool:
         """Whether a loss now would cost no array: there is a snapshot, or nothing was there before the journal."""
-        return self.is_on and self._base is not None
+        return self._protection.message.is_ready
 
     @property
     def is_due(self) -> bool:
         """Whether it is time for a snapshot."""
-        return self.is_on and (self._is_urgent or self._stream.sent_steps - self._considered_step >= self._every)
+        return self._protection.is_due(self._stream.sent_steps)
+
+    @property
+    def protection(self) -> master_pb2.Protection:
+        """What the servers are told of it."""
+        return self._protection.message
 
     def begin(self, every: int) -> bool:
         """Survive losses from now on, with a snapshot each `every` steps; whether there are arrays of before.
 
         Those are safe once a first snapshot is complete. The smallest `every` of a session counts.
         """
-        if self.is_on:
-            self._every = min(self._every, every)
-            return False
+        self._protection.ask(every)
+        return False if self.is_on else self._turn_on()
+
+    def begin_again(self) -> None:
+        """Where a loss took all: survive losses again, as was asked for, whatever is made next."""
+        if self._protection.is_lost:
+            self._protection.is_urgent = self._turn_on()
+            _log.warning("the session is protected anew, by a snapshot every %d steps", self._protection.every)
+
+    def _turn_on(self) -> bool:
         generation, nodes = self.await_ready("")
         self._require_state().take_nodes(nodes)
         with self._changed:
             self._stream.generation = generation
             self._stream.steps_aside = self._master.info.is_elastic
-            self._journal.is_on = True
-            has_arrays = bool(self._journal.live)
-            at, step = self._journal.position, self._stream.sent_steps
-            self._every, self._considered_step = every, step
-            epoch = self._journal.epoch
-            self._base = None if has_arrays else _Snapshot(number=0, live={}, position=at, step=step, epoch=epoch)
-            return has_arrays
+            if self.is_on:  # by another thread
+                return False
+            has_arrays = self._protection.turn_on(self._stream.sent_steps)
+            self._stream.tell_protection()
+        if has_arrays:
+            _log.info("arrays of before are protected once a first snapshot is complete")
+        return has_arrays
 
     def adopt(self, layouts: Mapping[int, Layout]) -> None:
         """Arrays that a client before has made: no journal can make them again."""
         with self._changed:
-            self._journal.live.update(layouts)
-            self._base = None
+            self._protection.adopt(layouts)
+            self._stream.tell_protection()
 
     # ---- snapshots -------------------------------------------------------------------------
 
@@ -210,61 +200,49 @@ class Recovery:
         take_released: arrays to free first.
         """
         with self._changed:
-            self._await_pending()
-            self._considered_step = self._stream.sent_steps
-            if self._pending is not None or not self.is_on:
-                self._skipped += 1
+            while self._protection.has_to_wait and self._stream.is_usable:
+                self._changed.wait()
+            if not self._protection.may_begin(self._stream.sent_steps):
                 return
-            self._is_urgent = False
             released = take_released()
             self._journal.add_release(released)
-            live, at, step = dict(self._journal.live), self._journal.position, self._stream.sent_steps
-            if self._base is None:
-                self._journal.drop_before(at)  # there is nothing that it could follow
+            snapshot = self._protection.note_all(self._stream.sent_steps, self._require_state().know_all())
             request = master_pb2.RunStepsRequest(
-                snapshot=master_pb2.SnapshotArrays(), arguments=list(live), released=released
+                snapshot=master_pb2.SnapshotArrays(), arguments=list(snapshot.live), released=released
             )
-            epoch, known = self._journal.epoch, self._require_state().know_all()
             try:
                 result = self._stream.submit(request, "a snapshot", is_followed=True, is_repeated=False)
             except InterruptedByRecoveryError:
                 return  # there is one after the recovery
-            self._pending = _Snapshot(
-                number=0, live=live, position=at, step=step, epoch=epoch, known=known, result=result
-            )
-
-    def _await_pending(self) -> None:
-        """Where too many fell due, wait for the one under way."""
-        while self._skipped >= SKIPPED_SNAPSHOTS and self._pending is not None and self._stream.is_usable:
-            self._changed.wait()
+            self._protection.begin(snapshot, result)
 
     def end_snapshot(self, end: master_pb2.SnapshotEnd) -> None:
         """The server says that a snapshot is complete, or has failed."""
         with self._changed:
-            pending = self._pending
-            if pending is None or pending.result is None or pending.result.number != end.number:
-                return
-            self._pending, self._skipped = None, 0
-            self._changed.notify_all()
             if end.HasField("error"):
-                self._count_failure(pending, wire.error_from_proto(end.error))
+                self._fail_snapshot(end.number, wire.error_from_proto(end.error))
                 return
-            self._failed = 0
-            self._base = replace(pending, number=end.number)
-            self._journal.drop_before(pending.position)
+            snapshot = self._protection.complete(end.number)
+            if snapshot is None:
+                return
+            self._stream.tell_protection()
+            self._changed.notify_all()
         _log.info(
             "snapshot after step %d: %s, with the daemons after %.2f s",
-            pending.step, format_bytes(pending.size_bytes), end.store_s,
+            snapshot.step, format_bytes(snapshot.size_bytes), end.store_s,
         )  # fmt: skip
 
-    def _count_failure(self, snapshot: _Snapshot, error: ShardwrightError) -> None:
-        """The journal must not grow for ever: after some failures the session is on its own until one succeeds."""
-        self._failed += 1
+    def _fail_snapshot(self, number: int, error: ShardwrightError) -> None:
+        """After some failures the session is on its own until one succeeds; the caller holds the lock."""
+        snapshot = self._protection.fail(number)
+        if snapshot is None:
+            return
+        self._changed.notify_all()
         _log.warning("no snapshot after step %d: %s", snapshot.step, error)
-        if self._failed == FAILED_SNAPSHOTS:
-            self._base = None
+        if self._protection.has_failed_too_often:
+            self._stream.tell_protection()
             _log.warning(
-                "%d snapshots failed in a row: until one succeeds, a loss of workers is an error", self._failed
+                "%d snapshots failed in a row: until one succeeds, a loss of workers is an error", FAILED_SNAPSHOTS
             )
 
     # ---- losses ----------------------------------------------------------------------------
@@ -283,11 +261,13 @@ class Recovery:
         return result.is_repeated
 
     def _end_failed_snapshot(self, result: StepResult, error: ShardwrightError) -> None:
-        if self._pending is not None and self._pending.result is result:
-            if not isinstance(error, WorkerLostError):
-                self._count_failure(self._pending, error)
-            self._pending, self._skipped = None, 0
-            self._changed.notify_all()
+        pending = self._protection.pending
+        if pending is not None and pending.result is result:
+            if isinstance(error, WorkerLostError):
+                self._protection.forget(result.number)
+                self._changed.notify_all()
+            else:
+                self._fail_snapshot(result.number, error)
 
     def note_loss(self, error: ShardwrightError) -> None:
         """The server says that the executors are lost."""
@@ -330,32 +310,35 @@ class Recovery:
         with self._changed:
             if self._is_lost_again:
                 raise _LostAgainError
-            assert self._base is not None
+            base = self._protection.base
+            assert base is not None
             report = Recovered(
                 loss=loss.message,
-                snapshot_step=self._base.step,
-                restored_bytes=self._base.size_bytes,
+                snapshot_step=base.step,
+                restored_bytes=base.size_bytes,
                 replayed_steps=replayed,
                 lost_s=lost_s,
             )
             self.recovered.append(report)
             self._timed_out.clear()
-            self._is_recovering, self._is_urgent = False, True
+            self._protection.end_recovery()
+            self._is_recovering = False
             self._stream.resume()
         _log.warning("%s", report)
 
     def _give_up(self, error: ShardwrightError) -> None:
         """All arrays are gone: whoever waits is told."""
+        state = self._session()
+        kept = None if state is None else state.kept
+        if kept is not None:
+            kept.is_lost = True
+        remedy = _remedy_of_loss(error, has_kept=kept is not None)
+        error = type(error)(error.message, where=error.where, remedy=remedy)
         with self._changed:
-            unfinished = [
-                entry.result
-                for entry in self._journal.entries
-                if isinstance(entry, SentStep) and not entry.result.is_done
-            ]
-            self._journal.clear()
-            self._base = self._pending = None
+            unfinished = self._protection.give_up()
             self._timed_out.clear()
             self._stream.end_recovery(unfinished, error)
+            self._stream.tell_protection()
             self._is_recovering = False
             self._stream.resume()
         if self._stream.is_usable:
@@ -371,8 +354,7 @@ class Recovery:
         state = self._require_state()
         state.take_nodes(nodes)
         with self._changed:
-            base, self._pending, self._skipped = self._base, None, SKIPPED_SNAPSHOTS  # none may be skipped again
-            entries = self._journal.entries
+            base, entries = self._protection.begin_recovery(), self._journal.entries
             self._is_lost_again = False
             self._stream.generation = generation
             self._changed.notify_all()
@@ -405,7 +387,7 @@ class Recovery:
             self._master.release(released)
         return replayed
 
-    def _relocate(self, state: SessionState, base: _Snapshot, entries: Sequence[Entry]) -> int:
+    def _relocate(self, state: SessionState, base: Snapshot, entries: Sequence[Entry]) -> int:
         """The same on other nodes than the snapshot is of, or a call since."""
         relocation = Relocation(state, base.number, base.known, self._check_not_lost)
         replayed = 0
@@ -446,7 +428,7 @@ class Recovery:
             raise SessionError("the session is closed", remedy="open a new one with connect()")
         return state
 
-    def _restore(self, base: _Snapshot) -> None:
+    def _restore(self, base: Snapshot) -> None:
         order = master_pb2.RestoreSnapshot(
             snapshot=base.number, layouts=[wire.layout_to_proto(layout) for layout in base.live.values()]
         )
@@ -483,6 +465,7 @@ class Recovery:
             with self._changed:
                 self._journal.note((upload.array_id, upload.layout) for upload in uploads)
             return
+        self.begin_again()
         copies = uploads
         if self.is_on and not are_private:
             copies = [replace(upload, value=np.array(upload.value)) for upload in uploads]

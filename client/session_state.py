@@ -217,6 +217,7 @@ class SessionState:
         with self.lock:
             self._raise_unreported()
             self._stream.check_draining()
+            self.recovery.begin_again()
             if self.recovery.is_on:
                 require_repeatable(program)
             if program.epoch != self.epoch:
@@ -286,6 +287,7 @@ class SessionState:
             if self._stream.replayer == threading.get_ident():
                 return self._stream.submit(request, name, made=made)
             self._raise_unreported()
+            self.recovery.begin_again()
             request.released.extend(self.releases.take())
             try:
                 return self._stream.submit(

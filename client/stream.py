@@ -148,6 +148,10 @@ class Guard(Protocol):
     def can_restore(self) -> bool:
         """Whether all arrays of the session would be made again after a loss now."""
 
+    @property
+    def protection(self) -> master_pb2.Protection:
+        """What it would do after a loss."""
+
 
 class StepStream:
     """Sends steps over one bidirectional stream; thread-safe.
@@ -306,6 +310,12 @@ class StepStream:
             self._send(copy, result)
         return result
 
+    def tell_protection(self) -> None:
+        """Have the servers know what the guard would do after a loss; the caller holds the lock."""
+        if self.guard is not None and not self._is_closed:
+            protection = self.guard.protection
+            self._outbox.put(master_pb2.RunStepsRequest(session_id=self._session_id, protection=protection))
+
     def wait_until_idle(self) -> None:
         """Returns when all steps that were sent are answered; raises the error of an ended stream."""
         with self._changed:
@@ -401,7 +411,12 @@ class StepStream:
         outbox: SimpleQueue[master_pb2.RunStepsRequest | None] = SimpleQueue()
         self._outbox.put(None)  # ends the request iterator of the stream before
         self._outbox = outbox
-        outbox.put(master_pb2.RunStepsRequest(session_id=self._session_id, live_arrays=self._list_computed()))
+        protection = None if self.guard is None else self.guard.protection
+        outbox.put(
+            master_pb2.RunStepsRequest(
+                session_id=self._session_id, live_arrays=self._list_computed(), protection=protection
+            )
+        )
         for request, _ in self._unanswered:
             outbox.put(request)
         self._opened_at_s = time.monotonic()

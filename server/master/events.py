@@ -301,6 +301,33 @@ class UnloadRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """What a client does after a loss: whether it takes snapshots, would go on, and with which one; 0: none."""
+
+    is_wanted: bool = False
+    is_ready: bool = False
+    snapshot: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionChanged:
+    """A client restores another snapshot after a loss from now on, or none."""
+
+    stream: int
+    session_id: str
+    protection: Protection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotNamed:
+    """The store on the disk names this snapshot of a session now; with an error it still names the one before."""
+
+    session_id: str
+    number: int
+    error: ShardwrightError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepsOpened:
     """A client opened a RunSteps stream and named its session. live: arrays that it takes to be there.
 
@@ -311,6 +338,7 @@ class StepsOpened:
     session_id: str
     live: tuple[int, ...] = ()
     person: str = ""
+    protection: Protection = Protection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,7 +463,7 @@ Event = (
     | ArraysUploaded | SessionRequested | SessionClosed | SessionTouched | LoadRequested | CompileFinished
     | UnloadRequested | StepsOpened | StepsClosed | StepRequested | StepsCancelled | StepsEnded | SaveAwaited
     | ReleaseRequested | ExecutorHeard | MembersChanged | DrainRequested | LoadAbandoned | RecentReceived
-    | ReportReceived | ProgramsSent | Tick
+    | ReportReceived | ProgramsSent | ProtectionChanged | SnapshotNamed | Tick
 )  # fmt: skip
 
 # ---- commands --------------------------------------------------------------
@@ -517,9 +545,23 @@ class CloseOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainOnDaemons:
-    """To all daemons: (id, number of the snapshot) of all sessions; parts of older ones may go."""
+    """To all daemons: (id, number of the oldest snapshot that somebody may restore, 0: any) of all sessions.
 
+    generation, sequence: of the executors, and of the last command to them: sessions that were offered parts of a later
+    one are not meant.
+    """
+
+    generation: int
+    sequence: int
     sessions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameSnapshot:
+    """Have the store name the newest complete snapshot of a session; the answer is a SnapshotNamed."""
+
+    session_id: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -563,12 +605,12 @@ class FinishOnWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOnWorkers:
-    """Store what was copied for the snapshot of step `number` with the daemons. complete: the newest complete one."""
+    """Store what was copied for the snapshot of step `number` with the daemons. keep: others that stay; None: all."""
 
     sequence: int
     session_id: str
     number: int
-    complete: int
+    keep: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -745,5 +787,5 @@ ToWorkers = (
 Command = (
     StartExecutor | StopExecutor | Refuse | Disconnect | AskForRecent | Redeliver | RetainOnDaemons | ToWorkers
     | AbortOnWorkers | Compile | CancelCompile | Progress | Answer | Fail | ReplyStep | Notice | DrainNotice
-    | DrainBegan | Drained | EndStream | SessionEnded | Log | Halt
+    | DrainBegan | Drained | EndStream | SessionEnded | NameSnapshot | Log | Halt
 )  # fmt: skip

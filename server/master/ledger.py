@@ -7,13 +7,16 @@ has the table.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError
+from shardwright.protocol import wire
 from shardwright.server.master import binaries, recovered
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
@@ -23,6 +26,9 @@ from shardwright.server.master.store import PlanRow, ProgramRow, SessionRow, Sta
 
 if TYPE_CHECKING:
     from shardwright.server.master.state import MasterState
+
+#: Told how a change ended that the store was asked for.
+_NoteEnd = Callable[[ShardwrightError | None], None]
 
 _log = logging.getLogger("shardwright.server")
 
@@ -59,13 +65,26 @@ class Contents:
 
 
 class Ledger:
-    """Of one master. Use it on the event loop."""
+    """Of one master. Use it on one thread, that of an event loop.
 
-    def __init__(self, store: StateStore, state: MasterState) -> None:
+    tell: gets a SnapshotNamed whenever the disk names another snapshot of a session, or cannot. call_soon: calls a
+    function on that thread, from any other; RuntimeError where there is none any more.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        state: MasterState,
+        tell: Callable[[ev.SnapshotNamed], None],
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
         self._store = store
         self._state = state
-        self._loop = asyncio.get_running_loop()
+        self._tell = tell
+        self._call_on_loop = call_soon
         self._rows: dict[str, SessionRow] = {row.session_id: row for row in store.loaded.sessions}
+        self._named = {row.session_id: row.snapshot for row in store.loaded.sessions}  # as it is on the disk
+        self._ending: set[str] = set()  # sessions whose deletion is under way
         self._executors: tuple[int, tuple[int, ...], dict[int, int]] = (0, (), {})
         self._is_failing = False
 
@@ -77,14 +96,24 @@ class Ledger:
         if executors != self._executors:
             self._executors = executors
             self._watch(self._store.put_executors(*executors))
-        for session_id in self._rows.keys() - sessions.keys():
-            del self._rows[session_id]
-            self._watch(self._store.delete_session(session_id))
+        for session_id in self._on_disk - sessions.keys() - self._ending:
+            self._ending.add(session_id)
+            self._rows.pop(session_id, None)
+            self._watch(self._store.delete_session(session_id), partial(self._note_deletion, session_id))
         for session in sessions.values():
             row = recovered.row_of(session)
             if self._rows.get(session.session_id) != row:
                 self._rows[session.session_id] = row
-                self._watch(self._store.put_session(row), session.session_id)
+                self._watch(self._store.put_session(row), partial(self._note_row, row))
+
+    def with_ended(self, sessions: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """What daemons are to keep of sessions, and all of those that are still on the disk: a next master has them."""
+        return list((dict.fromkeys(self._on_disk, 0) | dict(sessions)).items())
+
+    @property
+    def _on_disk(self) -> Set[str]:
+        """Ids of the sessions that a next master would find, and of those that are on their way there."""
+        return self._named.keys() | self._rows.keys()
 
     async def settle(self) -> None:
         """Return once the state as it is now is on the disk. Raises StateStoreError."""
@@ -130,24 +159,34 @@ class Ledger:
         self.write()
         self._store.close()
 
-    def _watch(self, future: Future[None], session_id: str | None = None) -> None:
-        future.add_done_callback(lambda done: self._call_soon(lambda: self._note_end(done, session_id)))
+    def _watch(self, future: Future[None], note: _NoteEnd = lambda error: None) -> None:
+        future.add_done_callback(lambda done: self._call_soon(partial(self._note_end, done, note)))
 
-    def _note_end(self, done: Future[None], session_id: str | None) -> None:
-        """What could not be written is tried again with the next change, or at the next tick."""
+    def _note_end(self, done: Future[None], note: _NoteEnd) -> None:
         error = done.exception()
-        if error is None:
-            self._is_failing = False
-            return
-        if not self._is_failing:
+        if error is not None and not self._is_failing:
             _log.error("the state is not written: %s", error)
-        self._is_failing = True
-        if session_id is not None:
-            self._rows.pop(session_id, None)
+        self._is_failing = error is not None
+        note(None if error is None else wire.to_shardwright_error(error))
+
+    def _note_row(self, row: SessionRow, error: ShardwrightError | None) -> None:
+        """What could not be written is tried again with the next change, or at the next tick."""
+        name, before = row.session_id, self._named.get(row.session_id, 0)
+        if error is None:
+            self._named[name] = row.snapshot
+        elif self._rows.get(name) == row:
+            del self._rows[name]
+        if row.snapshot != before:
+            self._tell(ev.SnapshotNamed(session_id=name, number=row.snapshot, error=error))
+
+    def _note_deletion(self, session_id: str, error: ShardwrightError | None) -> None:
+        self._ending.discard(session_id)
+        if error is None:
+            self._named.pop(session_id, None)
 
     def _call_soon(self, act: Callable[[], None]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(act)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._call_on_loop(act)
 
 
 def _program_row(program: StoredProgram) -> ProgramRow:

@@ -51,7 +51,8 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
     session.cancelled.clear()
     session.last_seen_s = state._now_s
     session.snapshots.is_told = session.is_protected = False
-    session.snapshots.last_end = None
+    session.snapshots.last_end = session.snapshots.unnamed_end = None
+    session.snapshots.protection = ev.Protection()
     kept = frozenset(session.kept.array_ids) if session.kept is not None else frozenset()
     dropped = tuple(array_id for array_id in session.arrays if array_id not in kept)
     for array_id in dropped:

@@ -84,8 +84,12 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
             is_unreported=True,
             awaits_number=True,
         )
+        end = ev.SnapshotEnded(number=row.snapshot, kept_bytes=row.snapshot_bytes)
         session.snapshots = Snapshots(
             complete=row.snapshot,
+            named=row.snapshot,
+            protection=None,
+            last_end=end if row.snapshot else None,  # its client may not have been told
             kept_bytes=row.snapshot_bytes,
             completed_s=now_s,  # at the latest
             is_told=row.is_told,

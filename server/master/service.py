@@ -308,11 +308,18 @@ class MasterService(master_pb2_grpc.MasterServicer):
         is_open = False
         try:
             async for request in requests:
+                name, protection = request.session_id, _protection(request.protection)
                 if not is_open:
-                    session_id, live = request.session_id, tuple(request.live_arrays)
-                    opened = ev.StepsOpened(stream=stream, session_id=session_id, live=live, person=person)
+                    live = tuple(request.live_arrays)
+                    opened = ev.StepsOpened(
+                        stream=stream, session_id=name, live=live, person=person, protection=protection
+                    )
                     self._master.handle_event(opened)
                     is_open = True
+                elif request.HasField("protection"):
+                    self._master.handle_event(
+                        ev.ProtectionChanged(stream=stream, session_id=name, protection=protection)
+                    )
                 if request.number:
                     self._master.handle_event(_step(stream, request))
         except grpc.RpcError:
@@ -417,6 +424,10 @@ def _plan_id(request: master_pb2.PlanProgramRequest, team: tuple[int, ...]) -> s
     anonymous.session_id = ""
     anonymous.in_background = False
     return hashlib.sha256(anonymous.SerializeToString(deterministic=True) + str(team).encode()).hexdigest()
+
+
+def _protection(message: master_pb2.Protection) -> ev.Protection:
+    return ev.Protection(is_wanted=message.is_wanted, is_ready=message.is_ready, snapshot=message.snapshot)
 
 
 def _step(stream: int, request: master_pb2.RunStepsRequest) -> ev.StepRequested:

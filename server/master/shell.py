@@ -169,7 +169,7 @@ class Master:
             if self.state.team != self._team:
                 self._team = self.state.team
                 self.planners.change_cluster(cluster.team(self._team))
-            self.ledger = Ledger(store, self.state)
+            self.ledger = Ledger(store, self.state, self.handle_event, loop.call_soon_threadsafe)
 
     def take_over(self, stored: StoredState, contents: Contents) -> None:
         """Give the sessions of a master before their programs again, and compile what they had loaded."""
@@ -382,8 +382,13 @@ class Master:
         order = worker_pb2.StoreSnapshot(
             session_id=command.session_id,
             number=command.number,
-            complete=command.complete,
             peers=peers_of(self.state.formation),
+            order=worker_pb2.SnapshotOrder(
+                generation=self.state.formation.generation,
+                sequence=command.sequence,
+                keep=command.keep or (),
+                keeps_all=command.keep is None,
+            ),
         )
         self._to_workers(worker_pb2.ExecutorCommand(sequence=command.sequence, store_snapshot=order))
 
@@ -401,9 +406,20 @@ class Master:
                 message = worker_pb2.ExecutorCommand(sequence=each.sequence, skip=worker_pb2.SkipCommand())
             self._to_peer(command.connection, message)
 
+    def _name_snapshot(self, command: ev.NameSnapshot) -> None:
+        if self.ledger is None:
+            self.handle_event(ev.SnapshotNamed(session_id=command.session_id, number=command.number))
+        else:
+            self.ledger.write()
+
     def _retain_on_daemons(self, command: ev.RetainOnDaemons) -> None:
-        sessions = [worker_pb2.KeptSession(session_id=name, number=number) for name, number in command.sessions]
-        message = worker_pb2.SupervisorCommand(retain=worker_pb2.RetainSnapshots(sessions=sessions))
+        sessions = command.sessions if self.ledger is None else self.ledger.with_ended(command.sessions)
+        retain = worker_pb2.RetainSnapshots(
+            sessions=[worker_pb2.KeptSession(session_id=name, number=number) for name, number in sessions],
+            generation=command.generation,
+            sequence=command.sequence,
+        )
+        message = worker_pb2.SupervisorCommand(retain=retain)
         for record in self.state.formation.nodes.values():
             if record.daemon is not None:
                 self._to_peer(record.daemon, message)
@@ -602,8 +618,6 @@ class Master:
 
 def _must_be_stored(command: ev.Command) -> bool:
     """Whether what it tells must be in the store first: after a restart nobody may know better than the master."""
-    if isinstance(command, ev.Notice):
-        return command.snapshot is not None
     return isinstance(command, ev.StartExecutor | ev.RetainOnDaemons)
 
 
@@ -630,6 +644,7 @@ _COMMAND_HANDLERS: dict[type[ev.Command], Callable[[Master, Any], None]] = {
     ev.FinishOnWorkers: Master._finish_on_workers,
     ev.StoreOnWorkers: Master._store_on_workers,
     ev.RetainOnDaemons: Master._retain_on_daemons,
+    ev.NameSnapshot: Master._name_snapshot,
     ev.ReportOnWorkers: Master._report_on_workers,
     ev.AskForRecent: Master._ask_for_recent,
     ev.Redeliver: Master._redeliver,

@@ -3,12 +3,15 @@
 | phase   | what runs                                                        | next                         |
 |---------|------------------------------------------------------------------|------------------------------|
 | copying | the numbered step: each executor copies its parts to host memory | storing, or over             |
-| storing | each executor stores them with two daemons, training goes on     | complete, or over            |
+| storing | each executor stores them with two daemons, training goes on     | naming, or over              |
+| naming  | the store writes its number to the disk                          | complete                     |
 
-A snapshot counts once every executor has stored its parts; then daemons may drop older ones. The end of a generation
-ends what is under way. All sessions are told of each loss. A client whose steps name their generation then restores the
-newest complete snapshot and sends the steps since again; others know that what they uploaded before is gone, and on an
-elastic cluster that their plans may be for nodes that are gone. Functions on `MasterState`, registered in its tables.
+Whoever might restore a snapshot has its daemons keep it: the next master, which knows the one that the store names on
+the disk; the client, which says which one its journal follows; this master, which has the newest one named. What is
+older than all of these goes. After a restart it all stays until the client is back. The end of a generation ends what
+is under way. All sessions are told of each loss. A client whose steps name their generation then restores the newest
+complete snapshot and sends the steps since again; others know that what they uploaded before is gone, and on an elastic
+cluster that their plans may be for nodes that are gone. Functions on `MasterState`, registered in its tables.
 """
 
 from __future__ import annotations
@@ -27,14 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Snapshots:
-    """Of a session. complete: step number of the newest complete one, 0: none; kept_bytes: of it, on all nodes.
+    """Of a session. complete: step number of the newest that all executors have stored, 0: none; kept_bytes: of it.
 
-    stored_since_s: when the one under way was copied. completed_s: when the newest was complete. last_end: of the last
-    one. is_told: whether the client restores its arrays after a loss. kept: what its client kept when the newest
-    complete one was taken; copied_kept: of those under way.
+    named: the one that the store names on the disk; the same without a store. protection: what the client says of
+    itself; None: it has not come back to this master. stored_since_s: when the one under way was copied. completed_s:
+    when the newest was stored. unnamed_end: of the newest, while the store does not name it; last_end: of the last one
+    that the client was told. is_told: whether the client restores its arrays after a loss. kept: what its client kept
+    when the newest complete one was taken; copied_kept: of those under way.
     """
 
     complete: int = 0
+    named: int = 0
+    protection: ev.Protection | None = field(default_factory=ev.Protection)
+    unnamed_end: ev.SnapshotEnded | None = None
     kept_bytes: int = 0
     stored_since_s: float = 0.0
     completed_s: float = -1.0
@@ -60,10 +68,15 @@ def tell_loss(session: Session, loss: ShardwrightError) -> Commands:
     return [ev.Notice(stream=session.stream, lost=loss)]
 
 
-def repeat_end(session: Session, stream: int) -> Commands:
-    """At the beginning of a stream: the client may have missed the end of its last snapshot."""
-    end = session.snapshots.last_end
-    return [ev.Notice(stream=stream, snapshot=end)] if end is not None else []
+def begin_stream(state: MasterState, session: Session, event: ev.StepsOpened) -> Commands:
+    """A client says what it would restore. It may have missed the end of its last snapshot."""
+    snapshots = session.snapshots
+    snapshots.protection = event.protection
+    snapshots.is_told |= event.protection.is_wanted  # a master before may not have stored it
+    commands: Commands = []
+    if snapshots.last_end is not None:
+        commands.append(ev.Notice(stream=event.stream, snapshot=snapshots.last_end))
+    return [*commands, retain(state)] if snapshots.complete else commands
 
 
 def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands:
@@ -83,7 +96,7 @@ def store(state: MasterState, session: Session, number: int) -> Commands:
             sequence=sequence,
             session_id=session.session_id,
             number=number,
-            complete=session.snapshots.complete,
+            keep=_restorable(session.snapshots),
         )
     )
 
@@ -102,15 +115,53 @@ def finish_store(state: MasterState, item: Pending) -> Commands:
     snapshots.completed_s = state._now_s
     session.is_protected = snapshots.is_told
     store_s = state._now_s - snapshots.stored_since_s
-    end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
-    return [*_end(session, end), retain(state)]
+    snapshots.unnamed_end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
+    return [ev.NameSnapshot(session_id=session.session_id, number=number)]
+
+
+def note_named(state: MasterState, event: ev.SnapshotNamed) -> Commands:
+    """The store has written which snapshot a session has, or cannot write: its client goes by the newest either way."""
+    session = state.sessions.get(event.session_id)
+    if session is None:
+        return []
+    snapshots, end = session.snapshots, session.snapshots.unnamed_end
+    commands: Commands = []
+    if end is not None and end.number == event.number:
+        snapshots.unnamed_end = None
+        commands += _end(session, end)
+    if event.error is not None:
+        return commands
+    snapshots.named = event.number
+    return [*commands, retain(state)]
+
+
+def change_protection(state: MasterState, event: ev.ProtectionChanged) -> Commands:
+    """The client of a session would restore another snapshot from now on."""
+    session = state.sessions.get(event.session_id)
+    if session is None or session.stream != event.stream:
+        return []
+    session.snapshots.protection = event.protection
+    return [retain(state)]
 
 
 def retain(state: MasterState) -> ev.RetainOnDaemons:
-    """What daemons are to keep: of each session its newest complete snapshot, and what is newer."""
+    """What daemons are to keep: of each session the oldest snapshot that somebody may restore, and what is newer."""
     return ev.RetainOnDaemons(
-        sessions=tuple((session.session_id, session.snapshots.complete) for session in state.sessions.values())
+        generation=state.formation.generation,
+        sequence=state.sequence,
+        sessions=tuple((session.session_id, _oldest(session.snapshots)) for session in state.sessions.values()),
     )
+
+
+def _restorable(snapshots: Snapshots) -> tuple[int, ...] | None:
+    """Numbers of the snapshots that somebody may restore; None: it could be any."""
+    if snapshots.protection is None:
+        return None
+    return tuple(sorted({snapshots.named, snapshots.complete, snapshots.protection.snapshot} - {0}))
+
+
+def _oldest(snapshots: Snapshots) -> int:
+    return min(_restorable(snapshots) or (), default=0)
 
 
 def _end(session: Session, end: ev.SnapshotEnded) -> Commands:

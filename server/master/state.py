@@ -337,8 +337,7 @@ class MasterState:
             cancels.cancel_running(self, sequence, before_s=away_s)
         if session.is_open or self._is_pending(ev.OpenOnWorkers, session_id):
             commands += self._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
-        forget = [snapshots.retain(self)] if session.snapshots.is_told else []
-        return [*commands, ev.SessionEnded(session_id=session_id), *forget]
+        return [*commands, ev.SessionEnded(session_id=session_id), snapshots.retain(self)]
 
     def _session_touched(self, event: ev.SessionTouched) -> Commands:
         if event.session_id in self.sessions:
@@ -382,9 +381,10 @@ class MasterState:
         session.reply_cursor = 0  # the first number of the stream sets it
         newer = SessionError("a newer RunSteps stream of the session took over", remedy="use one stream a session")
         ended: Commands = [] if old is None else [ev.EndStream(stream=old, error=newer)]
+        begun = snapshots.begin_stream(self, session, event)
         ended += drain.notices(self, event.stream) + recovered.greet(self, session, event.stream)
         ended += reruns.ask_for_arrays(session) if session.is_open else []
-        return ended + snapshots.repeat_end(session, event.stream)
+        return ended + begun
 
     def _steps_closed(self, event: ev.StepsClosed) -> Commands:
         for session in self.sessions.values():
@@ -596,6 +596,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[MasterState, Any], Commands]] = {
     ev.DrainRequested: drain.requested,
     ev.RecentReceived: adoption.take_recent,
     ev.ReportReceived: adoption.take_report,
+    ev.ProtectionChanged: snapshots.change_protection,
+    ev.SnapshotNamed: snapshots.note_named,
     ev.Tick: MasterState._tick,
 }
 _FINISHERS: dict[type[ev.ToWorkers], Callable[[MasterState, Pending], Commands]] = {

@@ -97,4 +97,12 @@ def _session(master: Master, session: Session, now_s: float) -> master_pb2.Sessi
         is_connected=session.stream is not None,
         owner=session.owner,
         name=session.name,
+        protection=_protection(snapshots.protection),
     )
+
+
+def _protection(protection: ev.Protection | None) -> master_pb2.Protection | None:
+    """None: the session's client takes no snapshots, or is not back."""
+    if protection is None or not protection.is_wanted:
+        return None
+    return master_pb2.Protection(is_wanted=True, is_ready=protection.is_ready, snapshot=protection.snapshot)

@@ -251,7 +251,7 @@ class _DaemonClient:
     def offer(self, order: worker_pb2.StoreSnapshot, sizes: Mapping[PartKey, int]) -> list[PartKey]:
         """The parts that it has not got."""
         request = worker_pb2.OfferPartsRequest(
-            session_id=order.session_id, number=order.number, complete=order.complete, arrays=parts_of(sizes, sizes)
+            session_id=order.session_id, number=order.number, arrays=parts_of(sizes, sizes), order=order.order
         )
         call = self._channel.unary_unary(
             f"/{SNAPSHOTS}/OfferParts",

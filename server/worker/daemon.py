@@ -242,7 +242,7 @@ class Daemon:
             case "stop":
                 self._handle_event(st.StopRequested(generation=command.stop.generation))
             case "retain":
-                self._snapshots.retain({kept.session_id: kept.number for kept in command.retain.sessions})
+                self._snapshots.retain(command.retain)
             case "refused":
                 self._handle_event(st.NodeRefused(error=wire.error_from_proto(command.refused.error)))
             case "shutdown":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 
 import grpc
@@ -63,9 +63,10 @@ class SnapshotServer:
     def store(self) -> SnapshotStore:
         return self._store
 
-    def retain(self, oldest: Mapping[str, int]) -> None:
+    def retain(self, order: worker_pb2.RetainSnapshots) -> None:
         """See `SnapshotStore.retain`."""
-        self._store.retain(oldest)
+        oldest = {session.session_id: session.number for session in order.sessions}
+        self._store.retain(oldest, order=(order.generation, order.sequence))
 
     def close(self) -> None:
         self._server.stop(grace=None)
@@ -74,8 +75,15 @@ class SnapshotServer:
         self, request: worker_pb2.OfferPartsRequest, context: grpc.ServicerContext
     ) -> worker_pb2.OfferPartsReply:
         sizes = {key: array.shard_bytes for array in request.arrays for key in keys_of([array])}
+        order = request.order
         try:
-            missing = self._store.offer(request.session_id, request.number, request.complete, sizes)
+            missing = self._store.offer(
+                request.session_id,
+                request.number,
+                sizes,
+                keep=None if order.keeps_all else order.keep,
+                order=(order.generation, order.sequence),
+            )
         except Exception as caught:
             abort(context, wire.to_shardwright_error(caught))
         return worker_pb2.OfferPartsReply(missing=parts_of(missing))
@@ -122,21 +130,21 @@ class _ArrivingParts:
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
-        self._waiting: deque[tuple[str, PartKey, deque[np.ndarray]]] = deque()  # what is still empty of each
+        self._waiting: deque[tuple[str, PartKey, np.ndarray, deque[np.ndarray]]] = deque()  # last: what is empty of it
 
     def announce(self, session_id: str, keys: Iterable[PartKey]) -> None:
         for key in keys:
             buffer = self._store.buffer(session_id, key)
-            self._waiting.append((session_id, key, deque([buffer] if buffer.size else [])))
+            self._waiting.append((session_id, key, buffer, deque([buffer] if buffer.size else [])))
 
     def take(self, data: np.ndarray) -> None:
         while self._waiting:
-            session_id, key, empty = self._waiting[0]
+            session_id, key, buffer, empty = self._waiting[0]
             data = fill(empty, data)
             if empty:
                 return
             self._waiting.popleft()
-            self._store.complete(session_id, key)
+            self._store.complete(session_id, key, buffer)
         if data.size:
             raise ArrayError(f"{data.size} bytes that belong to no part")
 

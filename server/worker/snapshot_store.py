@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ from shardwright.units import format_bytes
 
 #: (array id, number of the distinct shard).
 PartKey = tuple[int, int]
+#: (generation of the executors, number of the master's command): later ones are greater.
+Order = tuple[int, int]
 
 
 def half_of_memory() -> int:
@@ -27,8 +29,12 @@ def half_of_memory() -> int:
 
 @dataclass(slots=True)
 class _KeptSession:
-    """parts: their contents. complete: keys of the parts that are whole. snapshots: keys of each, by its number."""
+    """parts: their contents. complete: keys of the parts that are whole. snapshots: keys of each, by its number.
 
+    order: the latest by which parts were offered.
+    """
+
+    order: Order = (0, 0)
     parts: dict[PartKey, np.ndarray] = field(default_factory=dict)
     complete: set[PartKey] = field(default_factory=set)
     snapshots: dict[int, set[PartKey]] = field(default_factory=dict)
@@ -41,21 +47,39 @@ class SnapshotStore:
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._sessions: dict[str, _KeptSession] = {}
+        self._retained: tuple[Order, frozenset[str]] = ((0, 0), frozenset())  # sessions that there were then
 
     @property
     def held_bytes(self) -> int:
         with self._lock:
             return self._held_bytes()
 
-    def offer(self, session_id: str, number: int, complete: int, sizes: Mapping[PartKey, int]) -> list[PartKey]:
+    def offer(
+        self,
+        session_id: str,
+        number: int,
+        sizes: Mapping[PartKey, int],
+        *,
+        keep: Collection[int] | None,
+        order: Order,
+    ) -> list[PartKey]:
         """Announce parts of snapshot `number`, with their bytes; returns those that have to be put.
 
-        Parts that neither this snapshot nor `complete` has are dropped. Several callers may add to one snapshot. Raises
-        ResourceLimitError past the limit: then nothing is announced.
+        keep: numbers of other snapshots that somebody may restore; None: all. The others' parts are dropped, where this
+        one has not got them. Several callers may add to one snapshot. Raises ArrayError where a later order was
+        carried out here, which may need what this one drops, or the session has ended; ResourceLimitError past the
+        limit: then nothing is announced.
         """
         with self._lock:
+            retained_at, retained = self._retained
+            if order <= retained_at and session_id not in retained:
+                raise ArrayError(f"parts of snapshot {number} come too late: the session has ended")
             session = self._sessions.setdefault(session_id, _KeptSession())
-            session.snapshots = {n: keys for n, keys in session.snapshots.items() if n in (number, complete)}
+            if order < session.order:
+                raise ArrayError(f"parts of snapshot {number} come too late: a later one was offered before")
+            session.order = order
+            if keep is not None:
+                session.snapshots = {n: keys for n, keys in session.snapshots.items() if n == number or n in keep}
             _drop_unused(session, keep=sizes.keys())
             new = {key: size for key, size in sizes.items() if key not in session.parts}
             wanted_bytes = self._held_bytes() + sum(new.values())
@@ -77,11 +101,11 @@ class SnapshotStore:
                 raise ArrayError(f"part {key[1]} of array {key[0]} was not announced, or is not wanted any more")
             return session.parts[key]
 
-    def complete(self, session_id: str, key: PartKey) -> None:
-        """All of its contents are there."""
+    def complete(self, session_id: str, key: PartKey, buffer: np.ndarray) -> None:
+        """All of its contents are in its buffer; one that was dropped meanwhile, and announced anew, has another."""
         with self._lock:
             session = self._sessions.get(session_id)
-            if session is not None and key in session.parts:
+            if session is not None and session.parts.get(key) is buffer:
                 session.complete.add(key)
 
     def list_parts(self, session_id: str, number: int) -> list[PartKey]:
@@ -99,11 +123,20 @@ class SnapshotStore:
                 raise ArrayError(f"part {key[1]} of array {key[0]} is not in this node's memory")
             return session.parts[key]
 
-    def retain(self, oldest: Mapping[str, int]) -> None:
-        """Drop other sessions than these, and their snapshots older than the number given."""
+    def retain(self, oldest: Mapping[str, int], *, order: Order) -> None:
+        """Drop other sessions than these, and their snapshots older than the number given.
+
+        Not of sessions that were offered parts by a later order to the same executors: who said so knew less. Who knows
+        of no such executors is a master that has begun anew.
+        """
         with self._lock:
+            self._retained = order, frozenset(oldest)
             for session_id in list(self._sessions):
                 session = self._sessions[session_id]
+                if order < session.order:
+                    if order[0] == session.order[0]:
+                        continue
+                    session.order = order
                 if session_id not in oldest:
                     del self._sessions[session_id]
                     continue

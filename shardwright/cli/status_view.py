@@ -60,6 +60,7 @@ def as_dict(reply: master_pb2.StatusReply) -> dict[str, Any]:
                 "snapshot_age_s": each.snapshot_age_s, "running_steps": each.running_steps,
                 "queued_steps": each.queued_steps, "steps_per_s": each.steps_per_s,
                 "idle_s": each.idle_s, "connected": each.is_connected,
+                "protected": each.protection.is_ready if each.HasField("protection") else None,
             }
             for each in reply.sessions
         ],
@@ -124,6 +125,8 @@ def _session_line(each: master_pb2.SessionStatus) -> str:
     if each.snapshot:
         size, age = format_bytes(each.snapshot_bytes), _age(each.snapshot_age_s)
         parts.append(f"snapshot of step {each.snapshot}, {size} in host memory, {age} old")
+    if _lacks_protection(each):
+        parts.append("not protected: until its next snapshot is complete, a loss of workers takes its arrays")
     if not each.is_connected:
         parts.append(f"no client, idle for {_age(each.idle_s)}")
     return "; ".join(parts)
@@ -137,6 +140,11 @@ def _person_line(each: master_pb2.PersonStatus) -> str:
         f"{each.name}: {each.sessions} of {each.session_limit} sessions, {format_bytes(each.array_bytes)}{most} in "
         f"arrays, {programs}"
     )
+
+
+def _lacks_protection(each: master_pb2.SessionStatus) -> bool:
+    """Whether a session takes snapshots, and yet would not survive a loss."""
+    return each.HasField("protection") and not each.protection.is_ready
 
 
 # ---- tables --------------------------------------------------------------------
@@ -202,7 +210,7 @@ def _session_table(reply: master_pb2.StatusReply) -> RenderableType:
             f"{each.running_steps}+{each.queued_steps}",
             str(each.array_count),
             format_bytes(each.array_bytes),
-            _age(each.snapshot_age_s) if each.snapshot else "",
+            "not protected" if _lacks_protection(each) else _age(each.snapshot_age_s) if each.snapshot else "",
             "connected" if each.is_connected else f"away {_age(each.idle_s)}",
         )
     return table

@@ -74,6 +74,19 @@ def test_lines_say_what_an_operator_asks() -> None:
     assert other.endswith("no client, idle for 42 s")
 
 
+def test_a_session_that_a_loss_would_take_is_named() -> None:
+    shown = reply()
+    shown.sessions[0].protection.is_wanted = True
+    assert "not protected: until its next snapshot is complete" in status_view.as_lines(shown)[-2]
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(status_view.as_tables(shown))
+    assert "not protected" in console.export_text()
+    assert [each["protected"] for each in status_view.as_dict(shown)["sessions"]] == [False, None]
+    shown.sessions[0].protection.is_ready = True
+    assert "not protected" not in "\n".join(status_view.as_lines(shown))
+    assert status_view.as_dict(shown)["sessions"][0]["protected"]
+
+
 def test_tables_have_it_too() -> None:
     console = Console(file=io.StringIO(), width=80, record=True)
     console.print(status_view.as_tables(reply()))

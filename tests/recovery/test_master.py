@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from shardwright.errors import ArrayError, ServerUnavailableError, WorkerLostError
+from shardwright.errors import ArrayError, ServerUnavailableError, StateStoreError, WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master import recovered, snapshots
+from shardwright.server.master.store import SessionRow, StoredState
 from tests.server.simulation import World, ready_world
 
 SNAPSHOT = {"executable_id": "", "snapshot": ev.SnapshotStepInfo(is_restore=False), "generation": 1}
@@ -30,7 +32,7 @@ def test_a_snapshot_is_complete_when_all_executors_have_stored_it() -> None:
     assert [reply.error for reply in world.take(ev.ReplyStep)] == [None]
     (store,) = world.orders
     assert isinstance(store, ev.StoreOnWorkers)
-    assert (store.number, store.complete) == (1, 0)
+    assert (store.number, store.keep) == (1, ())
     world.step(2, (1, 2), (8, 9))  # training goes on
     world.done(store.sequence, 0, written_bytes=16)
     assert not snapshots_told(world)
@@ -38,7 +40,8 @@ def test_a_snapshot_is_complete_when_all_executors_have_stored_it() -> None:
     world.now_s += 2
     world.done(store.sequence, 1, written_bytes=24)
     assert snapshots_told(world) == [ev.SnapshotEnded(number=1, kept_bytes=40, store_s=2.0)]
-    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=(("s", 1),))], "older ones may go"
+    (retain,) = world.take(ev.RetainOnDaemons)
+    assert retain.sessions == (("s", 1),), "older ones may go"
     world.send(ev.StepsOpened(stream=5, session_id="s"))
     assert [end.number for end in snapshots_told(world)] == [1], "told again where the connection broke"
 
@@ -115,10 +118,10 @@ def test_daemons_hear_what_to_keep_when_they_join_and_when_a_session_ends() -> N
     world.take(ev.RetainOnDaemons)
     world.node_leaves(1)
     world.daemon_joins(1, snapshot_address="host:7")
-    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=(("s", 1),))]
+    assert [retain.sessions for retain in world.take(ev.RetainOnDaemons)] == [(("s", 1),)]
     assert world.state.formation.nodes[1].snapshot_address == "host:7"
     world.send(ev.SessionClosed(call=9, session_id="s"))
-    assert world.take(ev.RetainOnDaemons) == [ev.RetainOnDaemons(sessions=())]
+    assert [retain.sessions for retain in world.take(ev.RetainOnDaemons)] == [()]
 
 
 def test_a_store_that_takes_long_is_nothing_that_everybody_waits_for() -> None:
@@ -128,3 +131,51 @@ def test_a_store_that_takes_long_is_nothing_that_everybody_waits_for() -> None:
     world.passes(60)
     assert world.state.summary == "ready"
     assert not world.take(ev.StopExecutor)
+
+
+def test_daemons_keep_what_the_store_names_and_what_the_client_would_restore() -> None:
+    """Until both are past it: a snapshot may be complete for the master alone."""
+    world = ready_world()
+    world.names_by_hand = True
+
+    def take_snapshot(number: int) -> ev.StoreOnWorkers:
+        world.step(number, (1, 2), (), **SNAPSHOT)
+        world.all_done_of(ev.RunOnWorkers)
+        (order,) = [each for each in world.orders if isinstance(each, ev.StoreOnWorkers)]
+        world.all_done()
+        return order
+
+    def say(number: int) -> None:
+        protection = ev.Protection(is_wanted=True, is_ready=True, snapshot=number)
+        world.send(ev.ProtectionChanged(stream=1, session_id="s", protection=protection))
+
+    take_snapshot(1)
+    assert not snapshots_told(world), "it is not on the disk"
+    assert not world.take(ev.RetainOnDaemons)
+    world.send(ev.SnapshotNamed(session_id="s", number=1))
+    assert [end.number for end in snapshots_told(world)] == [1]
+    say(1)
+    assert take_snapshot(2).keep == (1,)
+    assert take_snapshot(3).keep == (1, 2), "the disk and the client have 1"
+    world.take(ev.RetainOnDaemons)
+    world.send(ev.SnapshotNamed(session_id="s", number=3))
+    assert [retain.sessions for retain in world.take(ev.RetainOnDaemons)] == [(("s", 1),)], "the client has 1"
+    say(3)
+    assert [retain.sessions for retain in world.take(ev.RetainOnDaemons)] == [(("s", 3),)]
+    take_snapshot(4)
+    world.take(ev.Notice)
+    world.send(ev.SnapshotNamed(session_id="s", number=4, error=StateStoreError("the disk is full")))
+    assert [end.error for end in snapshots_told(world)] == [None], "a loss of executors alone is survived with it"
+    say(4)
+    assert [retain.sessions for retain in world.take(ev.RetainOnDaemons)] == [(("s", 3),)], "the disk names 3"
+    assert take_snapshot(5).keep == (3, 4)
+
+
+def test_a_client_that_missed_the_end_of_its_snapshot_hears_it_of_the_next_master() -> None:
+    row = SessionRow(session_id="s", last_number=7, snapshot=7, snapshot_bytes=40)
+    world = World()
+    recovered.restore(world.state, StoredState(generation=1, team=(0, 1), sessions=(row,)), 0.0)
+    assert snapshots.retain(world.state).sessions == (("s", 0),), "the client may need an older one"
+    world.send(ev.StepsOpened(stream=1, session_id="s", protection=ev.Protection(is_wanted=True, snapshot=3)))
+    assert snapshots_told(world) == [ev.SnapshotEnded(number=7, kept_bytes=40)]
+    assert snapshots.retain(world.state).sessions == (("s", 3),)

@@ -29,6 +29,7 @@ class World:
     commands: list[ev.Command] = field(default_factory=list)
     orders: list[ev.ToWorkers] = field(default_factory=list)
     generation_of: dict[int, int] = field(default_factory=dict)  # node → generation it was told to start
+    names_by_hand: bool = False  # whether the answers of the store are the test's
     heard: dict[int, dict[str, Any]] = field(default_factory=dict)  # node → what its executor says that it is doing
 
     def __post_init__(self) -> None:
@@ -45,6 +46,8 @@ class World:
         for command in commands:
             if isinstance(command, ev.StartExecutor):
                 self.generation_of[command.process_id] = command.generation
+            if isinstance(command, ev.NameSnapshot) and not self.names_by_hand:
+                self.send(ev.SnapshotNamed(session_id=command.session_id, number=command.number))
         return commands
 
     def take(self, kind: type[C]) -> list[C]:

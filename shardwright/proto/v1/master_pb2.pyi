@@ -365,7 +365,7 @@ class InlineArray(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.ArrayLayout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RunStepsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "restores", "name", "resendable", "live_arrays", "kept")
+    __slots__ = ("session_id", "number", "executable_id", "arguments", "outputs", "inline_arguments", "released", "read_back", "save", "restore", "read_batch", "move", "trace", "check_nans", "check_infs", "timeout_s", "snapshot", "restore_snapshot", "generation", "restores", "name", "resendable", "live_arrays", "kept", "protection")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +390,7 @@ class RunStepsRequest(_message.Message):
     RESENDABLE_FIELD_NUMBER: _ClassVar[int]
     LIVE_ARRAYS_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    PROTECTION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
     executable_id: str
@@ -414,7 +415,18 @@ class RunStepsRequest(_message.Message):
     resendable: _containers.RepeatedScalarFieldContainer[int]
     live_arrays: _containers.RepeatedScalarFieldContainer[int]
     kept: KeptState
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., restores: _Optional[bool] = ..., name: _Optional[str] = ..., resendable: _Optional[_Iterable[int]] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ...) -> None: ...
+    protection: Protection
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., executable_id: _Optional[str] = ..., arguments: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[int]] = ..., inline_arguments: _Optional[_Iterable[_Union[InlineArray, _Mapping]]] = ..., released: _Optional[_Iterable[int]] = ..., read_back: _Optional[_Iterable[int]] = ..., save: _Optional[_Union[SaveArrays, _Mapping]] = ..., restore: _Optional[_Union[RestoreArrays, _Mapping]] = ..., read_batch: _Optional[_Union[ReadBatch, _Mapping]] = ..., move: _Optional[_Union[MoveArrays, _Mapping]] = ..., trace: _Optional[bool] = ..., check_nans: _Optional[bool] = ..., check_infs: _Optional[bool] = ..., timeout_s: _Optional[float] = ..., snapshot: _Optional[_Union[SnapshotArrays, _Mapping]] = ..., restore_snapshot: _Optional[_Union[RestoreSnapshot, _Mapping]] = ..., generation: _Optional[int] = ..., restores: _Optional[bool] = ..., name: _Optional[str] = ..., resendable: _Optional[_Iterable[int]] = ..., live_arrays: _Optional[_Iterable[int]] = ..., kept: _Optional[_Union[KeptState, _Mapping]] = ..., protection: _Optional[_Union[Protection, _Mapping]] = ...) -> None: ...
+
+class Protection(_message.Message):
+    __slots__ = ("is_wanted", "is_ready", "snapshot")
+    IS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    is_wanted: bool
+    is_ready: bool
+    snapshot: int
+    def __init__(self, is_wanted: _Optional[bool] = ..., is_ready: _Optional[bool] = ..., snapshot: _Optional[int] = ...) -> None: ...
 
 class SnapshotArrays(_message.Message):
     __slots__ = ()
@@ -811,7 +823,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[_Union[Node, _Mapping]] = ..., state: _Optional[str] = ..., generation: _Optional[int] = ..., detail: _Optional[str] = ..., host: _Optional[_Union[_operators_pb2.HostFigures, _Mapping]] = ..., executor: _Optional[_Union[_operators_pb2.ExecutorFigures, _Mapping]] = ..., executor_pid: _Optional[int] = ..., executor_exits: _Optional[int] = ..., daemon_silent_s: _Optional[float] = ..., executor_silent_s: _Optional[float] = ...) -> None: ...
 
 class SessionStatus(_message.Message):
-    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count", "snapshot", "snapshot_bytes", "name", "owner", "running_steps", "queued_steps", "steps_per_s", "idle_s", "is_connected", "snapshot_age_s")
+    __slots__ = ("session_id", "last_step", "array_count", "array_bytes", "executable_count", "snapshot", "snapshot_bytes", "name", "owner", "running_steps", "queued_steps", "steps_per_s", "idle_s", "is_connected", "snapshot_age_s", "protection")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     ARRAY_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -827,6 +839,7 @@ class SessionStatus(_message.Message):
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PROTECTION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     last_step: int
     array_count: int
@@ -842,7 +855,8 @@ class SessionStatus(_message.Message):
     idle_s: float
     is_connected: bool
     snapshot_age_s: float
-    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., running_steps: _Optional[int] = ..., queued_steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., is_connected: _Optional[bool] = ..., snapshot_age_s: _Optional[float] = ...) -> None: ...
+    protection: Protection
+    def __init__(self, session_id: _Optional[str] = ..., last_step: _Optional[int] = ..., array_count: _Optional[int] = ..., array_bytes: _Optional[int] = ..., executable_count: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_bytes: _Optional[int] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., running_steps: _Optional[int] = ..., queued_steps: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., is_connected: _Optional[bool] = ..., snapshot_age_s: _Optional[float] = ..., protection: _Optional[_Union[Protection, _Mapping]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
     __slots__ = ("server_version", "jax_version", "cluster_name", "platform", "state", "nodes", "sessions", "waiting_for", "recovered_sessions", "has_adopted", "uptime_s", "planning", "compiling", "people")

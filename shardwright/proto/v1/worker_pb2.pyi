@@ -20,16 +20,28 @@ class ArrayParts(_message.Message):
     def __init__(self, array_id: _Optional[int] = ..., shards: _Optional[_Iterable[int]] = ..., shard_bytes: _Optional[int] = ...) -> None: ...
 
 class OfferPartsRequest(_message.Message):
-    __slots__ = ("session_id", "number", "complete", "arrays")
+    __slots__ = ("session_id", "number", "arrays", "order")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
-    complete: int
     arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., complete: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
+    order: SnapshotOrder
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ..., order: _Optional[_Union[SnapshotOrder, _Mapping]] = ...) -> None: ...
+
+class SnapshotOrder(_message.Message):
+    __slots__ = ("generation", "sequence", "keep", "keeps_all")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_ALL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    sequence: int
+    keep: _containers.RepeatedScalarFieldContainer[int]
+    keeps_all: bool
+    def __init__(self, generation: _Optional[int] = ..., sequence: _Optional[int] = ..., keep: _Optional[_Iterable[int]] = ..., keeps_all: _Optional[bool] = ...) -> None: ...
 
 class OfferPartsReply(_message.Message):
     __slots__ = ("missing",)
@@ -202,10 +214,14 @@ class KeptSession(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class RetainSnapshots(_message.Message):
-    __slots__ = ("sessions",)
+    __slots__ = ("sessions", "generation", "sequence")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedCompositeFieldContainer[KeptSession]
-    def __init__(self, sessions: _Optional[_Iterable[_Union[KeptSession, _Mapping]]] = ...) -> None: ...
+    generation: int
+    sequence: int
+    def __init__(self, sessions: _Optional[_Iterable[_Union[KeptSession, _Mapping]]] = ..., generation: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class SupervisorCommand(_message.Message):
     __slots__ = ("start", "stop", "refused", "shutdown", "retain")
@@ -552,16 +568,16 @@ class FinishCheckpoint(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., is_commit: _Optional[bool] = ...) -> None: ...
 
 class StoreSnapshot(_message.Message):
-    __slots__ = ("session_id", "number", "complete", "peers")
+    __slots__ = ("session_id", "number", "peers", "order")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     number: int
-    complete: int
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., complete: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    order: SnapshotOrder
+    def __init__(self, session_id: _Optional[str] = ..., number: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., order: _Optional[_Union[SnapshotOrder, _Mapping]] = ...) -> None: ...
 
 class SendRecent(_message.Message):
     __slots__ = ("after",)
