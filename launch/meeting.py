@@ -153,12 +153,12 @@ class MeetingPoint:
     def _keep_telling(self, connection: socket.socket) -> None:
         """Tell a rank for whom it waits, until it goes."""
         connection.settimeout(_TELL_INTERVAL_S)
-        told: dict[str, Any] = {}
+        latest: dict[str, Any] = {}
         while True:
             with self._lock:
-                if self._waiting and (absence := self._describe_absence()) != told:
+                if self._waiting and (absence := self._describe_absence()) != latest:
                     connection.sendall(_encode(absence))
-                    told = absence
+                    latest = absence
             with contextlib.suppress(TimeoutError):
                 if not connection.recv(_LONGEST_LINE_BYTES):
                     return

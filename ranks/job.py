@@ -68,10 +68,9 @@ def init(
 
     rank, size, coordinator: the place, instead of any variables; coordinator is `host:port` with a free port of rank
     0's host. size=1: this process alone. timeout_s: how long to wait for the others. heartbeat_timeout_s: after how
-    long a silent rank counts as lost. stall_warning_s: how long a collective may wait until a warning names the ranks
-    that have not called it, and stall_shutdown_s: until it is an error. None: the launcher's values, else 60 and 0
-    (never).
-    Both hold for `init` and `shutdown`, too. After `shutdown` it may be called again, by all ranks.
+    long a silent rank counts as lost. stall_warning_s: how long a collective, `init` or `shutdown` may wait until a
+    warning names the ranks that have not called it, and stall_shutdown_s: until it is an error. None: the launcher's
+    values, else 60 and 0 (never). After `shutdown` it may be called again, by all ranks.
 
     Raises OptionError where variables make no sense, LaunchError where the job cannot be joined.
     """
@@ -98,8 +97,8 @@ def init(
 
 def _join(place: Place) -> None:
     """Join the job of a place; a job of its own, alone."""
+    _drop_devices()
     if place.size > 1:
-        _drop_devices()
         joining.check_unused_devices()
         place = joining.meet_others(place, _Process.options)
         watch.reset()
@@ -114,6 +113,7 @@ def _drop_devices() -> None:
         _Process.has_left = False
         programs_cache.clear()
         clear_backends()  # type: ignore[no-untyped-call]
+        private.forget_place_in_distributed()
 
 
 def _begin(place: Place, *, owns_connection: bool) -> None:

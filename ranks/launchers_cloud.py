@@ -25,8 +25,8 @@ def find_tpu_place(environment: Mapping[str, str]) -> Place | None:
     hosts = _tpu_hosts(environment)
     slices = read_number(environment, "MEGASCALE_NUM_SLICES", 1)
     if not hosts:
-        found = _ask(private.find_tpu_pod, "the metadata server")
-        return None if found is None else _place_of(*found, job="TPU")
+        pod = _ask(private.find_tpu_pod, "the metadata server")
+        return None if pod is None else _place_of(*pod, job="TPU")
     size = len(hosts) * slices
     if size == 1:
         return Place()
@@ -72,15 +72,15 @@ def find_kubernetes_place(environment: Mapping[str, str]) -> Place | None:
     rank = read_number(environment, "JOB_COMPLETION_INDEX", 0)
     size = read_number(environment, "WORLD_SIZE", 0)
     if not size:
-        found = _ask(private.find_kubernetes_job, "Kubernetes")
-        if found is None:
+        pod = _ask(private.find_kubernetes_job, "Kubernetes")
+        if pod is None:
             raise OptionError(
                 f"JOB_COMPLETION_INDEX={rank}: this is a pod of an indexed job, but nothing says of how many",
                 where="JOB_COMPLETION_INDEX",
                 remedy="set SHARDWRIGHT_SIZE in the pods to the job's completions (1: each pod is a job of its own), "
                 "or install the package kubernetes, by which JAX asks",
             )
-        return _place_of(*found, job="Kubernetes")
+        return _place_of(*pod, job="Kubernetes")
     if rank >= size:
         raise OptionError(
             f"{rank} is not below WORLD_SIZE={size}", where="JOB_COMPLETION_INDEX", remedy="set WORLD_SIZE"

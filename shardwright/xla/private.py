@@ -498,6 +498,12 @@ def place_in_distributed() -> tuple[int, int]:
     return int(state.process_id), int(state.num_processes)
 
 
+def forget_place_in_distributed() -> None:
+    """Let devices be those of a process alone: JAX keeps the number that it had in `jax.distributed`."""
+    state = _module("jax._src.distributed").global_state
+    state.process_id, state.num_processes = 0, 1
+
+
 def has_devices() -> bool:
     """Whether JAX has devices already."""
     return bool(_module("jax._src.xla_bridge").backends_are_initialized())

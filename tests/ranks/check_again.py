@@ -50,6 +50,10 @@ def main() -> None:
         for round_, handle in enumerate(handles):
             assert np.all(np.asarray(ranks.synchronize(handle)) == total + size * round_)
         print("round", number, flush=True)
+    ranks.init(size=1)
+    assert (ranks.rank(), ranks.size()) == (0, 1)
+    assert ranks.allreduce(np.ones(5000)).sum() == float(on_ranks(np.float32(5000)))
+    ranks.shutdown()
 
 
 if __name__ == "__main__":

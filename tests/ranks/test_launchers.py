@@ -162,9 +162,10 @@ def test_arguments_of_init_stand_instead_of_variables() -> None:
 
 
 def test_rank_0_that_is_no_host_of_that_name_is_refused_at_once() -> None:
+    step = {**_SLURM, "SLURM_STEP_NODELIST": "node[07-08].invalid,login", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
     with pytest.raises(sw.LaunchError, match="does not know the host") as caught:
-        joining.meet_others(find_place({**_SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}), joining.JoinOptions())
-    assert caught.value.where.startswith("node07:")
+        joining.meet_others(find_place(step), joining.JoinOptions())
+    assert caught.value.where.startswith("node07.invalid:")
 
 
 def test_rank_1_says_where_it_looks_for_rank_0(caplog) -> None:
