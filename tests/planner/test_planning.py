@@ -6,9 +6,12 @@ import json
 import re
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import shardwright as sw
+from shardwright.client.lowering import lower as lower_step
 from shardwright.clusters.cluster import Cluster, Link
 from shardwright.errors import MemoryBudgetError, MicroBatchError, OptionError
 from shardwright.options.plan_options import PlanOptions
@@ -137,3 +140,26 @@ def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: s
     options = PlanOptions(memory_budget=950_000, remat="none", micro_batches=1, deadline_s=1e-9)
     with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):
         plan_step(of_threes, Cluster.local(1), options, clock=just_late())
+
+
+# ---- what a TPU gives programs -----------------------------------------------------
+
+
+def _v5e(gib: float) -> Plan | PipelinePlan:
+    """A state of so much on each of four v5e, in a cluster file that names the chip's 16 GiB."""
+    rows = int(gib * 2**30 / 8192) // 8 * 8 * 4
+    state, batch = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 2048), (32, 128)))
+    text = lower_step(lambda w, x: (w * 0.99 + x.mean(), jnp.sum(w * w)), state, batch, donate_argnums=(0,)).hlo_text
+    master = {"ip": "10.0.0.1", "port": 2222, "devices": 4}
+    cluster = {"name": "t", "platform": "tpu", "hardware": "tpu-v5e", "insecure": True, "memory_gib": 16, "workers": []}
+    return plan_step(text, Cluster.from_json(json.dumps(cluster | {"master": master})), PlanOptions(effort="fast"))
+
+
+def test_the_named_memory_of_a_tpu_is_not_planned_with() -> None:
+    """The TPU compiler (libtpu 0.0.42.1) gives programs 15.75 GiB of it."""
+    assert "memory_gib of the cluster file says 16.00 GiB; the compiler of tpu-v5e gives programs 15.75 GiB" in "".join(
+        _v5e(15.7).notes
+    )
+    with pytest.raises(MemoryBudgetError, match=r"15\.8 GiB on each of 4") as caught:
+        _v5e(15.85)
+    assert "allow" not in (caught.value.remedy or "")
