@@ -20,7 +20,10 @@ from shardwright.server.runtime.checkpoints import checksums, claims, damage, fi
 
 LARGE = np.random.default_rng(0).normal(size=(256, 1024)).astype(np.float32)  # 1 MB
 VALUES = {"large": LARGE, "half": LARGE.astype(np.float16) * 2, "step": np.asarray(7, np.int32), "w0": LARGE[:3, :5]}
-TREE = trees.Node(kind="dict", children=tuple((name, trees.Leaf(name=name)) for name in VALUES))
+TREE = trees.Node(
+    kind="dict",
+    children=(*((name, trees.Leaf(name=name)) for name in VALUES), ("nothing", trees.Node(kind="none"))),
+)
 #: Boxes of another sharding than that of the save: none is a whole chunk, all together are the whole.
 QUARTERS = [(slice(top, top + 64), slice(left, left + 512)) for top in range(0, 256, 64) for left in (0, 512)]
 

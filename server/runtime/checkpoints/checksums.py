@@ -54,9 +54,13 @@ class Checksums:
 
 
 def names_of_arrays(item: Any) -> list[str]:
-    """The names that Orbax's metadata of a PyTree has."""
+    """The names that Orbax's metadata of a PyTree has; nodes without leaves are no arrays."""
     leaves = json.loads((item / METADATA).read_bytes())["tree_metadata"].values()
-    return [".".join(str(key["key"]) for key in leaf["key_metadata"]) for leaf in leaves]
+    return [
+        ".".join(str(key["key"]) for key in leaf["key_metadata"])
+        for leaf in leaves
+        if not leaf["value_metadata"].get("skip_deserialize")
+    ]
 
 
 def write_part(folder: Any, process: int, arrays: Mapping[str, ArrayChecksums]) -> None:
