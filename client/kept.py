@@ -174,7 +174,13 @@ def resume(session: SessionState, like: Any) -> Resumed | None:
 
 def _resume_from(session: SessionState, kept: master_pb2.KeptState, snapshot: int, like: Any) -> Resumed:
     """snapshot: number of the one that has the arrays; 0: they are there."""
-    description = json.loads(kept.description)
+    try:
+        description = json.loads(kept.description)
+    except ValueError:
+        raise SnapshotLostError(
+            f"the description of what the session {session.name!r} kept is damaged",
+            remedy="restore a checkpoint, or run init again",
+        ) from None
     tree = trees.from_json(description["tree"])
     leaves, array_ids, arrays = list(trees.leaves_of(tree)), iter(kept.array_ids), list[KnownArray]()
     for leaf, stored in zip(leaves, description["arrays"], strict=True):

@@ -36,7 +36,7 @@ def request(state: MasterState, event: ev.StepsCancelled) -> Commands:
     """By the client: steps that wait, or have yet to come, fail at once; those that run get their time."""
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     session.last_seen_s = state._now_s
     numbers = set(event.numbers)
     running = sorted(numbers & session.running.keys())
@@ -82,7 +82,7 @@ def _end_orphans(state: MasterState, event: ev.StepsEnded) -> Commands:
         and event.number in (0, item.command.step.number)
     ]
     if not orphans:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     for sequence in orphans:
         _end_now(state, sequence, event.operator)
     return [ev.Answer(call=event.call, value=ev.Cancellation(cancelled=(), running=(event.number,)))]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gzip
 import logging
+import zlib
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from functools import partial
@@ -49,11 +50,15 @@ class Contents:
         for row in stored.plans:
             if row.team != team:
                 continue
+            plan, program = row.plan_id[:12], self.programs.get(row.program_id)
+            if program is None:
+                _log.warning("the plan %s is made again: its program is lost", plan)
+                continue
             try:
-                program, text = self.programs[row.program_id], gzip.decompress(row.json_gzip).decode()
+                text = gzip.decompress(row.json_gzip).decode()
                 self.plans[row.plan_id] = PlanRecord.of(text, program, row.first_device, row.team)
-            except (ShardwrightError, ValueError, OSError) as error:
-                _log.warning("a plan of before the restart cannot be read, and is made again: %s", error)
+            except (ShardwrightError, ValueError, OSError, EOFError, zlib.error) as error:
+                _log.warning("the plan %s of before the restart cannot be read, and is made again: %s", plan, error)
         self.compiled: dict[str, ev.ProgramInfo] = {}
         for plan_id, record in self.plans.items():
             rows = [row for row in stored.binaries if row.plan_id == plan_id]

@@ -27,7 +27,7 @@ def request(state: MasterState, event: ev.LoadRequested) -> Commands:
     """A client asks for a program."""
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     session.last_seen_s = state._now_s
     executable = session.executables.get(event.plan_id)
     if (stopped := quarantine.refusal_of_load(state, event.session_id, event.plan_id)) is not None:
@@ -118,7 +118,7 @@ def unload(state: MasterState, event: ev.UnloadRequested) -> Commands:
     """A client needs a program no more."""
     session = state.sessions.get(event.session_id)
     if session is None:
-        return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+        return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
     executable = session.executables.pop(event.executable_id, None)
     commands: Commands = [ev.Answer(call=event.call)]
     if executable is not None:

@@ -99,7 +99,9 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
         if not is_same_team:
             elasticity.retire_programs(session)
     state.recovered_sessions = len(stored.sessions)
-    return [] if is_same_team else [ev.Log(text=_TEAM_IS_GONE, is_warning=True)]
+    state.lost = dict(stored.lost)
+    state.lost_names = {name: session_id for session_id, name in stored.lost_names.items() if name}
+    return [] if is_same_team or not stored.team else [ev.Log(text=_TEAM_IS_GONE, is_warning=True)]
 
 
 def lose(state: MasterState) -> Commands:

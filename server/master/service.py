@@ -96,7 +96,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
             raise
         session = master.state.sessions.get(asked.session_id)
         if session is None:
-            raise unknown_session(asked.session_id)
+            raise unknown_session(asked.session_id, master.state.lost)
         limits, cluster, how = master.limits, master.cluster, "opened" if known is None else "taken up"
         text, about_it = "session %s %s by %s, client %s", fields(session=session.session_id)
         _log.info(text, session.label, how, context.peer(), request.client_version[:40], extra=about_it)
@@ -146,7 +146,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
     def _require_session(self, session_id: str) -> None:
         if session_id not in self._master.state.sessions:
-            raise unknown_session(session_id)
+            raise unknown_session(session_id, self._master.state.lost)
         self._master.handle_event(ev.SessionTouched(session_id=session_id))
 
     # ---- programs and plans ------------------------------------------------

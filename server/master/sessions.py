@@ -15,8 +15,10 @@ is number order on every executor. Life of an array id:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import MappingProxyType
 
 from shardwright.errors import ArrayError, ResourceLimitError, SessionError, ShardwrightError
 from shardwright.server.limits import Limits
@@ -366,8 +368,19 @@ def _order(request: StepRequested | ReleaseRequested) -> tuple[int, int]:
     return (request.number, 0) if isinstance(request, StepRequested) else (request.after_step, 1)
 
 
-def unknown_session(session_id: str) -> SessionError:
+def unknown_session(session_id: str, lost: Mapping[str, str] = MappingProxyType({})) -> SessionError:
+    """lost: why sessions of a master before are not there, by id."""
+    if session_id in lost:
+        return lost_session(lost[session_id])
     return SessionError(
         f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
         remedy="open a new session",
+    )
+
+
+def lost_session(why: str) -> SessionError:
+    """Of one whose row in the store was damaged."""
+    return SessionError(
+        f"the session is lost: the server's state was damaged ({why})",
+        remedy="connect again, which opens a new session, and restore a checkpoint",
     )

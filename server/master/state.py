@@ -42,7 +42,7 @@ from shardwright.server.master import events as ev
 from shardwright.server.master.formation import Formation, Identity, Member
 from shardwright.server.master.people import People
 from shardwright.server.master.roster import Roster
-from shardwright.server.master.sessions import QueuedRequest, Session, StepOutcome, unknown_session
+from shardwright.server.master.sessions import QueuedRequest, Session, StepOutcome, lost_session, unknown_session
 from shardwright.server.master.statistics import Statistics
 
 Commands = list[ev.Command]
@@ -90,6 +90,8 @@ class MasterState:
     has_adopted: bool = False
     known: int = 0  # all executors have carried out the command of this number
     recovered_sessions: int = 0  # of a master before this one
+    lost: dict[str, str] = field(default_factory=dict)  # why sessions of it are not there, by id
+    lost_names: dict[str, str] = field(default_factory=dict)  # their ids, by name, until its user was told
     statistics: Statistics = field(default_factory=Statistics)
     quarantine: quarantine.Quarantine = field(default_factory=quarantine.Quarantine)
     team: tuple[int, ...] = ()  # nodes that programs are planned for
@@ -292,6 +294,8 @@ class MasterState:
         namesake = named.find(self, event.name)
         if namesake is not None:
             return named.take_up(self, namesake, event)
+        if (lost := self.lost_names.pop(event.name, None)) is not None:
+            return [ev.Fail(call=event.call, error=lost_session(self.lost[lost]))]
         person = self.people.find(event.person or event.owner)
         commands = idle_sessions.make_room(self, person)
         if (full := idle_sessions.refusal(self, person)) is not None:
@@ -373,7 +377,7 @@ class MasterState:
     def _steps_opened(self, event: ev.StepsOpened) -> Commands:
         session = self.sessions.get(event.session_id)
         if session is None:
-            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
+            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id, self.lost))]
         session.last_seen_s = self._now_s
         self.people.move(session, event.person)
         old, session.stream = session.stream, event.stream
@@ -396,7 +400,7 @@ class MasterState:
     def _step_requested(self, event: ev.StepRequested) -> Commands:
         session = self.sessions.get(event.session_id)
         if session is None:
-            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id))]
+            return [ev.EndStream(stream=event.stream, error=unknown_session(event.session_id, self.lost))]
         if session.stream != event.stream:
             return []  # left over from a stream that was replaced
         session.last_seen_s = self._now_s
@@ -438,7 +442,7 @@ class MasterState:
     def _release_requested(self, event: ev.ReleaseRequested) -> Commands:
         session = self.sessions.get(event.session_id)
         if session is None:
-            return [ev.Fail(call=event.call, error=unknown_session(event.session_id))]
+            return [ev.Fail(call=event.call, error=unknown_session(event.session_id, self.lost))]
         session.last_seen_s = self._now_s
         session.enqueue(event, self._now_s)
         return self._advance(session)

@@ -8,54 +8,73 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from shardwright.errors import ShardwrightError, StateStoreError
+from shardwright.server.master.row_checks import Damage, Value, checksum_of, read_rows
+
+_log = logging.getLogger("shardwright.server")
 
 #: Of the file's header: "SHWT".
 APPLICATION_ID = 0x53485754
-#: Of the schema; another one is refused.
-VERSION = 1
+#: Of the schema; another one is refused, but for the one before, whose rows had no checksums.
+VERSION = 2
 FILE_NAME = "state.sqlite3"
 _LOCK_NAME = "master.lock"
 #: Seconds that a write may wait for a reader (a backup, a person with a shell).
 _BUSY_S = 10.0
 
 _SCHEMA = """
-CREATE TABLE cluster (one INTEGER PRIMARY KEY CHECK (one = 1), hash TEXT NOT NULL, generation INTEGER NOT NULL);
-CREATE TABLE nodes (number INTEGER PRIMARY KEY, data_port INTEGER NOT NULL, takes_part INTEGER NOT NULL);
+CREATE TABLE cluster (
+  one INTEGER PRIMARY KEY CHECK (one = 1), hash TEXT NOT NULL, generation INTEGER NOT NULL, crc32 INTEGER
+);
+CREATE TABLE nodes (
+  number INTEGER PRIMARY KEY, data_port INTEGER NOT NULL, takes_part INTEGER NOT NULL, crc32 INTEGER
+);
 CREATE TABLE sessions (
   id TEXT PRIMARY KEY, name TEXT NOT NULL, owner TEXT NOT NULL, salt TEXT NOT NULL, last_number INTEGER NOT NULL,
   highest_id INTEGER NOT NULL, is_told INTEGER NOT NULL, snapshot INTEGER NOT NULL, snapshot_bytes INTEGER NOT NULL,
-  kept BLOB NOT NULL, snapshot_kept BLOB NOT NULL
+  kept BLOB NOT NULL, snapshot_kept BLOB NOT NULL, crc32 INTEGER
 );
-CREATE TABLE executables (session_id TEXT NOT NULL, plan_id TEXT NOT NULL, PRIMARY KEY (session_id, plan_id));
-CREATE TABLE programs (id TEXT PRIMARY KEY, gzip BLOB NOT NULL, text_bytes INTEGER NOT NULL);
+CREATE TABLE executables (
+  session_id TEXT NOT NULL, plan_id TEXT NOT NULL, crc32 INTEGER, PRIMARY KEY (session_id, plan_id)
+);
+CREATE TABLE programs (id TEXT PRIMARY KEY, gzip BLOB NOT NULL, text_bytes INTEGER NOT NULL, crc32 INTEGER);
 CREATE TABLE plans (
   id TEXT PRIMARY KEY, program_id TEXT NOT NULL, json_gzip BLOB NOT NULL, first_device INTEGER NOT NULL,
-  team TEXT NOT NULL
+  team TEXT NOT NULL, crc32 INTEGER
 );
 CREATE TABLE binaries (
   plan_id TEXT NOT NULL, number INTEGER NOT NULL, header TEXT NOT NULL, stablehlo BLOB NOT NULL,
-  partitioned_gzip BLOB NOT NULL, serialized BLOB, PRIMARY KEY (plan_id, number)
+  partitioned_gzip BLOB NOT NULL, serialized BLOB, crc32 INTEGER, PRIMARY KEY (plan_id, number)
 );
 CREATE TABLE holds (
-  session_id TEXT NOT NULL, kind TEXT NOT NULL, item_id TEXT NOT NULL, PRIMARY KEY (session_id, kind, item_id)
+  session_id TEXT NOT NULL, kind TEXT NOT NULL, item_id TEXT NOT NULL, crc32 INTEGER,
+  PRIMARY KEY (session_id, kind, item_id)
 );
 """
+TABLES = ("cluster", "nodes", "sessions", "executables", "programs", "plans", "binaries", "holds")
 _UNUSED = """
 DELETE FROM plans WHERE id NOT IN (SELECT item_id FROM holds WHERE kind = 'plan');
 DELETE FROM binaries WHERE plan_id NOT IN (SELECT id FROM plans);
 DELETE FROM programs WHERE id NOT IN (SELECT item_id FROM holds WHERE kind = 'program')
   AND id NOT IN (SELECT program_id FROM plans);
+"""
+#: Before those: what belongs to sessions that are no more.
+_OF_NOBODY = """
+DELETE FROM executables WHERE session_id NOT IN (SELECT id FROM sessions);
+DELETE FROM holds WHERE session_id NOT IN (SELECT id FROM sessions);
 """
 
 
@@ -118,7 +137,7 @@ class StoredState:
     """All that a master left.
 
     generation: of the last executors; team: their nodes; ports: of their data, by node. holds: (session, "program" or
-    "plan", its id).
+    "plan", its id). lost: why, by id, of sessions whose rows were damaged; lost_names: their names, by id.
     """
 
     generation: int = 0
@@ -129,6 +148,8 @@ class StoredState:
     plans: tuple[PlanRow, ...] = ()
     binaries: tuple[BinaryRow, ...] = ()
     holds: tuple[tuple[str, str, str], ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    lost_names: Mapping[str, str] = field(default_factory=dict)
 
 
 _Write = Callable[[sqlite3.Connection], object]
@@ -143,6 +164,7 @@ class StateStore:
 
     def __init__(self, directory: str | os.PathLike[str], cluster_hash: str) -> None:
         self.directory = Path(directory).absolute()
+        self._cluster_hash = cluster_hash
         self.path = self.directory / FILE_NAME
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,16 +204,14 @@ class StateStore:
         """Store a session, or what has changed of it."""
 
         def write(database: sqlite3.Connection) -> None:
-            database.execute(
-                "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    row.session_id, row.name, row.owner, row.salt, row.last_number, row.highest_id, row.is_told,
-                    row.snapshot, row.snapshot_bytes, row.kept, row.snapshot_kept,
-                ),
+            values = (
+                row.session_id, row.name, row.owner, row.salt, row.last_number, row.highest_id, row.is_told,
+                row.snapshot, row.snapshot_bytes, row.kept, row.snapshot_kept,
             )  # fmt: skip
+            _insert(database, "sessions", values, "REPLACE")
             database.execute("DELETE FROM executables WHERE session_id = ?", (row.session_id,))
-            pairs = [(row.session_id, plan_id) for plan_id in row.executables]
-            database.executemany("INSERT INTO executables VALUES (?, ?)", pairs)
+            for plan_id in row.executables:
+                _insert(database, "executables", (row.session_id, plan_id), "REPLACE")
 
         return self._submit(write)
 
@@ -210,9 +230,8 @@ class StateStore:
         """Store a program, and that the session holds it."""
 
         def write(database: sqlite3.Connection) -> None:
-            values = (row.program_id, row.gzip, row.text_bytes)
-            database.execute("INSERT OR IGNORE INTO programs VALUES (?, ?, ?)", values)
-            database.execute("INSERT OR IGNORE INTO holds VALUES (?, 'program', ?)", (session_id, row.program_id))
+            _insert(database, "programs", (row.program_id, row.gzip, row.text_bytes), "IGNORE")
+            _insert(database, "holds", (session_id, "program", row.program_id), "IGNORE")
 
         return self._submit(write)
 
@@ -220,11 +239,10 @@ class StateStore:
         """Store a plan and its program, and that the session holds the plan."""
 
         def write(database: sqlite3.Connection) -> None:
-            values = (program.program_id, program.gzip, program.text_bytes)
-            database.execute("INSERT OR IGNORE INTO programs VALUES (?, ?, ?)", values)
+            _insert(database, "programs", (program.program_id, program.gzip, program.text_bytes), "IGNORE")
             plan = (row.plan_id, row.program_id, row.json_gzip, row.first_device, json.dumps(row.team))
-            database.execute("INSERT OR IGNORE INTO plans VALUES (?, ?, ?, ?, ?)", plan)
-            database.execute("INSERT OR IGNORE INTO holds VALUES (?, 'plan', ?)", (session_id, row.plan_id))
+            _insert(database, "plans", plan, "IGNORE")
+            _insert(database, "holds", (session_id, "plan", row.plan_id), "IGNORE")
 
         return self._submit(write)
 
@@ -242,11 +260,9 @@ class StateStore:
         """Store what was compiled of a plan."""
 
         def write(database: sqlite3.Connection) -> None:
-            values = [
-                (row.plan_id, row.number, row.header, row.stablehlo, row.partitioned_gzip, row.serialized)
-                for row in rows
-            ]
-            database.executemany("INSERT OR REPLACE INTO binaries VALUES (?, ?, ?, ?, ?, ?)", values)
+            for row in rows:
+                values = (row.plan_id, row.number, row.header, row.stablehlo, row.partitioned_gzip, row.serialized)
+                _insert(database, "binaries", values, "REPLACE")
 
         return self._submit(write)
 
@@ -254,10 +270,10 @@ class StateStore:
         """Store the number of the executors that are about to be started, their nodes, and the ports of nodes' data."""
 
         def write(database: sqlite3.Connection) -> None:
-            database.execute("UPDATE cluster SET generation = ?", (generation,))
+            _insert(database, "cluster", (1, self._cluster_hash, generation), "REPLACE")
             database.execute("DELETE FROM nodes")
-            rows = [(node, port, node in team) for node, port in ports.items()]
-            database.executemany("INSERT INTO nodes VALUES (?, ?, ?)", rows)
+            for node, port in ports.items():
+                _insert(database, "nodes", (node, port, node in team), "REPLACE")
 
         return self._submit(write)
 
@@ -310,7 +326,7 @@ class StateStore:
             database = _open(self.path)
             try:
                 _prepare(database, self.path, cluster_hash)
-                return _read(database)
+                return _read(database, self.path, cluster_hash)
             finally:
                 database.close()
         except sqlite3.Error as caught:
@@ -335,7 +351,7 @@ def _prepare(database: sqlite3.Connection, path: Path, cluster_hash: str) -> Non
             database.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.strip().split(";")[:-1]:
                 database.execute(statement)
-            database.execute("INSERT INTO cluster VALUES (1, ?, 0)", (cluster_hash,))
+            _insert(database, "cluster", (1, cluster_hash, 0), "REPLACE")
             database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             database.execute(f"PRAGMA user_version = {VERSION}")
         return
@@ -343,7 +359,7 @@ def _prepare(database: sqlite3.Connection, path: Path, cluster_hash: str) -> Non
         raise StateStoreError(
             "this is a database of another program", where=str(path), remedy="name another directory with --state-dir"
         )
-    if version != VERSION:
+    if version not in (VERSION, VERSION - 1):
         raise StateStoreError(
             f"the state was written by another version of Shardwright (schema {version}, this one reads {VERSION})",
             where=str(path),
@@ -352,41 +368,52 @@ def _prepare(database: sqlite3.Connection, path: Path, cluster_hash: str) -> Non
     (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if damage != "ok":
         raise _damaged(path, damage)
-    (stored_hash,) = database.execute("SELECT hash FROM cluster").fetchone()
-    if stored_hash != cluster_hash:
-        raise StateStoreError(
-            "the state is that of a cluster with another cluster file",
-            where=str(path),
-            remedy="give each cluster a directory of its own; after a change of the file move this one away: sessions "
-            "of before are then gone, checkpoints are not",
-        )
+    if version == VERSION - 1:
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            for table in TABLES:
+                database.execute(f"ALTER TABLE {table} ADD COLUMN crc32 INTEGER")
+            database.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _read(database: sqlite3.Connection) -> StoredState:
+def _read(database: sqlite3.Connection, path: Path, cluster_hash: str) -> StoredState:
+    """What is whole. Damaged rows are named in the log, and go, once the file as it was has been copied."""
+    damages: list[Damage] = []
+    rows = {table: read_rows(database, table, damages) for table in TABLES}
+    generation = _generation(rows["cluster"], damages, path, cluster_hash)
+    state = _state_of(rows)
+    if any(damage.table in ("cluster", "nodes") for damage in damages):
+        state = replace(state, team=(), ports={})
+    if damages:
+        _put_aside(database, damages, path)
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            _delete_damaged(database, damages)
+            if not state.team:
+                database.execute("DELETE FROM nodes")
+            _insert(database, "cluster", (1, cluster_hash, generation), "REPLACE")
+    lost, lost_names = _lost_sessions(rows, damages)
+    return replace(state, generation=generation, lost=lost, lost_names=lost_names)
+
+
+def _state_of(rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> StoredState:
     loaded: dict[str, list[str]] = {}
-    for session_id, plan_id in database.execute("SELECT * FROM executables ORDER BY rowid"):
+    for session_id, plan_id in rows["executables"]:
         loaded.setdefault(session_id, []).append(plan_id)
     sessions = [
         SessionRow(
-            session_id=row[0], name=row[1], last_number=row[2], highest_id=row[3], is_told=bool(row[4]),
-            snapshot=row[5], snapshot_bytes=row[6], kept=row[7], snapshot_kept=row[8], owner=row[9], salt=row[10],
+            session_id=row[0], name=row[1], owner=row[2], salt=row[3], last_number=row[4], highest_id=row[5],
+            is_told=bool(row[6]), snapshot=row[7], snapshot_bytes=row[8], kept=row[9], snapshot_kept=row[10],
             executables=tuple(loaded.get(row[0], ())),
         )
-        for row in database.execute(
-            "SELECT id, name, last_number, highest_id, is_told, snapshot, snapshot_bytes, kept, snapshot_kept, owner, "
-            "salt FROM sessions ORDER BY rowid"
-        )
+        for row in rows["sessions"]
     ]  # fmt: skip
-    (generation,) = database.execute("SELECT generation FROM cluster").fetchone()
-    programs = database.execute("SELECT * FROM programs").fetchall()
-    plans = database.execute("SELECT * FROM plans").fetchall()
-    nodes = database.execute("SELECT * FROM nodes ORDER BY number").fetchall()
+    ids = {row.session_id for row in sessions}
     return StoredState(
-        generation=generation,
-        team=tuple(number for number, _, takes_part in nodes if takes_part),
-        ports={number: port for number, port, _ in nodes},
+        team=tuple(number for number, _, takes_part in rows["nodes"] if takes_part),
+        ports={number: port for number, port, _ in rows["nodes"]},
         sessions=tuple(sessions),
-        programs=tuple(ProgramRow(program_id=row[0], gzip=row[1], text_bytes=row[2]) for row in programs),
+        programs=tuple(ProgramRow(program_id=row[0], gzip=row[1], text_bytes=row[2]) for row in rows["programs"]),
         plans=tuple(
             PlanRow(
                 plan_id=row[0],
@@ -395,7 +422,7 @@ def _read(database: sqlite3.Connection) -> StoredState:
                 first_device=row[3],
                 team=tuple(json.loads(row[4])),
             )
-            for row in plans
+            for row in rows["plans"]
         ),
         binaries=tuple(
             BinaryRow(
@@ -406,10 +433,72 @@ def _read(database: sqlite3.Connection) -> StoredState:
                 partitioned_gzip=row[4],
                 serialized=row[5],
             )
-            for row in database.execute("SELECT * FROM binaries").fetchall()
+            for row in rows["binaries"]
         ),
-        holds=tuple(database.execute("SELECT * FROM holds").fetchall()),
+        holds=tuple((row[0], row[1], row[2]) for row in rows["holds"] if row[0] in ids),
     )
+
+
+def _generation(clusters: Sequence[tuple[Any, ...]], damages: Sequence[Damage], path: Path, cluster_hash: str) -> int:
+    """Of the last executors. Raises StateStoreError where the state is not known to be this cluster's.
+
+    Where it is damaged: a number above all that were given out, one a start, so that no executor of before is taken up.
+    """
+    if not clusters:
+        damage = next((damage for damage in damages if damage.table == "cluster"), None)
+        if damage is not None and damage.row[1] == cluster_hash:
+            return int(time.time())
+        how = "the row of table cluster is gone" if damage is None else str(damage).partition(";")[0]
+        raise _damaged(path, f"{how}: whether the state is this cluster's cannot be known")
+    _, stored_hash, generation = clusters[0]
+    if stored_hash != cluster_hash:
+        raise StateStoreError(
+            "the state is that of a cluster with another cluster file",
+            where=str(path),
+            remedy="give each cluster a directory of its own; after a change of the file move this one away: sessions "
+            "of before are then gone, checkpoints are not",
+        )
+    return int(generation)
+
+
+def _put_aside(database: sqlite3.Connection, damages: Sequence[Damage], path: Path) -> None:
+    """Name the damaged rows, and keep a copy of the file with them."""
+    copy = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    with closing(sqlite3.connect(copy)) as target:
+        database.backup(target)
+    for damage in damages:
+        _log.error("the state is damaged: %s", damage)
+    _log.error("all else of the state is whole, and goes on; the file as it was is kept as %s", copy)
+
+
+def _delete_damaged(database: sqlite3.Connection, damages: Sequence[Damage]) -> None:
+    """Take the rows out, and what belonged to them alone."""
+    for damage in damages:
+        database.execute(f"DELETE FROM {damage.table} WHERE rowid = ?", (damage.rowid,))
+    for statement in _OF_NOBODY.strip().split(";")[:-1]:
+        database.execute(statement)
+    _delete_unused(database)
+
+
+def _lost_sessions(
+    rows: Mapping[str, Sequence[tuple[Any, ...]]], damages: Sequence[Damage]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Why sessions are lost, and their names, by id: those of damaged rows, and those that only other rows name."""
+    why = {str(damage.row[0]): str(damage) for damage in damages if damage.table == "sessions"}
+    names = {str(damage.row[0]): str(damage.row[1]) for damage in damages if damage.table == "sessions"}
+    if why:
+        orphans = {row[0] for table in ("executables", "holds") for row in rows[table]}
+        orphans -= {row[0] for row in rows["sessions"]}
+        why |= {session_id: next(iter(why.values())) for session_id in orphans - why.keys()}
+    return why, names
+
+
+def _insert(database: sqlite3.Connection, table: str, values: Sequence[Value], otherwise: str) -> None:
+    """Insert a row with its checksum; otherwise: what becomes of a row with that key, "REPLACE" or "IGNORE"."""
+    marks = ", ".join("?" * (len(values) + 1))
+    row = (*values, checksum_of(table, values))
+    database.execute(f"INSERT OR {otherwise} INTO {table} VALUES ({marks})", row)
 
 
 def _delete_unused(database: sqlite3.Connection) -> None:

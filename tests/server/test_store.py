@@ -79,7 +79,6 @@ def change(folder: Path, statement: str) -> None:
     [
         ("PRAGMA user_version = 99", "schema 99"),
         ("PRAGMA application_id = 5", "another program"),
-        ("UPDATE cluster SET hash = 'other'", "another cluster file"),
         ("DROP TABLE sessions", "damaged"),
     ],
 )
@@ -90,6 +89,12 @@ def test_what_it_does_not_take(tmp_path: Path, statement: str, says: str) -> Non
         StateStore(tmp_path, "cluster")
     assert caught.value.where == str(tmp_path / FILE_NAME)
     assert caught.value.remedy
+
+
+def test_the_state_of_another_cluster_is_not_taken(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with pytest.raises(StateStoreError, match="another cluster file"):
+        StateStore(tmp_path, "other")
 
 
 @pytest.mark.parametrize("contents", [b"no database " * 500, b"SQLite format 3\0" + bytes(range(256)) * 40])
