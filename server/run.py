@@ -123,6 +123,7 @@ async def run_embedded(
     Prints one line of JSON, `{"address", "token"}`, once it listens; ends with stdin.
     """
     cluster = replace(Cluster.local(devices), token=secrets.token_urlsafe(32), dataset_modules=dataset_modules)
+    limits = replace(limits, person_sessions=limits.person_sessions or limits.sessions)  # its client's alone
     stop = _StopRequest()
 
     def read_stdin() -> None:

@@ -141,6 +141,11 @@ def test_inline_arguments_and_releases(ready: tuple[RawClient, StepStream, str, 
         steps.value()
 
 
+def test_all_sessions_are_its_client_s(client: RawClient) -> None:
+    status = client.call("Status", master_pb2.StatusRequest())
+    assert [person.session_limit for person in status.people] == [64]
+
+
 def test_padded_arrays_come_back_without_their_padding(client: RawClient) -> None:
     layout = Layout(
         element_type="s32", shape=(6, 5), mesh=Mesh.of({"a": 2, "b": 2}),
