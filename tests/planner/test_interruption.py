@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import shardwright as sw
+from shardwright import cli
 from shardwright.clusters.cluster import Cluster
 from shardwright.interrupts import first_interrupt
 from shardwright.offline import plan_until_interrupted
@@ -103,6 +108,21 @@ def test_the_plan_of_an_interrupted_call_is_the_answer_to_the_next_one(caplog: p
     assert plan.cost.step_s > 0
     sw.plan(STEP, 8, cache=False, progress=told.append, mode="propagate")
     assert told, "other options, another plan"
+
+
+def test_the_command_writes_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, out = tmp_path / "step.hlo", tmp_path / "plan.json"
+    program.write_text(STEP)
+
+    def interrupt_planning() -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt_planning, daemon=True).start()
+    assert cli.main(["plan", str(program), "--cluster", "8", "--no-cache", "--out", str(out)]) == 130
+    assert "instructions" in json.loads(out.read_text())
+    assert "interrupted: this is the best plan that was found until then" in capsys.readouterr().err
 
 
 def test_of_several_ways_the_one_that_was_planned_is_taken() -> None:
