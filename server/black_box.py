@@ -35,6 +35,12 @@ class Work:
     function: str = ""
     batch: int = 0
 
+    def to_text(self) -> bytes:
+        """As JSON; of a command quickly: there are some for each step."""
+        if not self.key:
+            return b'{"sequence": %d}' % self.sequence
+        return json.dumps({name: value for name, value in asdict(self).items() if value}).encode()
+
 
 def dataset_key(function: str, options_json: str) -> str:
     """The same for equal functions with equal options, in whatever session."""
@@ -64,7 +70,7 @@ class BlackBox:
     @contextmanager
     def at(self, work: Work) -> Iterator[None]:
         """Within, a thread is busy with this; where too many are, or it is too long to write down, nobody knows."""
-        text = json.dumps({name: value for name, value in asdict(work).items() if value}).encode()
+        text = work.to_text()
         with self._lock:
             place = self._free.pop() if self._free and len(text) <= _PLACE_BYTES - _LENGTH.size else None
         if place is None:

@@ -326,7 +326,7 @@ def test_the_black_box_has_what_is_under_way_and_nothing_else() -> None:
 def test_the_black_box_leaves_out_what_it_has_no_room_for() -> None:
     box = BlackBox.make()
     try:
-        with box.at(Work(sequence=1, function="x" * mmap.PAGESIZE)):
+        with box.at(Work(key="k", function="x" * mmap.PAGESIZE)):
             assert box.read() == []
     finally:
         box.close()
