@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from shardwright.server.master import events as ev
+from shardwright.server.master import quarantine
 
 if TYPE_CHECKING:
-    from shardwright.server.master.sessions import Session
-    from shardwright.server.master.state import Pending
+    from shardwright.errors import ShardwrightError
+    from shardwright.server.master.sessions import QueuedRequest, Session
+    from shardwright.server.master.state import MasterState, Pending
 
 
 def list_steps(session: Session, pending: Mapping[int, Pending]) -> list[ev.StepRequested]:
@@ -49,6 +51,15 @@ def queue(session: Session, steps: Iterable[ev.StepRequested], now_s: float) -> 
             item.since_s = now_s
             for array_id in item.request.resendable:
                 session.drop_reasons.pop(array_id, None)
+
+
+def refusal(state: MasterState, session: Session, item: QueuedRequest) -> ShardwrightError | None:
+    """Why a step cannot run again by itself: its program was for nodes that were lost."""
+    step = item.request
+    if not (item.is_again and isinstance(step, ev.StepRequested) and step.executable_id):
+        return None
+    is_stopped = quarantine.refusal_of_load(state, session.session_id, step.executable_id) is not None
+    return None if is_stopped or step.executable_id in session.executables else state.formation.last_loss
 
 
 def ask_for_arrays(session: Session) -> list[ev.Notice]:

@@ -465,6 +465,7 @@ class MasterState:
             error = (
                 drain.refusal(self, session, item)
                 or snapshots.stale(self, request)
+                or reruns.refusal(self, session, item)
                 or session.refusal(request)
                 or self._lateness(session, item)
             )
