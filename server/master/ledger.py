@@ -72,8 +72,8 @@ class Contents:
 class Ledger:
     """Of one master. Use it on one thread, that of an event loop.
 
-    tell: gets a SnapshotNamed whenever the disk names another snapshot of a session, or cannot. call_soon: calls a
-    function on that thread, from any other; RuntimeError where there is none any more.
+    tell: gets a SnapshotNamed whenever the disk names another snapshot of a session, none any more, or cannot be
+    written. call_soon: calls a function on that thread, from any other; RuntimeError where there is none any more.
     """
 
     def __init__(
@@ -188,6 +188,7 @@ class Ledger:
         self._ending.discard(session_id)
         if error is None:
             self._named.pop(session_id, None)
+            self._tell(ev.SnapshotNamed(session_id=session_id, number=0))
 
     def _call_soon(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -123,7 +123,7 @@ def note_named(state: MasterState, event: ev.SnapshotNamed) -> Commands:
     """The store has written which snapshot a session has, or cannot write: its client goes by the newest either way."""
     session = state.sessions.get(event.session_id)
     if session is None:
-        return []
+        return [retain(state)]  # its end is on the disk
     snapshots, end = session.snapshots, session.snapshots.unnamed_end
     commands: Commands = []
     if end is not None and end.number == event.number:
