@@ -29,6 +29,7 @@ def step_with(function: Any) -> Any:
     return step
 
 
+@pytest.mark.slow
 def test_a_plan_from_a_file_runs_with_the_same_numbers_and_no_search(
     session: sw.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
