@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -141,7 +142,7 @@ def load_messages(command: ev.LoadOnWorkers, formation: Formation) -> Iterator[E
         chunk_id = f"{executable_id}/{name}" if name else executable_id
         executable = executables[name]
         for chunk in wire.chunks(binary.compiled.stablehlo.encode() if executable is None else executable):
-            message = worker_pb2.ProgramChunk(executable_id=chunk_id, chunk=chunk)
+            message = worker_pb2.ProgramChunk(executable_id=chunk_id, chunk=chunk, crc32=zlib.crc32(chunk))
             yield ExecutorMessage(message=worker_pb2.ExecutorCommand(chunk=message), nodes=binary.nodes)
     plan = payload.record.plan
     order = worker_pb2.ExecutorCommand(sequence=command.sequence)

@@ -13,6 +13,7 @@ import math
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from shardwright.errors import (
     ArrayError,
     CompilationError,
     ExecutionError,
+    ProtocolError,
     SessionError,
     ShardwrightError,
     add_place,
@@ -92,10 +94,11 @@ class _DispatchedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """A program to load or to unload. payloads: its parts, by name."""
+    """A program to load or to unload. payloads: its parts, by name; is_intact: whether they are as they were sent."""
 
     command: worker_pb2.ExecutorCommand
     payloads: Mapping[str, bytes]
+    is_intact: bool = True
 
 
 class Executor:
@@ -130,7 +133,7 @@ class Executor:
         self._handovers: dict[tuple[tuple[RowSection, ...], RowSection], CrossMeshReshard] = {}  # of moves
         self._executables: dict[tuple[str, str], Executable | None] = {}  # None: other nodes run it
         self._executables_lock = threading.Lock()
-        self._chunks: dict[str, list[bytes]] = {}
+        self._chunks: dict[str, list[worker_pb2.ProgramChunk]] = {}
         self._activity = Activity(box)
         self._running: Executable | None = None  # the one being dispatched
         self._failed_s = -math.inf  # the last failure of a step, by the monotonic clock
@@ -164,7 +167,7 @@ class Executor:
         elif kind == "store_snapshot":
             self._snapshots.carry_out(command)
         elif kind == "chunk":  # part of a load, which is what gets answered
-            self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk.chunk)
+            self._chunks.setdefault(command.chunk.executable_id, []).append(command.chunk)
         elif kind == "report":  # when all threads have done what came before it
             self._chunks.clear()  # of a load that its master did not send to the end
             self._loads.put(_Load(command=command, payloads={}))
@@ -214,7 +217,12 @@ class Executor:
         """A load, with the chunks that came before it; or the opposite, which takes its turn among them."""
         own = str(getattr(command, str(command.WhichOneof("kind"))).executable_id)
         names = [name for name in self._chunks if name == own or name.startswith(f"{own}/")]
-        return _Load(command=command, payloads={name: b"".join(self._chunks.pop(name)) for name in names})
+        chunks = {name: self._chunks.pop(name) for name in names}
+        return _Load(
+            command=command,
+            payloads={name: b"".join(chunk.chunk for chunk in parts) for name, parts in chunks.items()},
+            is_intact=all(_is_intact(chunk) for parts in chunks.values() for chunk in parts),
+        )
 
     def _load_programs(self) -> None:
         while True:
@@ -236,6 +244,11 @@ class Executor:
         if command.HasField("unload"):
             self._drop((command.unload.session_id, command.unload.executable_id))
             return
+        if not load.is_intact:
+            raise ProtocolError(
+                "the program was changed on its way from the master to this node: its checksum differs",
+                remedy="look at the network and the memory of both nodes, and load it again",
+            )
         if command.HasField("load"):
             order = command.load
             key, executable = (order.session_id, order.executable_id), self._make_executable(order, load)
@@ -551,3 +564,7 @@ def _inline_arrays(step: master_pb2.RunStepsRequest) -> list[tuple[int, StoredAr
     """(id, array) of the arguments that rode along and lie on this node."""
     layouts = [(array, wire.layout_from_proto(array.layout)) for array in step.inline_arguments]
     return [(array.array_id, from_host(array.data, layout)) for array, layout in layouts if is_here(layout)]
+
+
+def _is_intact(chunk: worker_pb2.ProgramChunk) -> bool:
+    return not chunk.HasField("crc32") or chunk.crc32 == zlib.crc32(chunk.chunk)

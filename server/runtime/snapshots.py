@@ -32,7 +32,7 @@ from shardwright.log_lines import fields
 from shardwright.plans.layouts import Layout, distinct_shards
 from shardwright.proto.v1 import master_pb2, worker_pb2
 from shardwright.protocol import wire
-from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, intact, parser_of, serializer_of
 from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of, parts_of
 from shardwright.server.runtime.arrays import ArrayStore, copy_shard_to_host, from_pieces, local_positions
 from shardwright.server.runtime.incoming_arrays import allocate_aligned
@@ -303,7 +303,7 @@ class _DaemonClient:
 
         def receive() -> bool:
             """Whether all came, and no more."""
-            for reply in call(request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata):
+            for reply in intact(call(request, timeout=TRANSFER_TIMEOUT_S, metadata=self._metadata)):
                 for piece in reply.pieces:
                     if fill(empty, np.frombuffer(piece, np.uint8)).size:
                         return False

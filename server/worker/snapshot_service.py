@@ -17,7 +17,7 @@ from shardwright.clusters.cluster import join_address
 from shardwright.errors import ArrayError
 from shardwright.proto.v1 import worker_pb2
 from shardwright.protocol import wire
-from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, parser_of, serializer_of
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, fill, intact, parser_of, serializer_of
 from shardwright.protocol.snapshot_parts import SNAPSHOT_KEY, SNAPSHOTS, keys_of, parts_of
 from shardwright.server.access import Access, AccessInterceptor
 from shardwright.server.handlers import abort
@@ -100,7 +100,7 @@ class SnapshotServer:
     def _put(self, requests: Iterable[ChunkedMessage[worker_pb2.PutPartsRequest]]) -> None:
         arriving = _ArrivingParts(self._store)
         try:
-            for parcel in requests:
+            for parcel in intact(requests):
                 arriving.announce(parcel.message.session_id, keys_of(parcel.message.arrays))
                 for piece in parcel.pieces or (memoryview(b""),):
                     arriving.take(np.frombuffer(piece, np.uint8))

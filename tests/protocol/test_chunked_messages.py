@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.proto.v1 import master_pb2
-from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, parser_of, serializer_of
+from shardwright.errors import ProtocolError
+from shardwright.proto.v1 import master_pb2, worker_pb2
+from shardwright.protocol.chunked_messages import ChunkedMessage, cut_chunks, intact, parser_of, serializer_of
 
 PutArrays = master_pb2.PutArraysRequest
 SIZES = st.sampled_from([0, 1, 127, 128, 16383, 16384, 70_000])
@@ -42,3 +45,18 @@ def test_pieces_are_cut_into_equal_parcels(pieces: list[bytes], size: int) -> No
     assert b"".join(parcels) == b"".join(pieces)
     assert all(len(parcel) == size for parcel in parcels[:-1])
     assert all(0 < len(parcel) <= size for parcel in parcels)
+
+
+@pytest.mark.parametrize("kind", [worker_pb2.PutPartsRequest, worker_pb2.FetchPartsReply])
+def test_a_flipped_bit_of_a_snapshot_on_its_way_is_seen(kind: Any) -> None:
+    """Wherever it is: the message is refused, or its contents are."""
+    contents = bytes(range(200)) * 2
+    pieces = [memoryview(contents[:150]), memoryview(contents[150:])]
+    data = serializer_of(ChunkedMessage(message=kind(), pieces=pieces))
+    (parcel,) = intact([parser_of(kind)(data)])
+    assert b"".join(parcel.pieces) == contents == kind.FromString(data).chunk
+    for bit in range(0, len(data) * 8, 3):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((DecodeError, ProtocolError)):
+            list(intact([parser_of(kind)(bytes(damaged))]))

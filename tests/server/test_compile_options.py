@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import zlib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright.errors import CompilationError
+from shardwright.errors import CompilationError, ProtocolError
 from shardwright.options.plan_options import PlanOptions
 from shardwright.plans.layouts import Layout
 from shardwright.plans.shardings import Mesh, MeshAxis
@@ -138,6 +139,22 @@ def test_executors_compile_with_options_and_name_themselves(options: dict[str, b
         assert isinstance(error, CompilationError)
         assert said in error.message
         assert error.where == "worker 0, compile_options"
+
+
+def test_a_program_that_was_changed_on_its_way_is_not_loaded() -> None:
+    events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
+    executor = Executor(
+        ArrayStore(), events.put, read_back_bytes=0, transport_to=lambda peers: None, transfer_wait_s=1.0
+    )  # type: ignore[arg-type, return-value]
+    text = jax.jit(lambda x: x + x).lower(np.zeros(4, np.float32)).as_text().encode()
+    for payload, is_damaged in ((text.replace(b"add", b"sub"), True), (text, False)):
+        chunk = worker_pb2.ProgramChunk(executable_id="e", chunk=payload, crc32=zlib.crc32(text))
+        executor.handle(worker_pb2.ExecutorCommand(sequence=1, chunk=chunk))
+        executor.handle(load_order({}))
+        done = events.get(timeout=60).done
+        assert done.HasField("error") == is_damaged
+        if is_damaged:
+            assert isinstance(wire.error_from_proto(done.error), ProtocolError)
 
 
 def test_options_keep_their_types_on_the_wire() -> None:

@@ -50,14 +50,16 @@ class OfferPartsReply(_message.Message):
     def __init__(self, missing: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
 
 class PutPartsRequest(_message.Message):
-    __slots__ = ("session_id", "arrays", "chunk")
+    __slots__ = ("session_id", "arrays", "chunk", "crc32")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     arrays: _containers.RepeatedCompositeFieldContainer[ArrayParts]
     chunk: bytes
-    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    crc32: int
+    def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ..., chunk: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class PutPartsReply(_message.Message):
     __slots__ = ()
@@ -86,10 +88,12 @@ class FetchPartsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayParts, _Mapping]]] = ...) -> None: ...
 
 class FetchPartsReply(_message.Message):
-    __slots__ = ("chunk",)
+    __slots__ = ("chunk", "crc32")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     chunk: bytes
-    def __init__(self, chunk: _Optional[bytes] = ...) -> None: ...
+    crc32: int
+    def __init__(self, chunk: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class DaemonHello(_message.Message):
     __slots__ = ("node_index", "cluster_hash", "shardwright_version", "jax_version", "coordinator_address", "executor_generation", "snapshot_address", "snapshot_key")
@@ -390,12 +394,14 @@ class CloseWorkerSession(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class ProgramChunk(_message.Message):
-    __slots__ = ("executable_id", "chunk")
+    __slots__ = ("executable_id", "chunk", "crc32")
     EXECUTABLE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     executable_id: str
     chunk: bytes
-    def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    crc32: int
+    def __init__(self, executable_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class CompileOption(_message.Message):
     __slots__ = ("name", "flag", "number", "text")
