@@ -54,6 +54,8 @@ class _CrowdedWorld(World):
         for each in commands:
             if isinstance(each, ev.StartExecutor):
                 self.generation_of[each.process_id] = each.generation
+            if isinstance(each, ev.NameSnapshot):
+                self.send(ev.SnapshotNamed(session_id=each.session_id, number=each.number))
         return commands
 
 
@@ -322,7 +324,7 @@ class Schedule:
         for retain in self.world.take(ev.RetainOnDaemons):
             snapshots = dict(retain.sessions)
             for resident in self.residents:
-                if snapshots.get(resident.session_id, 0) < resident.snapshot:
+                if resident.snapshot and snapshots.get(resident.session_id, CROWD) > resident.snapshot:
                     self.lost.append(f"{resident.session_id}: its snapshot may be dropped")
         self.residents = [each for each in self.residents if each.session_id in self.world.state.sessions]
 

@@ -146,12 +146,12 @@ def test_a_broken_upload_of_a_snapshot_keeps_no_part_that_is_dropped() -> None:
     me, server = psutil.Process(), SnapshotServer("127.0.0.1", Protection(), limit_bytes=1 << 40)
     errors = []
     before_bytes = me.memory_info().rss
-    for _ in range(3):
-        server.store.offer("s", 1, 0, {(1, 0): SIZE})
+    for number in range(1, 4):
+        server.store.offer("s", 1, {(1, 0): SIZE}, keep=None, order=(number, 1))
         with pytest.raises(grpc.RpcError) as failure:
             server._put(broken_parts())
         errors.append(failure)  # as gRPC does
-        server.retain({})
+        server.store.retain({}, order=(number, 2))
     assert me.memory_info().rss - before_bytes < SIZE
     server.close()
 
