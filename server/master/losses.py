@@ -40,7 +40,8 @@ def take(state: MasterState) -> Commands:
                 executable.state = "loading"
         commands += loads.drop_refused(session, pending)
         commands += saves.lose(session, loss, state._now_s)
-        commands += snapshots.tell_loss(session, loss)
+        if session.snapshots.is_told or state.formation.roster is not None or again:
+            commands += snapshots.tell_loss(session, loss)
         commands += state._reply_steps(session) + state._advance(session)
     return commands + quarantine.note_loss(state, pending)
 

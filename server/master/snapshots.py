@@ -9,9 +9,10 @@
 Whoever might restore a snapshot has its daemons keep it: the next master, which knows the one that the store names on
 the disk; the client, which says which one its journal follows; this master, which has the newest one named. What is
 older than all of these goes. After a restart it all stays until the client is back. The end of a generation ends what
-is under way. All sessions are told of each loss. A client whose steps name their generation then restores the newest
-complete snapshot and sends the steps since again; others know that what they uploaded before is gone, and on an elastic
-cluster that their plans may be for nodes that are gone. Functions on `MasterState`, registered in its tables.
+is under way. A session whose steps name their generation is told of each loss: its client restores the newest complete
+snapshot and sends the steps since again. So are all on an elastic cluster, for their plans may be for nodes that are
+gone, and those whose steps run again by themselves, for what they uploaded before is gone. Functions on `MasterState`,
+registered in its tables.
 """
 
 from __future__ import annotations

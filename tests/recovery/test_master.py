@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardwright.errors import ArrayError, ServerUnavailableError, StateStoreError, WorkerLostError
 from shardwright.server.master import events as ev
 from shardwright.server.master import recovered, snapshots
@@ -71,13 +73,14 @@ def test_clients_that_name_a_generation_are_told_of_its_end() -> None:
     assert isinstance(notice.lost, WorkerLostError)
 
 
-def test_others_are_too_as_their_steps_may_run_again_without_a_word() -> None:
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_others_are_where_a_step_runs_again_without_a_word(*, is_under_way: bool) -> None:
     world = ready_world()
-    world.step(1, (1, 2), (8, 9))
-    world.all_done()
+    world.step(1, (20, 21), (8, 9), inline=((20, 8), (21, 8)))
+    if not is_under_way:
+        world.all_done()
     world.executor_dies(1)
-    (notice,) = world.take(ev.Notice)
-    assert isinstance(notice.lost, WorkerLostError)
+    assert [type(notice.lost) for notice in world.take(ev.Notice)] == [WorkerLostError] * is_under_way
 
 
 def test_a_step_of_a_generation_that_is_over_is_refused_at_once() -> None:
