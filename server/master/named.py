@@ -81,6 +81,11 @@ def kept_now(session: Session) -> ev.Kept | None:
     return kept if is_there else None
 
 
+def last_number(session: Session) -> int:
+    """Of the steps before a successor's: executors may know of none, but a snapshot has the number of its step."""
+    return max(session.last_number, session.snapshots.complete)
+
+
 def next_array_id(session: Session) -> int:
     """The first id for arrays of a successor."""
     return session.highest_id + 1 + ID_MARGIN

@@ -405,7 +405,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
 
 def _describe_taken_up(session: Session, reply: master_pb2.OpenSessionReply) -> None:
     """What a client finds that takes up another one's session."""
-    reply.is_taken_up, reply.last_step = True, session.last_number
+    reply.is_taken_up, reply.last_step = True, named.last_number(session)
     reply.next_array_id = named.next_array_id(session)
     reply.was_kept = session.kept is not None
     reply.snapshot = session.snapshots.complete

@@ -595,7 +595,7 @@ class World:
             self._forget(session_id, client)
             self.handle(ev.SessionClosed(call=0, session_id=session_id))
             return
-        client.next_number, client.next_id = session.last_number + 1, named.next_array_id(session)
+        client.next_number, client.next_id = named.last_number(session) + 1, named.next_array_id(session)
         client.phase = "running"
         self.join_client(session_id)
 
