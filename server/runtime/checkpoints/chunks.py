@@ -6,12 +6,12 @@ dimensions). A checksum is the CRC-32 of the elements in C order, of those withi
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32
 
 from shardwright.plans.layouts import Slices
 
@@ -48,7 +48,7 @@ def checksums_of(values: np.ndarray, region: Slices, chunk: Sequence[int]) -> di
 
 def checksum(values: np.ndarray) -> int:
     """Of elements in C order."""
-    return zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def within(box: Slices, region: Slices) -> Slices:
