@@ -91,7 +91,7 @@ def test_progress_comes_back() -> None:
     progress = PlanProgress(phase="search", detail="data=8", incumbent_s=0.5, lower_bound_s=0.4, elapsed_s=1.5)
     assert wire.plan_progress_from_proto(wire.plan_progress_to_proto(progress)) == progress
     assert progress.gap == pytest.approx(0.2)
-    assert str(progress) == "1.5 s  search  data=8  best step 500.000 ms  bound 400.000 ms  gap 20.0%"
+    assert str(progress) == "2 s  search  data=8  best step 500 ms  bound 400 ms  gap 20.0%"
 
 
 @pytest.mark.parametrize(
