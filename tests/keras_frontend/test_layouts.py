@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import keras
 import pytest
 
@@ -51,7 +52,7 @@ def test_model_and_data_parallel_split_the_batch(session: sw.Session) -> None:
     fit(model, x[:32], y[:32], epochs=1, validation_data=(x[:32], y[:32]))
     assert layout_of(model.get_layer("hidden").kernel).startswith("[-, model]")
     arguments, _ = swk.step(model).plan.shardings()
-    for batch in arguments[-2:]:  # x and y
+    for batch in jax.tree.leaves(arguments)[-2:]:  # x and y
         assert "batch" in str(batch.spec[0])
 
 

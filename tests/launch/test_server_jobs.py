@@ -117,7 +117,10 @@ def test_a_dry_run_shows_a_server_a_node(tmp_path: Path, capsys: pytest.CaptureF
         (("--servers", "c.json", "-np", "2"), "--servers takes its hosts from the cluster file"),
         (("--servers", "c.json", "true"), "take no command"),
         (("--check", "--servers", "c.json"), "two different things"),
-        (("--servers", "c.json", "--", "--drain-timeout", "soon"), "--drain-timeout: invalid"),
+        (
+            ("--servers", "c.json", "--", "--drain-timeout", "soon"),
+            "--drain-timeout: 'soon' is not a number of seconds",
+        ),
         (("--servers", "c.json", "--", "--preemption-notice", "ftp://x/y"), "neither the path of a file nor"),
     ],
 )

@@ -40,7 +40,9 @@ class SnapshotHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        logging.getLogger("shardwright.server").setLevel(logging.CRITICAL)
+        self._log = logging.getLogger("shardwright.server")
+        self._level = self._log.level
+        self._log.setLevel(logging.CRITICAL)
         self.world = World()
         self.closed = dict.fromkeys(("a", "b"), 0)  # sessions of each name so far
 
@@ -147,6 +149,7 @@ class SnapshotHistory(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Nothing waits for ever, and nothing is kept for ever."""
+        self._log.setLevel(self._level)
         world = self.world
         world.settle()
         world.check_all()
