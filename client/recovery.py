@@ -366,6 +366,7 @@ class Recovery:
             return self._relocate(state, base, entries)
         self._restore(base)
         replayed, released = 0, list[int]()
+        failed: dict[int, ShardwrightError] = {}  # arrays that are never made, of steps that had failed before
         for entry in entries:
             if self._is_lost_again:
                 raise _LostAgainError
@@ -375,8 +376,12 @@ class Recovery:
                 case ReleasedArrays(ids):
                     released += ids
                 case SentStep(request, result, consumed):
-                    if result.error is not None:  # it had failed before
+                    error = result.error or next(filter(None, map(failed.get, request.arguments)), None)
+                    if error is not None:
+                        failed |= dict.fromkeys(filter(None, request.outputs), error)
                         released += consumed
+                        if not result.is_done:
+                            result.finish(error)
                         continue
                     self._stream.resend(request, result)
                     replayed += bool(request.executable_id)

@@ -117,6 +117,7 @@ class StepResult:
         try:
             self._done.wait()
         except KeyboardInterrupt:
+            self.is_seen = True  # whoever ended the wait is not told once more
             self._interrupted()
             raise
 
