@@ -249,8 +249,8 @@ def may_run(state: MasterState, session: Session, step: ev.StepRequested) -> boo
         quarantine.next_trial = (session.session_id, step.number) if running else None
         return not running
     waiting = quarantine.next_trial
-    if waiting is not None and _is_next(state, *waiting):
-        return False
+    if waiting is not None and waiting != (session.session_id, step.number) and _is_next(state, *waiting):
+        return False  # once a success has cleared it, it is not on trial any more, and waits for nobody
     return not any(_is_on_trial(quarantine, other) for other in running)
 
 

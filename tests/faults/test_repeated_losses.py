@@ -150,6 +150,17 @@ def test_a_step_on_trial_is_not_overtaken_for_ever(world: World) -> None:
     assert sequence_of(world, "other", 2)
 
 
+def test_a_step_that_a_success_clears_does_not_wait_for_itself(world: World) -> None:
+    """The step before it clears them both, while another suspect is left."""
+    killed_by(world, Work(sequence=step(world, 1)), Work(sequence=step(world, 1, "other")), exit_code=-9)
+    killed_by(world, Work(sequence=step(world, 2)), exit_code=-9)
+    first = step(world, 3)
+    assert not step(world, 4), "they run alone"
+    for node in range(2):
+        world.done(first, node)
+    assert sequence_of(world, "s", 4)
+
+
 @pytest.mark.parametrize(("exit_code", "successes"), [(-9, 1), (1, 1), (3, 20), (-11, 20)])
 def test_success_clears(world: World, exit_code: int, successes: int) -> None:
     """One, where the executor may have been killed from outside; more, where it ended of itself."""
