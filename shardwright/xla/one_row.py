@@ -44,11 +44,24 @@ def split_rows(operation: Any, entry: InstructionPlan) -> tuple[SplitRows, ...]:
         return ()
     shape, dims = tuple(operation.operands[0].type.shape), entry.operands[0][0].dims
     positions = _row_positions(operation)
+    if not _lies_alike(operation.operation.name, entry, positions):
+        return ()  # XLA moves what a plan wants elsewhere
     return tuple(
         SplitRows(dim=dim, position=positions[dim], count=shape[dim], axes=dims[dim])
         for dim in sorted(positions)
         if dims[dim]
     )
+
+
+def _lies_alike(name: str, entry: InstructionPlan, rows: Mapping[int, int]) -> bool:
+    """Whether result and written slice lie as the array does, the rows aside, and what is looked up is summed over the
+    devices that have the rows: then each device has what it needs."""
+    table, result = entry.operands[0][0].dims, entry.result[0]
+    without_rows = tuple(() if dim in rows else axes for dim, axes in enumerate(table))
+    if name in (_UPDATE, _SCATTER):
+        return result.dims == table and (name == _SCATTER or entry.operands[1][0].dims == without_rows)
+    of_rows = {axis for dim in rows for axis in table[dim]}
+    return of_rows.issubset((*entry.partial, *result.unreduced)) and (name == _GATHER or result.dims == without_rows)
 
 
 def _row_positions(operation: Any) -> Mapping[int, int]:
