@@ -161,7 +161,11 @@ class Step:
         warn_of_settings(self._state)
         if self._snapshot_every:
             self._state.protect(self._snapshot_every)
-        return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
+        try:
+            return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
+        except BaseException:
+            self._announcement.end(is_ready=False)  # also of an error between tracing and planning
+            raise
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
         self._state.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
