@@ -267,7 +267,8 @@ def test_after_a_lost_node_the_search_begins_at_the_plan(
     search = _SearchesNoMesh(step_of(), EIGHT, PlanOptions(), history=history, limits=limits)
     again = search.run()
     assert "what that decides was the start" in " ".join(again.notes)
-    assert search.evaluated[0] == descend_from(of_sixteen, again.mesh, most_rounds=2 if is_large else None)
+    searched_mesh = Mesh.of(dict.fromkeys(("data", "model", "sequence"), 2))  # a finished plan names its axes anew
+    assert search.evaluated[0] == descend_from(of_sixteen, searched_mesh, most_rounds=2 if is_large else None)
     assert again.mesh == nothing.mesh
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
     assert "counted by what a device must receive" in again.cost.bound_scope  # that was open on another mesh
