@@ -8,7 +8,7 @@ says
 
 and hears, where it has to wait, who is missing, and at last where the coordination service is:
 
-    {"missing": [3], "waiting": [0, 1, 2]}
+    {"missing": [3], "waiting": [0, 1], "gone": [2]}
     {"coordinator": "10.0.0.1:40321", "hosts": [0, 0, 1, 1]}
     {"error": "another process is rank 2 already"}
 
@@ -42,10 +42,11 @@ _MOST_NAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """For whom ranks wait, and who waits: the first of them."""
+    """For whom ranks wait, who waits, and who had waited and has gone: the first of them."""
 
     missing: tuple[int, ...]
     waiting: tuple[int, ...]
+    gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ class MeetingPoint:
         self._service: CoordinationService | None = None
         self._round = 1
         self._waiting: dict[int, tuple[socket.socket, Arrival]] = {}
+        self._gone: set[int] = set()  # ranks that came in this round, and gave up
         self._lock = threading.Lock()
         self._is_closed = False
         self._listener = _listen(listen or host, port)
@@ -169,6 +171,7 @@ class MeetingPoint:
             if problem := self._find_problem(arrival):
                 return problem
             self._waiting[arrival.rank] = connection, arrival
+            self._gone.discard(arrival.rank)
             if len(self._waiting) < self._size:
                 return ""
             try:
@@ -214,10 +217,12 @@ class MeetingPoint:
         with self._lock:
             if self._waiting.get(rank, (None,))[0] is connection:
                 del self._waiting[rank]
+                self._gone.add(rank)
 
     def _describe_absence(self) -> dict[str, Any]:
-        missing = [rank for rank in range(self._size) if rank not in self._waiting]
-        return {"missing": missing[:_MOST_NAMES], "waiting": sorted(self._waiting)[:_MOST_NAMES]}
+        missing = [rank for rank in range(self._size) if rank not in self._waiting and rank not in self._gone]
+        ranks = {"missing": missing, "waiting": sorted(self._waiting), "gone": sorted(self._gone)}
+        return {kind: numbers[:_MOST_NAMES] for kind, numbers in ranks.items()}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -275,7 +280,7 @@ def _ask(
                     remedy="see that each process of the job, and no other, has this address and a rank of its own",
                 )
             if "missing" in message:
-                absence = Absence(tuple(message["missing"]), tuple(message["waiting"]))
+                absence = Absence(*(tuple(message.get(kind, ())) for kind in ("missing", "waiting", "gone")))
             on_wait(absence)
     return None
 

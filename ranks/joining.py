@@ -109,7 +109,11 @@ class _Patience:
 
     def _describe(self, absence: Absence | str, waited_s: float) -> str:
         if isinstance(absence, Absence):
-            return stall.describe_wait("sw.ranks.init", list(absence.missing), list(absence.waiting), waited_s)
+            gone = f"{stall.name_ranks(absence.gone)} had called it, and left" if absence.gone else ""
+            if not absence.missing:
+                return f"{stall.name_ranks(absence.waiting)} waited in sw.ranks.init for {waited_s:.0f} s; {gone}"
+            text = stall.describe_wait("sw.ranks.init", absence.missing, absence.waiting, waited_s)
+            return f"{text}; {gone}" if gone else text
         who = "the launcher" if self._place.meeting else "rank 0"
         return (
             f"{who} does not answer at {self._address} ({absence}): rank {self._place.rank} of {self._place.size} "

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from shardwright.errors import CollectiveError, RankLostError
-from shardwright.ranks import adasum, programs_cache
+from shardwright.ranks import adasum, programs_cache, watch
 from shardwright.ranks.operations import ReduceOp
 from shardwright.ranks.process_sets import AXIS, ProcessSet
 
@@ -145,8 +145,9 @@ def to_collective_error(error: Exception, process_set: ProcessSet) -> Collective
     text = str(error).strip().split("\n")[0]
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
         return CollectiveError(f"a collective needs more memory: {text}", where=repr(process_set))
+    stall = watch.current().stall
     return RankLostError(
-        f"a collective broke off: {text}",
+        f"a collective broke off: {text}" + (f"; before, {stall}" if stall else ""),
         where=repr(process_set),
         remedy="look at the other ranks' output: the first that failed is the cause",
     )

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shardwright.errors import OptionError, RankLostError
 from shardwright.ranks import lifeline, watch
@@ -104,9 +104,10 @@ class StallInspector:
         waiting = [rank for rank in here.ranks if rank not in missing]
         if not missing or self._rank in missing:
             return
+        self._watch.stall = describe_stall(here, missing, waiting, waited_s)
         if is_late and self._rank == waiting[0]:
             self._warned_s = now_s
-            _log.warning(describe_stall(here, missing, waiting, waited_s))
+            _log.warning(self._watch.stall)
         if is_over:
             self._end(here, missing, waited_s)
 
@@ -125,7 +126,7 @@ class StallInspector:
             self._closed.wait(self._shutdown_s)
             return
         error = RankLostError(
-            f"{_names(missing)} did not call {name_call(here.call)} within {waited_s:.0f} s",
+            f"{name_ranks(missing)} did not call {name_call(here.call)} within {waited_s:.0f} s",
             where="stall shutdown",
             remedy="every rank must call the same collectives; allow more with --stall-shutdown",
         )
@@ -153,18 +154,19 @@ def describe_stall(here: Position, missing: list[int], waiting: list[int], waite
     return describe_wait(f"{name_call(here.call)} (number {here.count})", missing, waiting, waited_s)
 
 
-def describe_wait(call: str, missing: list[int], waiting: list[int], waited_s: float) -> str:
+def describe_wait(call: str, missing: Sequence[int], waiting: Sequence[int], waited_s: float) -> str:
     """`ranks 1, 2 have not called sw.ranks.init, in which rank 0 has waited for 60 s`."""
     return (
-        f"{_names(missing)} {_have(missing)} not called {call}, "
-        f"in which {_names(waiting)} {_have(waiting)} waited for {waited_s:.0f} s"
+        f"{name_ranks(missing)} {_have(missing)} not called {call}, "
+        f"in which {name_ranks(waiting)} {_have(waiting)} waited for {waited_s:.0f} s"
     )
 
 
-def _have(ranks: list[int]) -> str:
+def _have(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _names(ranks: list[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`ranks 1, 2`, the first sixteen."""
     shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

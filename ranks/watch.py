@@ -37,9 +37,13 @@ def name_call(call: str) -> str:
 
 
 class Watch:
-    """The collectives of one process, in one generation."""
+    """The collectives of one process, in one generation.
+
+    stall: who keeps the present collective waiting, once that is known: "rank 2 has not called barrier …".
+    """
 
     def __init__(self) -> None:
+        self.stall = ""
         self._counts: dict[tuple[int, ...], int] = {}
         self._calls: dict[tuple[int, ...], str] = {}
         self._position: Position | None = None
@@ -56,6 +60,7 @@ class Watch:
                 count = self._counts[ranks] = self._counts.get(ranks, 0) + 1
                 self._calls[ranks] = name_call(call)
                 self._position = Position(ranks=ranks, count=count, call=call, since_s=time.monotonic())
+                self.stall = ""
         try:
             yield
         finally:
