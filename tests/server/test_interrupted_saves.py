@@ -128,8 +128,8 @@ def _kill(process: psutil.Process) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
-    """Two nodes that no test ends; they keep a lost client's session for a second."""
-    with running_nodes(tmp_path_factory.mktemp("nodes"), [2, 2], "--grace", "1") as running:
+    """Two nodes that no test ends; they keep a lost client's session for four seconds."""
+    with running_nodes(tmp_path_factory.mktemp("nodes"), [2, 2], "--grace", "4") as running:
         yield running
 
 
@@ -166,7 +166,7 @@ def test_the_save_of_a_killed_client_becomes_complete(tmp_path: Path, cluster: t
             wait_until(lambda: directory.exists() and bool(names_in(directory)))
         finally:
             client.kill()
-    time.sleep(2.5)  # longer than the session is kept, were it not for the save
+    time.sleep(6)  # longer than the session is kept, were it not for the save
     assert names_in(directory) != ["1"]
     hanging.resume()
     wait_until(lambda: session.checkpoints(directory) == (1,), timeout_s=60)
