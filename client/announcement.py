@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from shardwright.client.connection import SessionInfo
 from shardwright.progress import BestSoFar, PlanProgress
@@ -37,6 +38,15 @@ class Announcement:
         lines, self._lines, self._report = self._lines, None, None
         if lines is not None:
             lines.end(is_ready=is_ready)
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """No line goes on after an error of the block, wherever in the preparation it came."""
+        try:
+            yield
+        except BaseException:
+            self.end(is_ready=False)
+            raise
 
     def __enter__(self) -> None:
         self.begin()

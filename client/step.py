@@ -161,11 +161,8 @@ class Step:
         warn_of_settings(self._state)
         if self._snapshot_every:
             self._state.protect(self._snapshot_every)
-        try:
+        with self._announcement.ended_by_errors():
             return self._state.steadily(lambda: self._run_once(args, kwargs, is_traced=is_traced))
-        except BaseException:
-            self._announcement.end(is_ready=False)  # also of an error between tracing and planning
-            raise
 
     def _run_once(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_traced: bool) -> tuple[StepProgram, Any]:
         self._state.raise_earlier_error()  # rather than that there is no plan for the nodes that are left
@@ -286,9 +283,10 @@ class Step:
             self._leave_other_nodes()
             return self._find_program(signature, leaves) or self._prepare_program(signature, leaves, dynamic)
 
-        leaves = self._lower(signature, announces=True).with_captured(leaves)
-        with self._announcement:
-            program = self._state.steadily(prepare)
+        with self._announcement.ended_by_errors():
+            leaves = self._lower(signature, announces=True).with_captured(leaves)
+            with self._announcement:
+                program = self._state.steadily(prepare)
         self._start_trials()
         self._history.tell()
         return program.plan
@@ -535,11 +533,7 @@ class Step:
         if lowered is None:
             if announces:
                 self._announcement.begin()
-            try:
-                lowered = self._function.lower(signature, platform=self._state.info.platform)
-            except BaseException:
-                self._announcement.end(is_ready=False)
-                raise
+            lowered = self._function.lower(signature, platform=self._state.info.platform)
             self._lowered[signature] = lowered
         return lowered
 

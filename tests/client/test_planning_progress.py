@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -65,3 +66,18 @@ def test_a_second_ctrl_c_leaves_at_once(session: sw.Session) -> None:
         step(np.zeros(8, np.float32))
     other = session.parallelize(lambda x: jnp.tanh(jnp.tanh(x) * 7).sum())
     assert np.asarray(other(np.zeros(8, np.float32))) == 0
+
+
+@pytest.mark.parametrize("way", ["call", "compile"])
+def test_an_error_after_tracing_ends_the_lines(session: sw.Session, way: str) -> None:
+    (handle,) = session.parallelize(lambda x: (x + 1,))(np.zeros(8, np.float32))
+
+    def shift(x: jnp.ndarray) -> jnp.ndarray:
+        shifted = x + jnp.asarray(handle)
+        handle.delete()
+        return shifted
+
+    step = session.parallelize(shift)
+    with pytest.raises(sw.ArrayError, match="closes over"):
+        (step if way == "call" else step.compile)(np.ones(8, np.float32))
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
