@@ -133,6 +133,17 @@ def test_save_and_gather(session: sw.Session, tmp_path: Path) -> None:
         swt.step(plain)
 
 
+def test_an_export_holds_the_trained_values(session: sw.Session, tmp_path: Path) -> None:
+    """Of a model whose values are on the servers; it trains on."""
+    x, y = models.rows()
+    model = swt.distribute(models.mlp(sgd(), dropout=0.0), session)
+    for epoch in range(2):
+        fit(model, x, y, epochs=1)
+        model.export(tmp_path / str(epoch), verbose=False)
+        exported = tf.saved_model.load(tmp_path / str(epoch))
+        np.testing.assert_allclose(exported.serve(x), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
+
+
 def test_a_step_as_a_function(session: sw.Session) -> None:
     x, y = models.images()
     plain, model = plain_model(lambda: models.cnn(sgd())), models.cnn(sgd())

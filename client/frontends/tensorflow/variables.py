@@ -66,7 +66,14 @@ class VariableStore:
             entry.handle, entry.is_newer = handle, True
 
     def bring(self, variables: Iterable[Any]) -> None:
-        """Assigns the servers' values to those variables here that are older. Raises a step's error if it failed."""
+        """Assigns the servers' values to those variables here that are older. Raises a step's error if it failed.
+
+        Also while a graph is built, as Keras' and TensorFlow's exports do.
+        """
+        with tf.__internal__.eager_context.eager_mode():  # init_scope stays in a graph that is no function's
+            self._bring(variables)
+
+    def _bring(self, variables: Iterable[Any]) -> None:
         entries = [self._entries[id(variable)] for variable in variables if id(variable) in self._entries]
         self._notice_assignments([entry for entry in entries if entry.is_newer])
         newer = [(entry, entry.handle) for entry in entries if entry.is_newer and entry.handle is not None]
