@@ -25,6 +25,9 @@ MAX_ROUNDS = 8
 _FLOATS = frozenset({"bf16", "f16", "f32", "f64"})
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"})
 
+#: Attributes that nothing else has.
+_OF_TOP_K = frozenset({"k", "largest", "is_stable"})
+
 #: The place of elements found in earlier rounds: behind all others, never found twice.
 _FOUND = 2**31 - 1
 
@@ -76,7 +79,8 @@ class _Rounds:
             where.append(self._writer.element(best, 1))
         self._top_k.operands = (self._values(self._side_by_side(largest)), self._side_by_side(where))
         self._top_k.opcode = "tuple"
-        self._top_k.attributes = {n: a for n, a in self._top_k.attributes.items() if n not in ("k", "largest")}
+        attributes = self._top_k.attributes.items()
+        self._top_k.attributes = {name: value for name, value in attributes if name not in _OF_TOP_K}
         return [edit.check_consistency(instruction) for instruction in self._writer.written]
 
     def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:

@@ -89,7 +89,8 @@ PRIVATE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 #: Passes that XLA:CPU leaves out. The first drops optimization barriers, and XLA:CPU runs it before it merges
-#: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all.
+#: equal instructions: what `jax.checkpoint`, or a plan, computes again to save memory would be kept after all (until
+#: jaxlib 0.12).
 #: XLA:GPU runs it after that, and refuses programs with barriers where it is left out.
 DISABLED_PASSES = ("cse_barrier_expander",)
 

@@ -65,12 +65,12 @@ def test_a_task_that_raises_ends_the_step_on_all_workers_and_is_named(session: s
 
 
 def test_a_program_that_runs_out_of_memory_is_named(session: sw.Session, step: sw.Step) -> None:
-    """A terabyte for each example, which the cluster file says is there."""
+    """A quarter of a terabyte for each example, which the cluster file says is there."""
 
     def loss_of(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         for i in range(2):
             x = sw.annotate(x + jnp.tanh(x @ params[i]["w"]) @ params[i]["v"], {0: "data"})
-            wide = jnp.sin(x[:, None, :2] * jnp.arange(1 << 18, dtype=jnp.float32)[:, None])
+            wide = jnp.sin(x[:, None, :2] * jnp.arange(1 << 17, dtype=jnp.float32)[:, None])
             products = jnp.einsum("bik,bjk->bij", wide, jnp.cos(wide))
             x = x + 1e-9 * jnp.mean(jnp.sin(products) @ products, (1, 2))[:, None]
         return jnp.mean((x - y) ** 2)

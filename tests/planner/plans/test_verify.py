@@ -20,6 +20,7 @@ from shardwright.hlo import Module, parse
 from shardwright.options.plan_options import PlanOptions
 from shardwright.planner import plan as make_plan
 from shardwright.planner.plans.verify import check_plan
+from shardwright.planner.rules import linear
 from shardwright.plans.plan import CostSummary, InstructionPlan, MemorySummary, Plan, VariablePlan
 from shardwright.plans.shardings import Mesh, TensorSharding
 
@@ -391,8 +392,9 @@ def test_only_zero_is_partial_from_the_start() -> None:
     refusal_of(*by_hand(LINEAR, argument), "parameter 0", "partial")
 
 
-def test_rows_summed_by_a_lookup_are_reduced_at_once() -> None:
-    """XLA reduces them by itself and would count the sum once for every device."""
+def test_rows_summed_by_a_lookup_are_reduced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA before `XLA_KEEPS_SUMS` reduces them by itself and would count the sum once for every device."""
+    monkeypatch.setattr(linear, "xla_version", lambda: (0, 11, 1))
     table = sharding("x", "")
     entries = {"rows": ([table, INDEX], sharding("", "", unreduced="x"), ())}
     refusal_of(*by_hand(LINEAR, entries), "rows", "looks up")
