@@ -42,7 +42,7 @@ def test_peak_falls_and_numbers_stay() -> None:
 
 
 def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
-    """From 0.12 on XLA:CPU keeps barriers until equal instructions are merged: `DISABLED_PASSES` is for those before."""
+    """Until 0.12, where XLA:CPU keeps barriers until equal instructions are merged: `DISABLED_PASSES` is for those."""
     module = parse(lower(deep()))
     keep = residuals(module, 128, 32)
     result = rematerialize(module, keep=keep, recompute=set(forward_pass(module)) - keep).module
