@@ -1,0 +1,51 @@
+"""Files of a room can be read one by one: no large circles of imports, no classes that do everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.import_graph import (
+    count_public_methods,
+    find_circles,
+    list_modules,
+    read_imports,
+    select_room,
+)
+
+#: Files in the largest circle of imports, type-only ones counted. Only ever lowered.
+LARGEST_CIRCLE = {"client": 36, "server": 17}
+
+#: Public methods and properties of a class, at most, in these rooms; and classes that have more.
+MOST_METHODS = 25
+LARGER_CLASSES = {"client.session_state.SessionState": 42, "server.master.formation.Formation": 26}
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert find_circles({name: frozenset(targets) for name, targets in graph.items()}) == [["a", "b", "c"], ["d", "e"]]
+
+
+def test_imports_for_types_and_in_functions_count() -> None:
+    imports = read_imports()
+    assert "shardwright.client.session" in imports["shardwright"]
+    assert "shardwright.client.step" in imports["shardwright.client.session"]
+    assert "shardwright.server.master.events" in imports["shardwright.server.master.service"]
+
+
+def test_links_are_followed_once() -> None:
+    modules = list_modules()
+    assert modules["shardwright.server.run"].exists()
+    assert len({path.resolve() for path in modules.values()}) == len(modules)
+
+
+@pytest.mark.parametrize("room", LARGEST_CIRCLE)
+def test_circles_of_imports_are_small(room: str) -> None:
+    circles = find_circles(select_room(read_imports(), room))
+    assert [circle for circle in circles if len(circle) > LARGEST_CIRCLE[room]] == []
+
+
+@pytest.mark.parametrize("room", LARGEST_CIRCLE)
+def test_classes_are_small(room: str) -> None:
+    counts = count_public_methods(select_room(read_imports(), room))
+    named = {name.removeprefix("shardwright."): count for name, count in counts.items()}
+    assert {name: count for name, count in named.items() if count > LARGER_CLASSES.get(name, MOST_METHODS)} == {}
