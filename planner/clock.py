@@ -83,6 +83,13 @@ class Clock:
         return self.interruption.at_s is not None
 
     @property
+    def end(self) -> str:
+        """What ends, or ended, the search."""
+        if self.is_interrupted:
+            return "the interruption"
+        return "the deadline" if self.deadline_s is None else f"the deadline of {self.deadline_s:g} s"
+
+    @property
     def _limit_s(self) -> float | None:
         """Seconds from the start until the deadline, or the user's interruption."""
         at_s = self.interruption.at_s
@@ -132,7 +139,7 @@ class Clock:
         """Raises OutOfTimeError when the search has to end (see `must_stop`), or would before the end of a task of
         `ahead_s` seconds."""
         if self.elapsed_s + ahead_s > self._stop_s:
-            raise OutOfTimeError("not searched to the end: the deadline came first")
+            raise OutOfTimeError(f"not searched to the end: {self.end} came first")
 
 
 def answer_due_s(deadline_s: float) -> float:

@@ -153,7 +153,7 @@ class _PlanRequest:
         """A pipeline, if its step is shorter including its tasks' launches; else the plan, with a note on the
         reason."""
         if self.clock.is_expired:
-            return _add_note(whole, "no pipeline: the deadline came before one was looked for")
+            return _add_note(whole, f"no pipeline: {self.clock.end} came before one was looked for")
         try:
             searched = self._choose_pipeline(self.clock.renew(interrupts=True), whole_s=whole.cost.step_s)
             choice = searched.choice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -59,9 +60,12 @@ class CommandParser(argparse.ArgumentParser):
         if message.startswith(_UNRECOGNIZED):
             words = message.removeprefix(_UNRECOGNIZED).split()
             return next((word.partition("=")[0] for word in words if word.startswith("--")), "")
-        if self._subparsers is not None or any(action.nargs == argparse.REMAINDER for action in self._actions):
+        if any(action.nargs == argparse.REMAINDER for action in self._actions):
             return ""  # its words may be a command's
-        options = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+        own = self._words
+        if self._subparsers is not None:  # behind the first word without dashes they are a subcommand's
+            own = list(itertools.takewhile(lambda word: word.startswith("-"), own))
+        options = [word.partition("=")[0] for word in own if word.startswith("--") and word != "--"]
         known = self._option_string_actions
         return next((option for option in options if not any(name.startswith(option) for name in known)), "")
 

@@ -104,9 +104,8 @@ def _find_blocking_calls(search: MeshSearch, least: CandidatePlan, needed: int) 
 
 def note_deadline(error: TooLargeError, clock: Clock) -> TooLargeError:
     """The same error after a deadline: the search may have missed smaller plans."""
-    what = "the interruption" if clock.is_interrupted else f"the deadline of {clock.deadline_s:g} s"
     noted = TooLargeError(
-        f"{error.message}; {what} came before a plan that fits",
+        f"{error.message}; {clock.end} came before a plan that fits",
         where=error.where,
         remedy=f"{error.remedy}, give a longer deadline",
     )

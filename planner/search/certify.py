@@ -162,7 +162,7 @@ def _bound_on_mesh(search: Search, found: CandidatePlan, bounding: BackgroundBou
 
 def _bound_by_coarse_solution(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
     """A refined plan with its coarse solution's bound, after a deadline."""
-    cost, start, late = found.cost, found.coarse_solution, f"the deadline came before a bound on {found.mesh}"
+    cost, start, late = found.cost, found.coarse_solution, f"{search.clock.end} came before a bound on {found.mesh}"
     if start is None:
         return replace(found, cost=replace(cost, bound_scope=late))
     bound_s = start.solution.tied_bound + start.chain.graph.min_recompute_s()

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.errors import OptionError
+from shardwright.spelling import did_you_mean
 
 #: What a schedule may be called; any number may stand for the k of kFkB.
 SCHEDULE_NAMES = ("gpipe", "1f1b", "2f2b", "interleaved", "zero-bubble")
@@ -56,7 +57,8 @@ class Schedule:
             raise OptionError(
                 f"{text!r} is no schedule",
                 where="schedule",
-                remedy=f"use one of {', '.join(SCHEDULE_NAMES)} (or 3f3b, 4f4b, …)",
+                remedy=did_you_mean(text, SCHEDULE_NAMES)
+                or f"use one of {', '.join(SCHEDULE_NAMES)} (or 3f3b, 4f4b, …)",
             )
         return cls("kfkb", int(match[1]))
 

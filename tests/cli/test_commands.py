@@ -365,6 +365,7 @@ def test_wrong_input_is_told_what_where_and_what_to_do(
         (["plan", "x", "--cluster", "8", "--effort", "fst"], "'fst' is not one of fast, default, best", "'fast'"),
         (["status", "--jsn"], "unknown option --jsn", "'--json'"),
         (["run", "-np", "2", "--grrace", "3", "--", "true"], "unknown option --grrace", "'--grace'"),
+        (["--verison"], "unknown option --verison", "'--version'"),
         (["serve", "--grce", "3"], "unknown option --grce", "'--grace'"),
     ],
 )
