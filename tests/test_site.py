@@ -12,7 +12,7 @@ import pytest
 from tests.snippets.blocks import DOCUMENTS, ROOT, name_of
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -68,7 +68,7 @@ def server(cache: str) -> Iterator[dict[str, str]]:
         yield {"SERVER_IP": host, "SERVER_PORT": port, "SHARDWRIGHT_TOKEN": session._state.server.token}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("document", _THAT_RUN, ids=name_of)
 def test_blocks_run(document: Path, tmp_path: Path, cache: str, server: dict[str, str]) -> None:
     for name in ("examples", "cluster_configs", "shardwright", "launch_worker.sh"):

@@ -21,7 +21,7 @@ from tests.planner.programs import lower, mlp
 LSTM = Entry(model="lstm", size="1024", devices=16)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_hubs_make_plans_faster() -> None:
     whole, without = measure("gpt2-2", ""), measure("gpt2-2", "hubs")
     assert whole.bound_s <= whole.step_s < without.step_s

@@ -86,7 +86,7 @@ def test_every_model_has_a_case():
     assert {model for model, _ in JUDGED} == set(MODELS)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("entry", UNSEEN, ids=lambda entry: entry.name)
 def test_an_unseen_model_is_a_step_that_hands_its_state_on(entry):
     case = EVERY_MODEL[entry.model].build(entry.size, entry.devices)

@@ -45,7 +45,7 @@ def text_of(name):
     return gzip.decompress((Path(__file__).parent / "optimized" / f"{name}.hlo.gz").read_bytes()).decode()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", STEPS)
 def test_products_are_those_of_the_step_that_xla_compiles_for_hosts(name):
     """Up to the borders of convolutions, which XLA:GPU writes out where they are not even."""

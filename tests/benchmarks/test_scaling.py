@@ -221,7 +221,7 @@ def test_the_picture_of_the_documents_is_this_one() -> None:
     assert all(any(text.startswith(f"{model}, published") for text in titles) for model in PUBLISHED)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_data_parallelism_scales_as_published(model: str, tmp_path: Path) -> None:
     """In a process of its own, whose memory is that of planning."""

@@ -77,7 +77,7 @@ def test_a_bucket_is_a_size(bucket: Any) -> None:
     assert refusal.value.where == "bucket"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.skipif(PACKAGES_VARIABLE not in os.environ, reason=f"{PACKAGES_VARIABLE} names no compiler for GPUs")
 @pytest.mark.parametrize(("bucket", "count"), COUNTS)
 def test_xla_for_gpus_combines_so(text: str, bucket: Any, count: int, tmp_path: Path) -> None:

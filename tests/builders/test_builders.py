@@ -43,8 +43,8 @@ BUILDERS = [
     strategies.Auto(),
     BiggestSplit(),
 ]
-SLOW = pytest.mark.slow
-MODELS = ["embedding", pytest.param("mlp", marks=SLOW), pytest.param("gpt2", marks=SLOW)]
+DEAR = pytest.mark.dear
+MODELS = ["embedding", pytest.param("mlp", marks=DEAR), pytest.param("gpt2", marks=DEAR)]
 
 
 def planned(name: str, builder: Any, **options: Any) -> sw.Plan:
@@ -130,7 +130,7 @@ def test_parallax_splits_tables_and_all_reduces_the_rest() -> None:
     assert any("params['table'] in parts by rows" in note for note in made.notes)
 
 
-@pytest.mark.parametrize("name", ["embedding", pytest.param("mlp", marks=SLOW), pytest.param("gpt2", marks=SLOW)])
+@pytest.mark.parametrize("name", ["embedding", pytest.param("mlp", marks=DEAR), pytest.param("gpt2", marks=DEAR)])
 def test_auto_is_never_above_the_best_builder(name: str) -> None:
     auto = planned(name, strategies.Auto())
     others = [planned(name, builder) for builder in BUILDERS if not isinstance(builder, strategies.Auto)]
@@ -156,7 +156,7 @@ def test_a_mesh_of_two_axes_is_split_over_both() -> None:
     assert layouts(made)["batch[0]"] == "[data·model, -]"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_smaller_last_batch_keeps_the_layouts(session: sw.Session) -> None:
     trains = model("embedding")
     step = session.parallelize(trains.step, donate_argnums=(0, 1), force=strategies.Auto())

@@ -177,7 +177,7 @@ def test_layers_that_a_loop_takes_one_by_one_are_dense() -> None:
     assert not trained(loss, {"layers": shape(3, 4, 4)}, X, Y)["params['layers']"].is_sparse
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_tied_embedding_is_dense() -> None:
     trains = model("gpt2")
     found = variables(trains.step, *jax.eval_shape(lambda: (*trains.state, *trains.batches[0])))

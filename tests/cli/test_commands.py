@@ -241,7 +241,7 @@ def doctor(capsys: pytest.CaptureFixture[str], cluster: str) -> tuple[int, dict[
     return code, {finding["name"]: finding for finding in report["findings"]}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, findings = doctor(capsys, "1")
     assert findings["jax"]["ok"]
@@ -249,7 +249,7 @@ def test_doctor_reports_versions_devices_and_free_ports(tmp_path: Path, capsys: 
     assert "cpu" in findings["devices"]["detail"].lower()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_doctor_knows_the_requirements_of_sources_that_run_in_place(tmp_path: Path) -> None:
     """As `launch_worker.sh` runs them: their packages are installed, they themselves are not."""
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
@@ -267,7 +267,7 @@ def test_doctor_knows_the_requirements_of_sources_that_run_in_place(tmp_path: Pa
     assert {"jax", "grpcio", "extra [torch]"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_doctor_names_a_stranger_on_the_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "c.json"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -282,7 +282,7 @@ def test_doctor_names_a_stranger_on_the_port(tmp_path: Path, capsys: pytest.Capt
     assert "port free" in findings[f"task 0 127.0.0.1:{port}"]["detail"]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_doctor_asks_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = EmbeddedServer(1)
     try:
@@ -312,6 +312,7 @@ def test_a_closed_pipe_is_no_traceback(project: Path) -> None:
     assert child.stderr == ""
 
 
+@pytest.mark.cluster
 def test_serve_runs_a_server_without_a_cluster_file() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

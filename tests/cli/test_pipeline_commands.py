@@ -56,7 +56,7 @@ def file(plan: PipelinePlan, tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_verify_holds_every_program_against_xlas(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", file, "--json"]) == 0
     proofs = json.loads(capsys.readouterr().out)

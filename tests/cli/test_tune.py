@@ -45,7 +45,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("tunedmodel", None)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_fastest_plan_is_measured_and_remembered(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # "x" is given away, but no result takes its place: each call gets another.
     kinds = ["--static", "activation", "--donate", "params,x,key"]
@@ -80,7 +80,7 @@ def test_wrong_options_are_named(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_errors_of_the_function_name_its_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "tunedmodel:fails", "--args", "f32[4]", "--devices", "1"]) == 1
     error = capsys.readouterr().err

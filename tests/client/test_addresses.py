@@ -120,7 +120,7 @@ with sw.connect(sys.argv[1]) as session:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_forks_beside_calls_print_nothing(session: sw.Session) -> None:
     assert session._state.server is not None
     done = subprocess.run(

@@ -147,7 +147,7 @@ def test_plain_jax_and_orbax_read_it_without_us(saved: Any, tmp_path: Path) -> N
                 np.testing.assert_array_equal(result[name], np.asarray(value, np.float32), err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_plain_orbax_wrote_is_restored(session: sw.Session, tmp_path: Path) -> None:
     expected = jax.device_get(jax.jit(init_adamw)(KEY))
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -245,7 +245,7 @@ def test_only_our_own_checkpoints_are_pruned(session: sw.Session, tmp_path: Path
         session.save({"n": 0}, tmp_path, step=2024).wait()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_one_session_at_a_time_saves_in_a_directory(session: sw.Session, tmp_path: Path) -> None:
     assert session._state.server is not None
     held = f"session {session.info.session_id} saves in this directory"
@@ -307,7 +307,7 @@ def train_layers(params: Any, momentum: Any, x: Any) -> tuple[Any, Any, Any]:
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, loss
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_pipeline_goes_on_as_one_program_and_back_again(session: sw.Session, tmp_path: Path) -> None:
     pipeline = session.parallelize(train_layers, donate_argnums=(0, 1), stages=2, micro_batches=2, schedule="1f1b")
     state: Any = pipeline.init(init_layers, KEY)
@@ -344,7 +344,7 @@ def test_a_directory_that_cannot_be_written(session: sw.Session, tmp_path: Path)
     assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_flipped_bit_is_never_restored(session: sw.Session, two_workers: sw.Session, tmp_path: Path) -> None:
     """Of any file that two workers wrote, each its part, by one that wants other parts of all, or of some."""
     values = {"w": np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32), "b": np.arange(512.0) / 3}
@@ -375,7 +375,7 @@ def test_a_flipped_bit_is_never_restored(session: sw.Session, two_workers: sw.Se
     assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_save_right_after_failed_ones(two_workers: sw.Session, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     for number in range(1, 6):
@@ -431,7 +431,7 @@ DAMAGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_an_error_or_not_needed(session: sw.Session, tmp_path: Path, damage: str) -> None:
     """Whichever file of a checkpoint it is: nothing is restored wrongly."""
@@ -461,7 +461,7 @@ def test_a_damaged_file_is_an_error_or_not_needed(session: sw.Session, tmp_path:
     assert float(session.parallelize(lambda x: x * 2)(2.0)) == 4.0, "steps go on"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_state_that_cannot_be_saved(session: sw.Session, tmp_path: Path) -> None:
     with pytest.raises(sw.CheckpointError, match="no array"):
         session.save({"nothing": None}, tmp_path)
@@ -496,7 +496,7 @@ def test_a_node_that_only_the_program_can_make_needs_a_pattern(session: sw.Sessi
     np.testing.assert_array_equal(np.asarray(restored["model"].w), np.ones(3))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_closing_waits_for_the_save_and_says_what_went_wrong(tmp_path: Path) -> None:
     program = (
         "import sys, numpy as np, shardwright as sw\n"

@@ -69,7 +69,7 @@ def factors(text: str) -> list[tuple[Any, Any]]:
     return [(each.operands, each.results) for each in rule_of(call).factors]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("rule", "more"), RULES.values(), ids=RULES)
 def test_a_foreign_call_is_split_as_its_rule_says(four: sw.Session, rule: Any, more: dict[str, Any]) -> None:
     factorize = partition_text(factorized, rule, **more)

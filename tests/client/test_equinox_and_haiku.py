@@ -29,7 +29,7 @@ def train(model: Any, state: Any, x: Any, y: Any) -> Any:
     return eqx.apply_updates(model, updates), state, loss
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_partitioned_equinox_module_trains(session: sw.Session) -> None:
     params, static = eqx.partition(model(), eqx.is_array)
 
@@ -68,7 +68,7 @@ def test_a_filter_jit_of_arrays_is_a_step_like_any_other() -> None:
     assert "tanh" in sw.lower(eqx.filter_jit(jax.numpy.tanh), X).hlo_text
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_haiku_with_state_and_random_keys(session: sw.Session) -> None:
     def forward(x):
         x = hk.BatchNorm(create_scale=True, create_offset=True, decay_rate=0.9)(x, is_training=True)

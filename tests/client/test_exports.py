@@ -40,7 +40,7 @@ def run_plainly(exported: Path, arguments: dict[str, Any]) -> dict[str, np.ndarr
     return dict(np.load(results))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_training_step_runs_without_this_package(session: sw.Session, tmp_path: Path) -> None:
     optimizer = optax.adam(1e-2)
     scale = session.parallelize(lambda: jnp.full((16, 8), 2.0))()  # a handle that the step closes over
@@ -76,7 +76,7 @@ def test_a_training_step_runs_without_this_package(session: sw.Session, tmp_path
         np.testing.assert_allclose(results[name], jax.random.key_data(leaf) if is_key else leaf, rtol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_variables_that_a_step_changes_in_place_are_results(session: sw.Session, tmp_path: Path) -> None:
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
     kernel = np.asarray(model.kernel[...])

@@ -121,7 +121,7 @@ def test_state_of_64_bits_is_born_on_the_servers(session: sw.Session, exported: 
     check_state(state, losses, exported)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_stages_read_what_one_of_them_updates_in_place(session: sw.Session, exported: Path) -> None:
     step = session.program(exported / "train.pb", names=NAMES, donated=STATE, stages=2, micro_batches=2)
     state: Sequence[Any] = start()
@@ -130,7 +130,7 @@ def test_stages_read_what_one_of_them_updates_in_place(session: sw.Session, expo
     assert int(state[2]) == 2**40 * (STEPS + 1) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("options", [{"mesh": "2x4"}, {"stages": 2, "micro_batches": 2}], ids=["mesh", "pipeline"])
 def test_two_workers_share_a_program(two_workers: sw.Session, exported: Path, options: Any) -> None:
     """In the pipeline both stages read the counter, which one of them updates in place."""

@@ -153,7 +153,7 @@ def outcome(expression: str, names: dict[str, Any]) -> Any:
         return type(error).__name__
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore")  # what numpy and JAX warn of, they warn of for both
 @pytest.mark.parametrize("expression", [*PYTHON, *NUMPY, *JAX, *KEYS])
 def test_it_gives_what_a_jax_array_gives(handles: Any, arrays: Any, expression: str) -> None:
@@ -234,7 +234,7 @@ CLOSURES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", CLOSURES)
 def test_a_handle_that_a_step_closes_over_is_an_argument(session: sw.Session, handles: Any, arrays: Any, name: str):
     function, x = CLOSURES[name], np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -134,7 +134,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
 @pytest.mark.parametrize("habit", CALLS)
 def test_a_call_gives_what_jax_jit_gives(session: sw.Session, habit: str) -> None:
@@ -230,7 +230,7 @@ OPTIMIZERS: dict[str, optax.GradientTransformation] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optax_wrappers_train(session: sw.Session, name: str) -> None:
     optimizer = OPTIMIZERS[name]
@@ -279,7 +279,7 @@ def train(model: Any, optimizer: Any, x: Any) -> Any:
     return loss
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("fn", [train, nnx.jit(train), nnx.jit(train, donate_argnums=(0, 1))], ids=["", "jit", "gone"])
 def test_nnx_modules_are_changed_in_place_as_by_nnx_jit(session: sw.Session, fn: Any) -> None:
     pairs = [(model, nnx.Optimizer(model, optax.sgd(0.1, 0.9), wrt=nnx.Param)) for model in (Net(), Net())]

@@ -47,7 +47,7 @@ def error_of(call: Callable[[], Any]) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.filterwarnings("ignore:.*encountered in")  # of numpy, when JAX looks for the operation
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_not_finite_is_named(session: sw.Session, name: str) -> None:
@@ -95,6 +95,7 @@ def test_an_initializer_is_looked_at_when_it_runs(session: sw.Session) -> None:
         np.asarray(params["w"])
 
 
+@pytest.mark.cluster
 def test_the_stages_of_a_pipeline_look_at_their_own(two_workers: sw.Session) -> None:
     def loss_of(params: Any, x: jax.Array) -> jax.Array:
         for number, p in enumerate(params):
@@ -119,7 +120,7 @@ def test_the_stages_of_a_pipeline_look_at_their_own(two_workers: sw.Session) -> 
     assert len(step.plan.stages) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_environment_turns_it_on_for_the_client_and_reaches_no_server() -> None:
     code = (
         "import numpy as np, jax.numpy as jnp, shardwright as sw\n"
@@ -136,7 +137,7 @@ def test_the_environment_turns_it_on_for_the_client_and_reaches_no_server() -> N
 # ---- settings that change what is traced, or nothing -----------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_settings_that_change_numbers_trace_anew(session: sw.Session) -> None:
     step = session.parallelize(lambda a: (a @ a, jnp.ones(2) * 2, jax.random.normal(jax.random.key(0), (2,))))
     a = np.ones((4, 4), np.float32)

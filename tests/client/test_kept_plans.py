@@ -29,7 +29,7 @@ def step_with(function: Any) -> Any:
     return step
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_plan_from_a_file_runs_with_the_same_numbers_and_no_search(
     session: sw.Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_plan_from_a_file_runs_with_the_same_numbers_and_no_search(
     assert "sine" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_arrays_move_to_where_a_plan_has_them_and_replan_takes_a_plan(session: sw.Session) -> None:
     step = step_with(jnp.tanh)
     data = session.parallelize(step, donate_argnums=0, force="data", mesh="8")

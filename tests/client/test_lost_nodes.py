@@ -14,6 +14,8 @@ import shardwright as sw
 from tests.server.raw_client import Server
 from tests.server.test_processes import free_port
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[Server, sw.Session]]:
@@ -32,7 +34,6 @@ def server(tmp_path: Path) -> Iterator[tuple[Server, sw.Session]]:
     server.stop()
 
 
-@pytest.mark.slow
 def test_an_executor_that_is_lost_in_an_upload_is_a_lost_worker(server: tuple[Server, sw.Session]) -> None:
     running, session = server
     step = session.parallelize(lambda x: x.sum())

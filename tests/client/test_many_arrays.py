@@ -143,7 +143,7 @@ def test_many_dropped_handles_are_released_together(own: sw.Session, add: Any, c
     assert 0 < calls.count("ReleaseArrays") <= FEW
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_restored_state_is_read_or_saved_again_in_one_step(session: sw.Session, tmp_path: Path) -> None:
     session.save(leaves(), tmp_path / "first", step=0).wait()
     (mine,) = [each for each in session.status().sessions if session.info.session_id.startswith(each.session_id)]

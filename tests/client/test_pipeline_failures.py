@@ -24,6 +24,8 @@ from tests.client.pipeline_training import SGD
 from tests.planner.pipeline import cases
 from tests.server.raw_client import ROOT
 
+pytestmark = pytest.mark.cluster
+
 FUNCTION, ARGUMENTS, DONATED = cases.mlp(optimizer=SGD)
 LOSS = float(jax.jit(FUNCTION)(*ARGUMENTS)[2])
 
@@ -127,7 +129,6 @@ while True:
 """
 
 
-@pytest.mark.slow
 def test_a_client_that_is_killed_between_steps_disturbs_no_other(session: sw.Session, step: sw.Step) -> None:
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, session._state.master.address], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -143,7 +144,6 @@ def test_a_client_that_is_killed_between_steps_disturbs_no_other(session: sw.Ses
         client.communicate()
 
 
-@pytest.mark.slow
 def test_a_lost_worker_ends_the_step_by_name_and_a_fresh_state_trains_on(
     clusters: Clusters, session: sw.Session, step: sw.Step
 ) -> None:

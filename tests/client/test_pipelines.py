@@ -24,13 +24,14 @@ from tests.planner.pipeline import cases
 from tests.planner.stages.losses import classifier
 from tests.report.trace_format import require_valid
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def session(two_workers: sw.Session) -> sw.Session:
     return two_workers
 
 
-@pytest.mark.slow
 def test_steps_agree_with_one_device(session: sw.Session, tmp_path: Path) -> None:
     """One case of the grid of `make check-pipelines`."""
     step, loss, tensor = train(session, MODELS["gpt2, tied, dropout"](2), stages=2, micro_batches=4, schedule="1f1b")
@@ -57,7 +58,6 @@ def assert_dumps_what_runs(step: sw.Step, folder: Path) -> None:
     assert all(str(task) in files["tasks.dot"] for tasks in step.plan.tasks.stages for task in tasks)
 
 
-@pytest.mark.slow
 def test_metrics_stand_ahead_of_the_loss(session: sw.Session) -> None:
     """JAX sorts the keys of a dict: accuracy and the norm of the gradients come before the loss."""
     function, arguments, donated = classifier("optax", "many", layers=2)
@@ -67,7 +67,6 @@ def test_metrics_stand_ahead_of_the_loss(session: sw.Session) -> None:
     assert {name: float(value) for name, value in ours.items()} == pytest.approx(jax.tree.map(float, theirs), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.Session) -> None:
     """An initializer, steps, an evaluation of the same state, a smaller batch."""
 
@@ -108,7 +107,6 @@ def test_variables_are_made_where_they_live_and_read_by_other_steps(session: sw.
     assert distance(params, expected) <= 1e-5
 
 
-@pytest.mark.slow
 def test_stacked_layers_lie_in_rows_on_the_stages(recorded: tuple[sw.Session, CallRecorder]) -> None:
     session, calls = recorded
 
@@ -162,7 +160,6 @@ def nothing_fetched(calls: CallRecorder) -> Iterator[None]:
     assert calls.count("FetchArrays") == before, "an array came to the client"
 
 
-@pytest.mark.slow
 def test_a_handle_is_handed_to_every_stage_that_reads_it(recorded: tuple[sw.Session, CallRecorder]) -> None:
     """Tokens that come as a handle, made by another step: the first stage looks them up, the last compares them."""
     session, calls = recorded
@@ -180,7 +177,6 @@ def test_a_handle_is_handed_to_every_stage_that_reads_it(recorded: tuple[sw.Sess
     assert {s.entry.layout.first_device for s in program.sources if s.entry.number == number} == {0, 4}
 
 
-@pytest.mark.slow
 def test_initial_values_are_bit_for_bit_those_of_one_device(session: sw.Session) -> None:
     """Uniform ones, which have no product whose rounding LLVM may leave out where it is added to something."""
     function, (params, state, *batch), _ = cases.mlp(optimizer=SGD)

@@ -39,7 +39,7 @@ def step(params: Any, times: int, batch: Batch, key: Any = None) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), {"loss": loss, "noise": noise + loss}
 
 
-@pytest.mark.parametrize("force", ["mixed", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("force", ["mixed", pytest.param("fsdp", marks=pytest.mark.dear)])
 def test_shardings_of_a_step_go_into_jax_jit_as_they_are(session: sw.Session, force: str) -> None:
     ours = session.parallelize(step, donate_argnums=0, static_argnums=1, force=force, mesh="4x2")
     state, said = ours(PARAMS, 3, BATCH, key=jax.random.key(0))

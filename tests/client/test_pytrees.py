@@ -26,7 +26,7 @@ class Dense(linen.Module):
         return linen.Dense(4)(linen.relu(x))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_linen_train_state(session: sw.Session) -> None:
     model = Dense()
 
@@ -64,7 +64,7 @@ class Net(nnx.Module):
         return self.second(self.dropout(nnx.relu(self.norm(self.first(x)))))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_nnx_module_with_batch_norm_and_dropout(session: sw.Session) -> None:
     """Split into graph and state, as for jax.jit; the state holds PRNG keys, counters and statistics."""
     graph, state = nnx.split(Net(nnx.Rngs(0)))

@@ -199,7 +199,7 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_embedded_server_ends_with_its_program() -> None:
     code = "import shardwright as sw; session = sw.connect(devices=1); print(session._state.server.pid); {end}"
     ends = ("pass", "raise SystemExit(3)", "import os; os._exit(0)")
@@ -254,17 +254,17 @@ def one_session() -> list[str]:
     return [*done.stdout.splitlines(), *3 * [done.stderr]]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_forked_child_leaves_the_session_to_its_parent(one_session: list[str]) -> None:
     assert one_session[0] == "0 ready"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_forked_child_opens_a_session_of_its_own(one_session: list[str]) -> None:
     assert one_session[1] == "0 ready"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_step_or_a_handle_alone_keeps_the_session_open(one_session: list[str]) -> None:
     assert one_session[2] == "8.0 True False"
 

@@ -23,7 +23,7 @@ from tests.client.models import (
 KEY = jax.random.key(0)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [
@@ -51,7 +51,7 @@ def test_ten_sgd_steps_agree_with_single_device_jax(session: sw.Session, force: 
         assert "temporaries" in step.report
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_adamw_is_as_close_as_stock_jax_with_the_same_shardings(session: sw.Session) -> None:
     step = session.parallelize(adamw_step, donate_argnums=(0, 1), force="data")
     params, opt_state = step.init(init_adamw, KEY)
@@ -78,7 +78,7 @@ def _stock_jit(plan: sw.Plan, state: Any, batch: Any) -> tuple[Any, list[Any]]:
     return jax.jit(adamw_step, in_shardings=arguments), [params, opt_state]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_uploaded_parameters_train_like_initialized_ones(session: sw.Session) -> None:
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp")
     params = expected = jax.device_get(jax.jit(init_params)(KEY))
@@ -90,7 +90,7 @@ def test_uploaded_parameters_train_like_initialized_ones(session: sw.Session) ->
     assert "data" in params["w1"].sharding
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_smaller_last_batch_and_an_eval_step_share_the_state(session: sw.Session) -> None:
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp")
     evaluate = session.parallelize(loss_of)
@@ -106,7 +106,7 @@ def test_a_smaller_last_batch_and_an_eval_step_share_the_state(session: sw.Sessi
     assert distance(params, expected) <= 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_eval_step_may_come_first(session: sw.Session) -> None:
     """It runs the initializer in its own layout; the train step moves the state once."""
     step = session.parallelize(sgd_step, donate_argnums=0, force="fsdp", mesh="8")

@@ -25,6 +25,8 @@ from shardwright.plans.shardings import Mesh, TensorSharding
 from tests.client.models import adamw_step, batches, distance, init_adamw, init_params, loss_of, sgd_step
 from tests.client.recorded import open_recorded
 
+pytestmark = pytest.mark.cluster
+
 KEY = jax.random.key(0)
 
 
@@ -70,7 +72,6 @@ def _connect(address: str) -> sw.Session:
     return sw.connect(address)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [(None, None), ("data", None), ("tensor", "8"), ("mixed", "2x4"), ("fsdp", None)],
@@ -87,7 +88,6 @@ def test_ten_sgd_steps_agree_with_single_device_jax(cluster: sw.Session, force: 
     assert distance(params, expected) <= 1e-5
 
 
-@pytest.mark.slow
 def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.Session) -> None:
     step = cluster.parallelize(adamw_step, donate_argnums=(0, 1), force="fsdp")
     evaluate = cluster.parallelize(loss_of)
@@ -101,7 +101,6 @@ def test_adamw_with_uploaded_state_an_eval_step_and_a_smaller_batch(cluster: sw.
     assert distance(params, expected[0]) <= 1e-3
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_restored_by_one_and_the_other_way_round(
     cluster: sw.Session, session: sw.Session, tmp_path: Path
 ) -> None:

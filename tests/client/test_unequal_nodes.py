@@ -9,8 +9,9 @@ import pytest
 from tests.client.clusters import start_nodes
 from tests.client.pipeline_training import BAR, MODELS, train
 
+pytestmark = pytest.mark.cluster
 
-@pytest.mark.slow
+
 def test_stages_on_nodes_of_four_and_two_devices(tmp_path: Path) -> None:
     """Each node is a stage, on a mesh of its own; every step is that of one device."""
     servers, session = start_nodes(tmp_path, (4, 2))

@@ -12,7 +12,7 @@ import pytest
 import shardwright as sw
 from shardwright.client.arrays import RemoteArray
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 WIDTH, HIDDEN, BATCH = 16, 32, 8
 

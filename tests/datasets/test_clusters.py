@@ -19,8 +19,6 @@ from tests.datasets import sources
 from tests.datasets.training import BATCH, BATCHES, MODULE, assert_close, expected, run
 from tests.server.raw_client import Server
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Server], sw.Session]]:
@@ -37,6 +35,7 @@ def rows_read(servers: list[Server], log: Path) -> list[set[int]]:
     ]
 
 
+@pytest.mark.cluster
 def test_workers_read_their_slices(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     servers, session = cluster
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
@@ -44,6 +43,7 @@ def test_workers_read_their_slices(cluster: tuple[list[Server], sw.Session], tmp
     assert rows_read(servers, tmp_path) == [set(range(8)), set(range(8, 16))]
 
 
+@pytest.mark.cluster
 def test_uneven_slices(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     servers, session = cluster
     data = session.dataset(BATCHES, batch=10, log=str(tmp_path))
@@ -51,6 +51,7 @@ def test_uneven_slices(cluster: tuple[list[Server], sw.Session], tmp_path: Path)
     assert rows_read(servers, tmp_path) == [set(range(6)), set(range(6, 10))]
 
 
+@pytest.mark.cluster
 def test_a_node_that_holds_padding_alone(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     servers, session = cluster
     data = session.dataset(BATCHES, batch=2, log=str(tmp_path))
@@ -60,6 +61,7 @@ def test_a_node_that_holds_padding_alone(cluster: tuple[list[Server], sw.Session
     assert rows_read(servers, tmp_path) == [{0, 1}, set()]
 
 
+@pytest.mark.cluster
 def test_a_whole_batch_on_every_device(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     servers, session = cluster
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
@@ -67,6 +69,7 @@ def test_a_whole_batch_on_every_device(cluster: tuple[list[Server], sw.Session],
     assert rows_read(servers, tmp_path) == [set(range(BATCH))] * 2
 
 
+@pytest.mark.cluster
 def test_columns_of_all_rows(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     _, session = cluster
     data = session.dataset(BATCHES, batch=BATCH, log=str(tmp_path))
@@ -75,6 +78,7 @@ def test_columns_of_all_rows(cluster: tuple[list[Server], sw.Session], tmp_path:
         np.testing.assert_array_equal(step(next(data)["x"]), sources.whole_batch(number, BATCH, 0)["x"] * 2)
 
 
+@pytest.mark.cluster
 def test_micro_batches(cluster: tuple[list[Server], sw.Session]) -> None:
     _, session = cluster
     data = session.dataset(BATCHES, batch=BATCH)
@@ -93,6 +97,7 @@ def deep_step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, jax.Array]
     return optax.apply_updates(params, updates), state, loss
 
 
+@pytest.mark.cluster
 def test_stages_of_a_pipeline(cluster: tuple[list[Server], sw.Session], tmp_path: Path) -> None:
     """The first stage reads what the model takes, the last one what it is held against."""
     servers, session = cluster
@@ -117,6 +122,7 @@ def test_stages_of_a_pipeline(cluster: tuple[list[Server], sw.Session], tmp_path
     assert readers == {"x": [True, False], "y": [False, True]}
 
 
+@pytest.mark.cluster
 def test_a_reader_that_fails_on_one_node_leaves_the_state_as_it_is(
     cluster: tuple[list[Server], sw.Session], tmp_path: Path
 ) -> None:
@@ -135,6 +141,7 @@ def test_a_reader_that_fails_on_one_node_leaves_the_state_as_it_is(
     assert_close(losses(), expected(8))
 
 
+@pytest.mark.cluster
 def test_the_end_is_that_of_the_worker_with_the_fewest_rows(cluster: tuple[list[Server], sw.Session]) -> None:
     _, session = cluster
     data = session.dataset(BATCHES, batch=BATCH, count=4, last_rows=BATCH - 1)
@@ -142,6 +149,7 @@ def test_the_end_is_that_of_the_worker_with_the_fewest_rows(cluster: tuple[list[
     assert len([float(step(batch)) for batch in data]) == 4
 
 
+@pytest.mark.dear
 def test_modules_of_the_cluster_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     entry = {"ip": "127.0.0.1", "port": 1}

@@ -14,7 +14,7 @@ from tests.datasets.training import MODULE
 from tests.recovery.training import assert_same, run
 from tests.server.raw_client import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 FUNCTION = f"{MODULE}:ends_its_process"
 

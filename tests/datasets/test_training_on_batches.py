@@ -21,7 +21,7 @@ from tests.faults.test_outages import Far, ProxiedDialer
 from tests.server.raw_client import Server, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.elasticity.clusters import nodes_of, running, snapshot_of, wait_for_n
 from tests.elasticity.training import assert_close, run, run_on_one_device
 from tests.server.raw_client import Server, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def state_of(session: sw.Session, node: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 from tests.elasticity.clusters import ElasticCluster, running, snapshot_of, wait_for_nodes
 from tests.server.raw_client import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 KEY, X = jax.random.key(5), np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
 

@@ -15,7 +15,7 @@ from tests.elasticity.clusters import ElasticCluster, running, snapshot_of, wait
 from tests.elasticity.training import assert_close, batches, initial, run, run_on_one_device, train
 from tests.server.raw_client import all_gone, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 STEPS = 24
 

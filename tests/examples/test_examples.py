@@ -44,7 +44,7 @@ def images() -> Iterator[Any]:
     return digits.batches(*training, 64, (8, 8, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("example", "model", "optimizer", "data", "options"),
     [
@@ -74,7 +74,7 @@ def test_a_tiny_model_trains_as_on_one_device(
         assert "measured" in (tmp_path / "trace.json").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_run_goes_on_from_its_checkpoint_under_another_plan(tmp_path: Path) -> None:
     options = f"--preset tiny --layers 1 --steps 6 --learning-rate 1e-2 {ONE_PROGRAM}"
     options += f" --checkpoint-dir {tmp_path} --checkpoint-every 4"
@@ -88,7 +88,7 @@ def test_a_run_goes_on_from_its_checkpoint_under_another_plan(tmp_path: Path) ->
     assert "--resume needs --checkpoint-dir" in run("gpt2/train.py", "--resume").stderr
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("script", "arguments"), [("mlp/train.py", "--steps 50"), ("cnn/train.py", "--steps 20")])
 def test_an_example_learns_and_explains(script: str, arguments: str) -> None:
     output = output_of(script, arguments)
@@ -97,7 +97,7 @@ def test_an_example_learns_and_explains(script: str, arguments: str) -> None:
     assert "memory per device" in output
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("script", "expected"),
     [

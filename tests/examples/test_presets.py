@@ -28,7 +28,7 @@ def parameter_count(params: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("model", "preset"), PUBLISHED, ids=[f"{model.__name__.split('.')[1]}-{preset}" for model, preset in PUBLISHED]
 )
@@ -38,7 +38,7 @@ def test_a_published_size_has_as_many_parameters(model: Any, preset: str) -> Non
     assert parameter_count(params) / 1e9 == pytest.approx(billions, rel=0.08)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_layers_in_a_scan_compute_what_layers_one_by_one_do() -> None:
     config, key = gpt2.Config(layers=2, width=16, heads=2, context=8, batch=2), jax.random.key(0)
     scanned = replace(config, scan=True)
@@ -54,7 +54,7 @@ def test_layers_in_a_scan_compute_what_layers_one_by_one_do() -> None:
 top_two = jax.jit(moe.top_two, static_argnames="capacity")
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_expert_takes_no_more_than_its_capacity_of_a_sequence() -> None:
     gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (3, 16, 4)))
     combine, _ = top_two(gates, capacity=5)
@@ -64,7 +64,7 @@ def test_an_expert_takes_no_more_than_its_capacity_of_a_sequence() -> None:
     assert int((combine > 0).sum((2, 3)).max()) == 2  # and a token has two experts at most
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_other_sequences_do_not_change_what_an_expert_takes() -> None:
     gates = jax.nn.softmax(jax.random.normal(jax.random.key(0), (4, 16, 4)))
     together, _ = top_two(gates, capacity=5)
@@ -72,7 +72,7 @@ def test_other_sequences_do_not_change_what_an_expert_takes() -> None:
     assert (together[2:3] == apart).all()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("script", "options", "expected"),
     [
@@ -97,7 +97,7 @@ def test_a_published_size_plans_without_a_server(script: str, options: str, expe
     assert "memory per device" in output
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_cannot_be_planned_ends_in_one_message() -> None:
     child = run("gpt2/train.py", "--preset tiny --batch 2 --plan-only --cluster 1 --memory-budget 50KB")
     assert child.returncode == 1
@@ -120,7 +120,7 @@ def test_lowered_text_keeps_annotations_and_unused_arguments() -> None:
         sw.lower(step, x, x, 2.0, donate_argnums=-5)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("model", [gpt2, moe, wide_resnet], ids=["gpt2", "moe", "wide_resnet"])
 def test_a_batch_of_an_example_may_be_cut_into_micro_batches(model: Any) -> None:
     config = model.PRESETS["tiny"]

@@ -14,10 +14,11 @@ from tests.client.clusters import running_nodes
 from tests.faults.test_hung_steps import X, double, in_thread
 from tests.server.raw_client import Server, all_gone, wait_until
 
+pytestmark = pytest.mark.cluster
+
 LARGE = np.ones(1 << 20, np.float32)
 
 
-@pytest.mark.slow
 def test_everybody_is_told_which_node_is_missing(tmp_path: Path) -> None:
     with running_nodes(tmp_path, [1, 1], "--step-wait", "5") as (servers, session):
         address = session._state.master.address

@@ -11,7 +11,7 @@ from shardwright.plans.plan import Plan
 from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import RawClient, Server, inline
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def flip(data: bytes) -> bytes:

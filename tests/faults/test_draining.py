@@ -23,7 +23,7 @@ from tests.faults.test_hung_steps import X, double, endless, in_thread, is_servi
 from tests.server.raw_client import Server, all_gone, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 Start = Callable[..., tuple[list[Server], sw.Session]]
 

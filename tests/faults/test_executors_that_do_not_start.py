@@ -20,7 +20,7 @@ from tests.faults.test_hung_steps import in_thread
 from tests.server.raw_client import Server, all_gone, wait_until
 from tests.server.test_processes import cluster_file
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 class Killer:

@@ -17,7 +17,7 @@ from tests.client.clusters import running_nodes
 from tests.faults.test_hung_steps import X, double, in_thread
 from tests.server.raw_client import Server, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")

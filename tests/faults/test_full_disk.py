@@ -13,7 +13,7 @@ import pytest
 import shardwright as sw
 from tests.recovery.small_disk import full_disk, small_disk
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 #: Bytes of the disk, and floats of a save of which there is room for two, and of a small one.
 DISK_BYTES, LARGE, SMALL = 48 << 20, 4 << 20, 64 << 10

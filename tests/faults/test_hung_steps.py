@@ -22,7 +22,7 @@ import shardwright as sw
 from tests.server.raw_client import ROOT, Server, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 X = np.ones(4, np.float32)
 

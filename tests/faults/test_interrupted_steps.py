@@ -19,7 +19,7 @@ import shardwright as sw
 from tests.server.raw_client import ROOT, Server, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 #: Its results are too large to come back with the reply: they are on the servers, or gone.
 X = np.ones(4096, np.float32)

@@ -42,6 +42,8 @@ from tests.server.programs import inputs, layouts, reference, training_step
 from tests.server.raw_client import DEADLINE_S, ROOT, RawClient, Server, command_of, embedded, inline, wait_until
 from tests.server.test_processes import free_port
 
+pytestmark = pytest.mark.cluster
+
 LAYOUT = Layout(
     element_type="f32",
     shape=(1 << 18,),
@@ -205,7 +207,6 @@ def refusal(
     return None
 
 
-@pytest.mark.slow
 def test_idle_sessions_give_way_and_those_with_arrays_stay() -> None:
     """In a server for three sessions."""
     for _, client in embedded(1, "--sessions", "3"):
@@ -230,7 +231,6 @@ def test_idle_sessions_give_way_and_those_with_arrays_stay() -> None:
             rival.close()
 
 
-@pytest.mark.slow
 def test_a_session_that_asks_for_nothing_ends() -> None:
     for _, client in embedded(1, "--session-idle", "3"):
         stream = client.steps()
@@ -266,7 +266,6 @@ def forgetful() -> Iterator[tuple[Server, sw.Session, str]]:
             yield server, session, client.token
 
 
-@pytest.mark.slow
 def test_many_clients_at_once_take_turns_and_lose_nothing() -> None:
     """Each checks a counter in its own state, see `measure`."""
     clients = 8
@@ -277,7 +276,6 @@ def test_many_clients_at_once_take_turns_and_lose_nothing() -> None:
     assert load.first_s[-1] <= 4 * statistics.median(load.first_s)
 
 
-@pytest.mark.slow
 def test_a_client_that_waits_for_a_planner_hears_its_place(forgetful: tuple[Server, sw.Session, str]) -> None:
     """All planners are frozen meanwhile."""
     server, first, token = forgetful
@@ -324,7 +322,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
 def test_memory_of_a_killed_client_is_freed(forgetful: tuple[Server, sw.Session, str]) -> None:
     server, session, token = forgetful
     (executor,) = server.executors()
@@ -343,7 +340,6 @@ def test_memory_of_a_killed_client_is_freed(forgetful: tuple[Server, sw.Session,
     assert float(session.parallelize(lambda x: x + 1)(np.float32(1))) == 2
 
 
-@pytest.mark.slow
 def test_thousands_of_steps_leave_no_memory_taken(forgetful: tuple[Server, sw.Session, str]) -> None:
     server, session, _ = forgetful
     processes = [psutil.Process(server.process.pid), *server.executors()]
@@ -360,7 +356,6 @@ def test_thousands_of_steps_leave_no_memory_taken(forgetful: tuple[Server, sw.Se
         assert process.memory_info().rss - bytes_before < 16e6, command_of(process)
 
 
-@pytest.mark.slow
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
     port = free_port()
     path = tmp_path / "cluster.json"

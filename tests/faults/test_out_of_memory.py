@@ -14,7 +14,7 @@ import pytest
 import shardwright as sw
 from tests.client.clusters import start_nodes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 #: Bytes that the executor may still take, and floats of an array that it cannot hold.
 LEFT_BYTES, TOO_MANY = 512 << 20, 1 << 28

@@ -26,7 +26,7 @@ from tests.faults.test_preparation import new_function
 from tests.server.raw_client import Server, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 GRACE_S = 8.0
 

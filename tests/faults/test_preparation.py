@@ -22,7 +22,7 @@ from tests.client.clusters import start_nodes
 from tests.faults.test_hung_steps import X, in_thread
 from tests.server.raw_client import ROOT, Server, all_gone, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 _numbers = itertools.count(2)
 

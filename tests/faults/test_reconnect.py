@@ -15,7 +15,7 @@ from tests.client.clusters import start_nodes
 from tests.faults.test_hung_steps import X, double
 from tests.server.raw_client import Server, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def restart(folder: Path) -> tuple[Server, sw.Session]:

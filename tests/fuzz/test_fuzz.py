@@ -21,7 +21,7 @@ from tests.fuzz.readers import READERS
 COUNT, LIMIT_S = 1000, 5.0
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", READERS)
 def test_mutated_documents_are_read_or_refused_with_a_place(name: str) -> None:
     reader, rng = READERS[name], random.Random(20240229)

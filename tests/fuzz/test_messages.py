@@ -10,11 +10,12 @@ import pytest
 from tests.fuzz import messages
 from tests.server.raw_client import embedded
 
+pytestmark = pytest.mark.cluster
+
 #: Seconds after which a busy machine has seen enough of them.
 LIMIT_S = 20.0
 
 
-@pytest.mark.slow
 def test_mutated_messages_are_answered_by_type(tmp_path: Path) -> None:
     for server, client in embedded(messages.DEVICES, *messages.OPTIONS):
         end_s = time.monotonic() + LIMIT_S

@@ -72,7 +72,7 @@ def test_corpus_has_every_opcode_that_jaxlib_knows() -> None:
     assert all_opcodes() - seen - NEWER_OPCODES == set()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_the_installed_jax_prints_today() -> None:
     for name, text in texts().items():
         assert print_by_xla(parse(text).to_text()) == print_by_xla(text), name

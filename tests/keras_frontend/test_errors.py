@@ -96,7 +96,7 @@ def test_a_closed_session() -> None:
         swk.distribute(models.mlp(), own)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_model_moves_to_another_session(session: sw.Session) -> None:
     x, y = models.rows()
     with sw.connect(devices=2) as own:

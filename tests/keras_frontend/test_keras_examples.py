@@ -16,7 +16,7 @@ def figures(output: str, name: str) -> list[float]:
     return [float(value) for value in re.findall(rf" {name}: (\S+)", output)]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_cnn_tells_digits_apart_and_is_saved(tmp_path: Path) -> None:
     import keras
 
@@ -26,7 +26,7 @@ def test_a_cnn_tells_digits_apart_and_is_saved(tmp_path: Path) -> None:
     assert keras.models.load_model(tmp_path / "digits.keras").name == "digits"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_gpt_learns_text() -> None:
     losses = figures(output_of("keras/gpt.py", "--epochs 2 --steps 15 --devices 2 --layers 1"), "val_loss")
     assert losses[-1] < losses[0] < 0.7 * math.log(256)  # which no knowledge of the text gives

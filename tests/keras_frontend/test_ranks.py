@@ -10,12 +10,12 @@ from tests.ranks.elastic_keras import check_killed_rank
 from tests.ranks.processes import assert_passed, run_ranks
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_ranks_equal_one_process_on_the_whole_batch() -> None:
     assert_passed(run_ranks("tests.ranks.check_keras_training", 2, timeout_s=900, KERAS_BACKEND="jax"))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("victim", [0, 2])
 def test_an_elastic_fit_goes_on_where_it_was(victim: int) -> None:
     check_killed_rank(victim)

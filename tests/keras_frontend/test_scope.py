@@ -16,7 +16,7 @@ from tests.keras_frontend import models
 from tests.keras_frontend.comparison import assert_equal_metrics, assert_equal_state, fit, state_of
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_weights_are_those_of_plain_keras(session: sw.Session) -> None:
     wanted = models.gpt("adam").get_weights()
     keras.utils.clear_session()
@@ -56,7 +56,7 @@ def test_seed_generators_values_and_functions_as_initializers(session: sw.Sessio
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_types_alone_are_enough_to_lower(session: sw.Session) -> None:
     with swk.scope():
         model = models.gpt(keras.optimizers.AdamW(1e-3))
@@ -86,7 +86,7 @@ def test_evaluating_steps_lower_with_nothing_but_metrics_in_place() -> None:
     assert not swk.lower(model, x, kind="predict").aliases
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_large_models_take_no_memory_here() -> None:
     """A model of 64 GB: as values it would not fit this machine."""
     with swk.scope():

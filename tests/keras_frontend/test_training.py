@@ -28,7 +28,7 @@ def cosine() -> Any:
     return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 6), momentum=0.9, nesterov=True)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_gpt_with_dropout(session: sw.Session) -> None:
     x, y = models.tokens()
     model, plain = compare(session, lambda: models.gpt(sgd()), (x, y), validation_data=(x[:20], y[:20]))
@@ -44,7 +44,7 @@ def test_gpt_with_dropout(session: sw.Session) -> None:
     assert "attention/query/kernel" in text or "attention/" in text
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_gpt_under_adamw(session: sw.Session) -> None:
     compare(
         session,
@@ -54,26 +54,26 @@ def test_gpt_under_adamw(session: sw.Session) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_cnn_with_batch_normalization_and_schedule(session: sw.Session) -> None:
     model, plain = compare(session, lambda: models.cnn(cosine()), models.images())
     x, _ = models.images()
     np.testing.assert_allclose(model.predict(x, verbose=0), plain.predict(x, verbose=0), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_two_inputs_and_outputs_with_weights(session: sw.Session) -> None:
     x, y = models.pairs()
     weights = {name: np.linspace(0.5, 2, models.SAMPLES) for name in y}
     compare(session, lambda: models.two_heads(sgd()), (x, y), sample_weight=weights)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_subclass_with_a_step_of_its_own(session: sw.Session) -> None:
     compare(session, lambda: models.contrast(sgd()), models.rows())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_class_weights_and_several_steps_per_execution(session: sw.Session) -> None:
     x, y = models.rows()
     weights = {number: 1 + number / 2 for number in range(models.CLASSES)}
@@ -83,7 +83,7 @@ def test_class_weights_and_several_steps_per_execution(session: sw.Session) -> N
     )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_rates_set_by_callbacks(session: sw.Session) -> None:
     def callbacks() -> Any:
         return [
@@ -135,7 +135,7 @@ def test_a_variable_assigned_from_another_is_updated_by_itself(session: sw.Sessi
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.slow
+@pytest.mark.dear
 def test_mixed_precision(session: sw.Session, policy: str) -> None:
     keras.mixed_precision.set_global_policy(policy)
     try:
@@ -145,7 +145,7 @@ def test_mixed_precision(session: sw.Session, policy: str) -> None:
     assert_equal_metrics(fit(model, *models.rows()), fit(plain, *models.rows()), 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_averages_of_weights(session: sw.Session) -> None:
     def callbacks() -> Any:
         return [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]

@@ -22,7 +22,7 @@ from tests.launch.jobs import launched, run_job
 from tests.launch.programs import JOIN, LOSE_RANK_0, ONE_DEVICE
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_ranks_sum(tmp_path: Path) -> None:
     (tmp_path / "join.py").write_text(JOIN)
     code, out, err = run_job("-np", "2", "python", "join.py", folder=tmp_path, environment=ONE_DEVICE)
@@ -31,7 +31,7 @@ def test_two_ranks_sum(tmp_path: Path) -> None:
     assert sorted(sums) == ["[0]<stdout>:sum 3.0", "[1]<stdout>:sum 3.0"]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_losing_rank_0_is_like_losing_any_other(tmp_path: Path) -> None:
     (tmp_path / "lose.py").write_text(LOSE_RANK_0)
     with launched("-np", "2", "python", "lose.py", folder=tmp_path, environment=ONE_DEVICE) as job:
@@ -45,7 +45,7 @@ def test_losing_rank_0_is_like_losing_any_other(tmp_path: Path) -> None:
     assert "rank 0 ended with SIGKILL" in err
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_service_outlives_rank_0(tmp_path: Path) -> None:
     """Without a launcher that ends the others, the survivor goes on."""
     (tmp_path / "lose.py").write_text(LOSE_RANK_0)

@@ -21,21 +21,25 @@ from tests.launch import rank_functions
 from tests.launch.jobs import launched_program
 
 
+@pytest.mark.cluster
 def test_results_come_in_the_order_of_ranks() -> None:
     results = run(rank_functions.place, ("hello",), {"scale": 0.5}, np=3)
     assert results == [("hello", 0, 0.5), ("hello", 1, 0.5), ("hello", 2, 0.5)]
 
 
+@pytest.mark.cluster
 def test_methods_of_classes_are_found() -> None:
     assert run(rank_functions.Trainer.fit) == ["fitted"]
     assert run(rank_functions.Trainer.name) == ["Trainer"]
 
 
+@pytest.mark.cluster
 def test_a_rank_without_a_result_is_an_error() -> None:
     with pytest.raises(LaunchError, match="rank 0 ended without returning"):
         run(rank_functions.vanish)
 
 
+@pytest.mark.cluster
 def test_ctrl_c_ends_the_ranks() -> None:
     text = "from shardwright.launch import run\nfrom tests.launch.rank_functions import stubborn\nrun(stubborn, np=2)"
     with launched_program(sys.executable, "-c", text) as job:
@@ -47,12 +51,14 @@ def test_ctrl_c_ends_the_ranks() -> None:
     assert (code, err.rstrip().endswith("KeyboardInterrupt")) == (-signal.SIGINT, True)
 
 
+@pytest.mark.cluster
 def test_arrays_come_back_whole() -> None:
     results = run(rank_functions.rows, (3,), np=2)
     np.testing.assert_array_equal(np.stack(results), np.broadcast_to(np.float32([[[0]], [[1]]]), (2, 3, 2)))
     assert results[1].dtype == np.float32
 
 
+@pytest.mark.cluster
 def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
     with pytest.raises(LaunchError, match="rank 1 raised") as raised:
@@ -63,11 +69,13 @@ def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFix
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.cluster
 def test_a_function_that_leaves_its_process_is_an_error() -> None:
     with pytest.raises(LaunchError, match="SystemExit: 5"):
         run(rank_functions.leave)
 
 
+@pytest.mark.cluster
 def test_a_result_that_cannot_travel_is_an_error() -> None:
     with pytest.raises(LaunchError, match=r"result\['value'\]: a builtins.object cannot be sent"):
         run(rank_functions.result_that_cannot_travel)
@@ -131,6 +139,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_a_function_of_the_script_itself(how: str, tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(SCRIPT)

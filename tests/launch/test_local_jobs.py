@@ -17,6 +17,7 @@ from tests.launch.jobs import STUBBORN, launched, run_job
 VARIABLES = ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GENERATION")
 
 
+@pytest.mark.cluster
 def test_ranks_know_their_place_and_lines_their_rank(tmp_path: Path) -> None:
     program = tmp_path / "show.py"
     program.write_text(
@@ -40,6 +41,7 @@ def test_ranks_know_their_place_and_lines_their_rank(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "logs" / "rank.1.stdout").read_text())["RANK"] == "1"
 
 
+@pytest.mark.cluster
 def test_the_first_failure_ends_all_with_its_code() -> None:
     start = time.monotonic()
     script = f'if [ $SHARDWRIGHT_RANK = 1 ]; then echo failing; exec sh -c "exit 7"; fi; {STUBBORN}'
@@ -55,18 +57,21 @@ def test_the_first_failure_ends_all_with_its_code() -> None:
     assert "the other 2 were ended" in err
 
 
+@pytest.mark.cluster
 def test_a_rank_that_is_killed_gives_128_and_the_signal() -> None:
     code, _, err = run_job("-np", "2", "bash", "-c", "[ $SHARDWRIGHT_RANK = 0 ] && kill -KILL $$; sleep 60")
     assert code == 137
     assert "rank 0 ended with SIGKILL" in err
 
 
+@pytest.mark.cluster
 def test_the_last_lines_of_a_failing_rank_are_read() -> None:
     code, out, _ = run_job("-np", "2", "python", "-c", "import os; print('x' * 300_000, end=''); os._exit(3)")
     assert code == 3
     assert sorted(map(len, out.splitlines()))[-1] == 300_000 + len("[0]<stdout>:")
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_handed_on(number: signal.Signals) -> None:
     script = f"trap 'echo got; exit 0' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"
@@ -80,6 +85,7 @@ def test_signals_are_handed_on(number: signal.Signals) -> None:
     assert sorted(out.splitlines()) == ["[0]<stdout>:got", "[1]<stdout>:got"]
 
 
+@pytest.mark.cluster
 def test_the_second_interrupt_kills() -> None:
     with launched("-np", "2", "--grace", "60", "bash", "-c", f"echo ready; {STUBBORN}") as job:
         job.wait_for_line("ready")
@@ -92,6 +98,7 @@ def test_the_second_interrupt_kills() -> None:
         assert job.processes() == []
 
 
+@pytest.mark.cluster
 def test_sigusr1_is_handed_on_and_ends_nothing() -> None:
     script = "trap 'count=1$count; echo got $count' USR1; echo ready; until [ \"$count\" = 11 ]; do sleep 0.05; done"
     with launched("-np", "1", "bash", "-c", script) as job:
@@ -102,6 +109,7 @@ def test_sigusr1_is_handed_on_and_ends_nothing() -> None:
         assert job.result()[:2] == (0, "[0]<stdout>:got 11\n")
 
 
+@pytest.mark.cluster
 def test_a_killed_launcher_leaves_nothing_behind() -> None:
     with launched("-np", "3", "bash", "-c", f"setsid sleep 300 & echo ready; {STUBBORN}") as job:
         for _ in range(3):
@@ -111,6 +119,7 @@ def test_a_killed_launcher_leaves_nothing_behind() -> None:
         job.gone_after_s(3.0)
 
 
+@pytest.mark.cluster
 def test_a_killed_agent_leaves_no_rank_behind() -> None:
     with launched("-np", "2", "bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done") as job:
         for _ in range(2):
@@ -124,6 +133,7 @@ def test_a_killed_agent_leaves_no_rank_behind() -> None:
     assert "ended with SIGKILL" in err
 
 
+@pytest.mark.cluster
 def test_what_ranks_leave_running_ends_with_the_job() -> None:
     start = time.monotonic()
     code, out, _ = run_job("-np", "2", "bash", "-c", "setsid sleep 300 & sleep 300 & echo done")
@@ -131,6 +141,7 @@ def test_what_ranks_leave_running_ends_with_the_job() -> None:
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.cluster
 def test_a_reader_that_stops_ends_the_job() -> None:
     with launched("-np", "2", "bash", "-c", "while echo line; do :; done; sleep 300") as job:
         job.wait_for_line("line")
@@ -140,7 +151,7 @@ def test_a_reader_that_stops_ends_the_job() -> None:
         job.gone_after_s(3.0)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_reader_that_stalls_does_not_keep_the_job_alive() -> None:
     """Standard output is full, as of a stopped terminal: exit codes come late, signals do not."""
     with launched("-np", "2", "--grace", "0.5", "bash", "-c", "while echo line; do :; done") as job:
@@ -151,6 +162,7 @@ def test_a_reader_that_stalls_does_not_keep_the_job_alive() -> None:
         job.gone_after_s(1.0)
 
 
+@pytest.mark.cluster
 def test_a_program_that_cannot_start_is_named(tmp_path: Path) -> None:
     program = tmp_path / "broken"
     program.write_text("#!/no/such/interpreter\n")
@@ -174,6 +186,7 @@ def test_bad_values_name_their_flag(arguments: tuple[str, ...], named: str, caps
     assert capsys.readouterr().err.startswith(named)
 
 
+@pytest.mark.cluster
 def test_a_config_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "run.yml").write_text("np: 2\nenv: {WORD: hello}\ncommand: [bash, -c, 'echo $WORD']\n")
     code, out, _ = run_job("--config", "run.yml", folder=tmp_path)
@@ -201,7 +214,7 @@ def test_a_dry_run_shows_commands_and_no_secrets(
         assert f"    {line}" in out.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_check_runs_the_doctor() -> None:
     code, out, _ = run_job("-H", "localhost", "--check")
     assert "[localhost]<stdout>:ok       python" in out

@@ -37,7 +37,7 @@ def wait_until_ready(address: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_servers_of_a_cluster_take_steps_until_they_are_stopped(tmp_path: Path) -> None:
     path, address = cluster_file(tmp_path)
     with launched("--servers", str(path), "--output-dir", str(tmp_path / "logs")) as job:
@@ -53,7 +53,7 @@ def test_the_servers_of_a_cluster_take_steps_until_they_are_stopped(tmp_path: Pa
     assert (tmp_path / "logs" / "task.1.stderr").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_killed_servers_are_started_again_and_training_goes_on(tmp_path: Path) -> None:
     path, address = cluster_file(tmp_path)
     options = ("--", "--state-dir", str(tmp_path / "state"))
@@ -87,6 +87,7 @@ def server_of(job: LaunchedJob, path: Path, *, task: int) -> psutil.Process:
     return server
 
 
+@pytest.mark.cluster
 def test_a_server_that_cannot_start_ends_the_others(tmp_path: Path) -> None:
     path, _ = cluster_file(tmp_path)
     path.write_text(path.read_text().replace("{", '{"security": {"token_file": "none"}, ', 1))

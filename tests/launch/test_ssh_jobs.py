@@ -16,7 +16,7 @@ from tests.launch.jobs import STUBBORN, launched, run_job
 from tests.launch.programs import JOIN, ONE_DEVICE
 from tests.launch.sshd import SshServer, needs_sshd, ssh_server
 
-pytestmark = needs_sshd
+pytestmark = [needs_sshd, pytest.mark.cluster]
 
 #: Two hosts; neither name is this machine's.
 HOSTS = ("-np", "4", "-H", "far-a:2,far-b:2")
@@ -153,7 +153,6 @@ def test_a_chatty_login_shell_does_no_harm(server: SshServer) -> None:
     assert (code, out) == (0, "[0]<stdout>:hello\n")
 
 
-@pytest.mark.slow
 def test_a_launcher_killed_at_any_moment_leaves_nothing(server: SshServer) -> None:
     moments = random.Random(0)
     for _ in range(10):
@@ -165,7 +164,6 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing(server: SshServer) -> No
             job.gone_after_s(5.0)
 
 
-@pytest.mark.slow
 def test_check_runs_the_doctor_on_every_host(server: SshServer) -> None:
     code, out, _ = run_job("-H", "far-a:2,far-b:2", *server.flags, "--check")
     assert code in (0, 3)
@@ -180,7 +178,6 @@ def test_ranks_here_and_there(server: SshServer) -> None:
     assert (code, sorted(out.splitlines())) == (0, [f"[{rank}]<stdout>:{sys.executable}" for rank in range(2)])
 
 
-@pytest.mark.slow
 def test_jax_on_two_hosts(server: SshServer, tmp_path: Path) -> None:
     (tmp_path / "join.py").write_text(JOIN)
     code, out, err = run_job(

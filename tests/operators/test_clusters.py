@@ -21,7 +21,7 @@ from tests.operators.servers import Scrape, log_of, run_steps
 from tests.server.raw_client import ROOT, Server, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 class Follower:

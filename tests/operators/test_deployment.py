@@ -111,7 +111,7 @@ def test_the_image_runs_the_server_as_nobody_special() -> None:
     assert not {"shardwright", "server", "planner", "client", "launch", "ranks", "builders"} & set(ignored)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_what_the_image_installs_serves(tmp_path: Path) -> None:
     (install,) = [step for step in docker_values("RUN") if "pip install" in step]
     assert shlex.split(install)[1:3] == ["install", "--no-cache-dir"]

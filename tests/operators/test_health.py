@@ -13,6 +13,8 @@ from tests.operators.servers import health
 from tests.server.raw_client import Server, wait_until
 from tests.server.test_processes import free_port
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[tuple[int, Server]]]:
@@ -36,7 +38,6 @@ def test_a_worker_without_its_master_is_live_and_not_ready(nodes: list[tuple[int
     assert health(port) == "nothing"
 
 
-@pytest.mark.slow
 def test_both_nodes_are_ready_once_they_have_found_each_other(nodes: list[tuple[int, Server]], tmp_path: Path) -> None:
     ((worker_port, worker),) = nodes
     master_port = free_port()

@@ -20,6 +20,8 @@ from tests.server.programs import training_step
 from tests.server.raw_client import ROOT, RawClient, Server, wait_until
 from tests.server.test_processes import free_port
 
+pytestmark = pytest.mark.cluster
+
 
 def answers(port: int) -> bool:
     """Whether metrics are served at a port."""
@@ -142,7 +144,6 @@ def test_steps_of_a_session_that_is_closed_are_cancelled(served: tuple[Server, s
     assert after("steps_queued") == 0
 
 
-@pytest.mark.slow
 def test_snapshots_and_saves_are_counted(served: tuple[Server, str, int], tmp_path: Path) -> None:
     before = Scrape(served[2])
     with sw.connect(served[1], snapshot_every=2) as session:

@@ -126,6 +126,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.cluster
 def test_watching_on_a_terminal_and_without(address: str) -> None:
     command = [sys.executable, "-m", "shardwright.cli", "status", address, "--watch", "--interval", "0.2"]
     terminal, other = pty.openpty()
@@ -154,6 +155,7 @@ def test_watching_on_a_terminal_and_without(address: str) -> None:
     assert looks[1]["uptime_s"] > looks[0]["uptime_s"]
 
 
+@pytest.mark.cluster
 def test_once(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", address]) == 0
     first, node, session, person = capsys.readouterr().out.splitlines()
@@ -177,6 +179,7 @@ def test_the_wrong_port(capsys: pytest.CaptureFixture[str]) -> None:
         assert "error: 127.0.0.1:" in capsys.readouterr().err
 
 
+@pytest.mark.cluster
 def test_logs_ask_for_the_token(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for _, client in embedded(1):
         assert main(["logs", client.channel_address]) == 1

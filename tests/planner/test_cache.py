@@ -112,7 +112,7 @@ def test_without_a_store_everything_is_searched(ask: CountingAsker) -> None:
     assert ask.searches == 2
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "other",
     [
@@ -144,7 +144,7 @@ def test_where_a_cluster_is_and_who_may_connect_does_not_count(ask: CountingAske
     assert ask.searches == 1
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_plans_of_other_planners_are_not_found(tmp_path: Path) -> None:
     """A planner that differs by a comment, in a process of its own, searches again; the very same one does not."""
     script = (
@@ -202,7 +202,7 @@ RELABELLED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", RELABELLED)
 def test_answers_come_in_the_words_of_who_asks(name: str, ask: CountingAsker) -> None:
     """As though the program had been planned itself: the oracle is the planner, asked directly."""
@@ -248,7 +248,7 @@ def looped(params: Any, x: Any) -> Any:
     return jax.tree.map(lambda a, b: a - 0.1 * b, params, gradients), value
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("change", ["same", "lines", "argument", "instructions"])
 def test_rewritten_programs_come_in_the_words_of_who_asks(change: str, ask: CountingAsker) -> None:
     """The planner writes calls out in place: what is kept is another program than what was asked for."""

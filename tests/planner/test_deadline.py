@@ -83,7 +83,7 @@ def test_it_ends_in_the_middle_of_the_only_mesh(data_parallel: Plan) -> None:
     assert step_plan.cost.step_s <= data_parallel.cost.step_s * (1 + 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("deadline_s", [None, 60.0])
 def test_the_first_plan_is_told_before_any_mesh_is_searched(deadline_s: float | None, data_parallel: Plan) -> None:
     reports: list[PlanProgress] = []
@@ -189,7 +189,7 @@ def sharded_bytes(fully_sharded: Plan) -> int:
 
 
 @pytest.mark.parametrize("part", [0.2, 0.6])
-@pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1500, pytest.param(6000, marks=pytest.mark.dear)])
 def test_whenever_it_ends_before_something_fits_it_says_the_least_that_was_needed(
     sharded_bytes: int, count: int, part: float
 ) -> None:
@@ -221,7 +221,7 @@ def test_before_any_plan_it_says_that_the_deadline_is_too_short() -> None:
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("count", [5, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(2000, marks=pytest.mark.dear)])
 def test_whatever_is_asked_for_it_ends(asked: dict[str, Any], count: int) -> None:
     clock = over_after(count)
     result = answer(clock, memory_budget=300_000, **asked)

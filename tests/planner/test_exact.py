@@ -126,7 +126,7 @@ def seconds_of(graph: CostGraph, chosen: dict[Variable, int]) -> float:
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("first", SEEDS[::20])
 def test_search_finds_the_best_plan(first: int) -> None:
     for seed in range(first, min(first + 20, SEEDS.stop)):
@@ -138,7 +138,7 @@ def test_search_finds_the_best_plan(first: int) -> None:
         assert result.solution.tied_bound == pytest.approx(best, rel=TIES)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("first", SEEDS[::20])
 def test_search_finds_the_best_plan_that_fits(first: int) -> None:
     """The limit lies just under the median of what plans take, so that half of them do not fit."""

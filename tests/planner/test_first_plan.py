@@ -36,7 +36,7 @@ def first(text: str, options: PlanOptions | None = None, **rest: Any) -> Plan | 
         PlanOptions(mesh={"data": 2, "model": 4}),
         PlanOptions(force="tensor"),
         PlanOptions(mode="propagate"),
-        pytest.param(PlanOptions(remat="full"), marks=pytest.mark.slow),
+        pytest.param(PlanOptions(remat="full"), marks=pytest.mark.dear),
         PlanOptions(effort="fast"),
         PlanOptions(micro_batches=2),
         PlanOptions(deadline_s=60.0),
@@ -51,7 +51,7 @@ def test_it_comes_under_every_option(options: PlanOptions) -> None:
         assert plan.mesh.sizes == dict(options.mesh)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_it_fits_the_memory() -> None:
     profile = hardware_profile(CLUSTER.hardware)
     plan = first(STEP)
@@ -74,7 +74,7 @@ def test_a_pipeline_comes_with_its_first_candidate() -> None:
     assert told.count("stages") <= all_told.count("stages")
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_it_is_looked_for_less_than_the_best() -> None:
     """Meshes told of are meshes searched."""
     told: list[set[str]] = [set(), set()]
@@ -86,7 +86,7 @@ def test_it_is_looked_for_less_than_the_best() -> None:
     assert best.cost.step_s <= quick.cost.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_it_is_not_kept_as_the_answer(tmp_path: Path) -> None:
     def plan(*, takes_first: bool) -> Plan | PipelinePlan:
         clock = Clock(takes_first=takes_first)

@@ -36,7 +36,7 @@ def test_every_benchmark_model_has_a_golden_plan() -> None:
     assert CASES.keys() == MODELS.keys() == {path.stem for path in FOLDER.glob("*.txt")}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("model", CASES)
 def test_the_plan_is_the_golden_one(model: str) -> None:
     plan = plan_of(model)
@@ -45,7 +45,7 @@ def test_the_plan_is_the_golden_one(model: str) -> None:
     assert golden_text(model, plan) == golden(model), "if the change is meant: make golden, and say why in the commit"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", ["1", "4711"])
 def test_the_plan_is_the_same_under_any_hash_seed(seed: str) -> None:
     command = [sys.executable, "-m", "tests.planner.golden_plans", *QUICK, "--print"]

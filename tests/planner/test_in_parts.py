@@ -77,9 +77,9 @@ def convolving(batch: int = BATCH) -> Program:
     ("program", "opcode", "mesh"),
     [
         pytest.param(mixing(), "fft", DATA_AND_MODEL, id="fft"),
-        pytest.param(mixing(14), "fft", DATA, id="fft, padded", marks=pytest.mark.slow),
+        pytest.param(mixing(14), "fft", DATA, id="fft, padded", marks=pytest.mark.dear),
         pytest.param(choosing(), "topk", DATA_AND_MODEL, id="topk"),
-        pytest.param(convolving(), "convolution", DATA_AND_MODEL, id="convolution", marks=pytest.mark.slow),
+        pytest.param(convolving(), "convolution", DATA_AND_MODEL, id="convolution", marks=pytest.mark.dear),
         pytest.param(convolving(14), "convolution", DATA, id="convolution, padded"),
     ],
 )

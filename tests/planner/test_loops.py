@@ -63,7 +63,7 @@ def make_plan(mesh: dict[str, int], **kind: bool) -> Plan:
     return plan(step(**kind), Cluster.local(8), PlanOptions(mesh=mesh))
 
 
-@pytest.mark.parametrize("is_rematerialized", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("is_rematerialized", [pytest.param(False, marks=pytest.mark.dear), True])
 def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerialized: bool) -> None:
     """Nor does it compute more, but for taking layers out of stacks and putting them back."""
     scanned = make_plan({"data": 8}, is_scanned=True, is_rematerialized=is_rematerialized)
@@ -73,7 +73,7 @@ def test_a_scan_communicates_no_longer_than_its_layers_written_out(is_rematerial
     assert scanned.cost.gap < 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("is_rematerialized", [False, True])
 def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     """As often as its trips, and no others."""
@@ -83,7 +83,7 @@ def test_xla_makes_the_collectives_of_a_scan(is_rematerialized: bool) -> None:
     assert proof.holds, proof.explain()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("made", [programs.scan, programs.recurrent])
 def test_gradients_with_several_readers_are_reduced_once_behind_the_loop(made: Any) -> None:
     """Clipping and two moments all read what the backward loop stacks or adds up."""

@@ -85,7 +85,7 @@ def program_of(name: str) -> tuple[Program, str, list[list[np.ndarray]]]:
     return program, lower(program), run_single(program)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("force", FORCES)
 def test_planned_steps_give_single_device_numbers(name: str, force: str | None) -> None:
@@ -94,7 +94,7 @@ def test_planned_steps_give_single_device_numbers(name: str, force: str | None) 
     assert_same(run_planned(program, planned), single)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["mlp", "scan"])
 def test_three_axes_give_single_device_numbers(name: str) -> None:
     program, text, single = program_of(name)
@@ -114,7 +114,7 @@ def test_padded_variables_give_single_device_numbers() -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_predicted_collectives_are_those_that_xla_inserts() -> None:
     planned = plan(lower(PROGRAMS["gpt2"]()), Cluster.local(8), PlanOptions(force="fsdp"))
     with xla.CompileService(8) as service:

@@ -115,7 +115,7 @@ def planned_text(planned: Plan) -> str:
     return emit_stablehlo(planned.require_hlo(), planned)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("axes", ["data", "model", ("data", "model")], ids=str)
 def test_numbers_on_every_axis(name: str, axes: Any) -> None:
@@ -148,7 +148,7 @@ def write_by_slice(table: Any, at: Any) -> Any:
     return lax.dynamic_update_slice(table, jnp.ones((1, 256)), (at[0], 0)), at.sum()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("on", ["a100", "tpu-v5e"])
 @pytest.mark.parametrize("step", [look_up, look_up_by_slice, write, add, write_by_slice])
 def test_compilers_of_gpus_and_tpus_move_no_more(step: Any, on: str) -> None:

@@ -146,7 +146,7 @@ def test_a_child_is_ended_where_its_result_is_not_needed() -> None:
     assert run("begun = ForkedFuture(lambda: time.sleep(60)); begun.cancel(); print(children())") == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_child_dies_with_its_parent() -> None:
     body = """
         begun = ForkedFuture(lambda: time.sleep(600))
@@ -183,7 +183,7 @@ def layered() -> str:
     return str(lowered.as_text("hlo"))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_plan_is_the_same_with_children_without_and_with_dying_ones() -> None:
     text = layered()
     (with_count, with_plan), (alone_count, alone_plan), (killing_count, killing_plan) = (

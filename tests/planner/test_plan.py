@@ -147,7 +147,7 @@ def test_error_names_the_users_line() -> None:
 # ---- forced strategies -----------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "cnn", "scan"])
 @pytest.mark.parametrize("force", ["data", "tensor", "mixed", "fsdp", "replicated"])
 def test_forced_strategies_keep_their_promise(name: str, force: str) -> None:
@@ -294,7 +294,7 @@ def test_candidates_progress_and_names() -> None:
     assert 0.0 <= planned.cost.gap < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("vast_nodes", "count"), [(20_000, 2), (1_000, 0)])
 def test_a_large_program_is_held_against_experts_of_one_axis(vast_nodes: int, count: int) -> None:
     limits = SearchLimits(large_program_nodes=1_000, huge_program_nodes=vast_nodes)
@@ -308,7 +308,7 @@ def test_a_large_program_is_held_against_experts_of_one_axis(vast_nodes: int, co
         assert entries[name].mesh == alone.mesh
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_faster_mesh_that_does_not_fit_says_that_its_price_leaves_memory_aside() -> None:
     text, options = lower(gpt2(layers=1, batch=16, length=16)), PlanOptions(remat="none", micro_batches=1)
     limits = SearchLimits(target_gap=0.5, fine_target_gap=0.5, max_exact_states=0)  # the notes do not depend on the gap
@@ -387,7 +387,7 @@ print(hashlib.sha256(plan_to_json(planned).encode()).hexdigest())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_same_plan_whatever_the_hash_seed() -> None:
     text = lower(PROGRAMS["cnn"]())
     digests = {
@@ -416,7 +416,7 @@ PARTITIONED = {"async", "compiled_collectives", "compiled_sharded", "tokens"}
 MANUAL = {"jax_collectives", "jax_ragged_exchange", "torch_xla_style"}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "path",
     [path for path in CORPUS if path.stem not in PINNED | MANUAL | PARTITIONED | DYNAMIC],

@@ -65,7 +65,7 @@ def test_on_very_many_devices_short_steps_are_planned_on_every_mesh_and_others_s
     assert any("is planned on data=2 × model=2 only" in note for note in long.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("bandwidth_gb_per_s", "kind"), [(1.0, PipelinePlan), (300.0, Plan)])
 def test_a_pipeline_is_chosen_where_nodes_are_far_apart(bandwidth_gb_per_s, kind):
     """Four layers of 4096 × 16384: their gradients take longer over a slow network than activations do."""
@@ -110,7 +110,7 @@ def test_where_nothing_fits_the_error_is_that_of_one_program():
 ONE_WAY = {"remat": "none", "micro_batches": 1, "stages": 1, "effort": "fast", "cache": False}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_as_many_devices_as_the_error_names_do():
     options = {**ONE_WAY, "memory_budget": 12_000}
     with pytest.raises(MemoryBudgetError) as refused:
@@ -127,7 +127,7 @@ def of_threes() -> str:
     return lower(gpt2(layers=2, width=48, vocabulary=48, batch=24, length=4))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_threes: str) -> None:
     options = {**ONE_WAY, "memory_budget": 950_000}
     with pytest.raises(MemoryBudgetError, match=r"or use 3 devices \(3 nodes\), where a fully sharded plan needs"):
@@ -135,7 +135,7 @@ def test_fewer_devices_than_the_next_power_of_two_are_named_where_they_do(of_thr
     assert sw.plan(of_threes, 3, **options).memory.peak_bytes <= 950_000
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_deadline_leaves_no_time_to_say_how_many_devices_would_do(of_threes: str) -> None:
     options = PlanOptions(memory_budget=950_000, remat="none", micro_batches=1, deadline_s=1e-9)
     with pytest.raises(MemoryBudgetError, match=r"or use more devices$"):

@@ -56,7 +56,7 @@ def trains(program: Program, options: PlanOptions) -> Any:
     return planned
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("make", [mlp, gpt2, scan, time_major])
 def test_megatron(make: Callable[[], Program]) -> None:
     planned = trains(make(), PlanOptions(force="megatron", mesh={"data": 2, "model": 4}))
@@ -69,7 +69,7 @@ def test_expert(sizes: dict[str, int]) -> None:
     assert planned.parameters[2].sharding.dims == ((list(sizes)[-1],), (), ())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("force", ["data", "zero1", "fsdp"])
 @pytest.mark.parametrize(
     "program", [mlp(batch=30), time_major(batch=24), cnn(batch=12)], ids=["uneven", "time", "images"]

@@ -34,7 +34,7 @@ def test_shards_lie_where_jax_puts_them(layout: Layout) -> None:
         assert shard_slices(layout, position) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @settings(max_examples=100, deadline=None)
 @given(layouts())
 def test_distinct_shards_put_the_array_together(layout: Layout) -> None:

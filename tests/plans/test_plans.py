@@ -225,7 +225,7 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @settings(max_examples=60, deadline=None)
 @given(plans())
 def test_any_plan_comes_back_equal_and_fits_the_schema(plan: Plan) -> None:
@@ -356,7 +356,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_change_of_a_plan_gives_anything_but_a_plan_or_its_error(data: st.DataObject) -> None:

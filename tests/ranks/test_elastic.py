@@ -71,7 +71,7 @@ def test_objects_with_a_state_dict_are_loaded_in_place() -> None:
     assert model.weights.tolist() == [0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_models_and_optimizers_of_pytorch_go_back_to_the_last_commit() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -219,7 +219,7 @@ def check(job: ElasticJob, steps: int = STEPS) -> None:
     assert np.abs(np.array(losses) - np.array(curve(steps))).max() < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(("victim", "program"), [(2, ()), (0, ("--jit",))])
 def test_a_killed_rank_costs_no_more_than_seconds(victim: int, program: tuple[str, ...]) -> None:
     with ElasticJob(
@@ -235,7 +235,7 @@ def test_a_killed_rank_costs_no_more_than_seconds(victim: int, program: tuple[st
         check(job)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Path) -> None:
     hosts, steps, hurry = hosts_file(tmp_path, 2), 80, tmp_path / "hurry"  # a new rank may take long to start
     with ElasticJob(
@@ -254,7 +254,7 @@ def test_a_hung_rank_is_ended_after_the_timeout_and_a_new_one_comes(tmp_path: Pa
         check(job, steps)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_rank_that_never_calls_is_ended_as_stalled() -> None:
     with ElasticJob(
         "--min-np", "1", "--max-np", "2", "--stall-warning", "2", "--stall-shutdown", "4", "--host-failures", "9",
@@ -267,7 +267,7 @@ def test_a_rank_that_never_calls_is_ended_as_stalled() -> None:
         assert "rank 1 of generation 0 on localhost has not called allreduce sum 'gradients'" in text
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_rank_that_no_error_reaches_starts_anew_with_its_state(tmp_path: Path) -> None:
     """Rank 0 waits for its neighbours, who live but do not call: nothing in XLA tells it that rank 2 is gone."""
     begun = tmp_path / "begun"
@@ -287,7 +287,7 @@ def test_a_rank_that_no_error_reaches_starts_anew_with_its_state(tmp_path: Path)
         assert "starts anew, with the last commit" in "\n".join(job.log)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_plain_jobs_are_told_to_use_the_elastic_launcher() -> None:
     (done,) = run_ranks("tests.ranks.elastic_training", 1, "2", "0")
     assert done.returncode == 1

@@ -28,7 +28,7 @@ def test_one_rank(check) -> None:
     check(0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_ranks(size: int) -> None:
     assert_passed(run_ranks("tests.ranks.check_integers", size, timeout_s=240))

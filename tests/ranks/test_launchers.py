@@ -218,7 +218,7 @@ def _results(environments: list[dict[str, str]], timeout_s: float = 60, **argume
     return [json.loads(next(line for line in child.stdout.splitlines() if line.startswith("{"))) for child in done]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("name", list(_jobs()))
 def test_processes_of_a_launcher_are_one_job(name: str) -> None:
     found = _results(_jobs()[name])
@@ -228,12 +228,13 @@ def test_processes_of_a_launcher_are_one_job(name: str) -> None:
     assert [place["cross"] for place in found] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.cluster
 def test_torchruns_processes_are_one_job_left_and_joined_again() -> None:
     """Two rounds by torchrun's variables: init, collectives, shutdown, init."""
     assert_passed(run_processes("tests.ranks.check_again", _jobs()["torchrun"], "2", "2", timeout_s=60))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_ranks_that_miss_are_named_and_others_jobs_are_refused() -> None:
     port = free_port()
     job = {"SHARDWRIGHT_SIZE": "3", "SHARDWRIGHT_COORDINATOR": f"127.0.0.1:{port}", "SHARDWRIGHT_STALL_WARNING_S": "1"}

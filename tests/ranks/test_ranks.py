@@ -11,18 +11,18 @@ from shardwright.ranks.places import read_place
 from tests.ranks.processes import assert_passed, run_ranks
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("size", [2, 4])
 def test_collectives_equal_numpy(size: int) -> None:
     assert_passed(run_ranks("tests.ranks.check_collectives", size, timeout_s=400))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_training_on_two_ranks_equals_one_process_on_the_whole_batch() -> None:
     assert_passed(run_ranks("tests.ranks.check_training", 2, timeout_s=240))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("kill", -9)])
 def test_a_failing_rank_ends_at_once_and_the_others_hear_of_it(how: str, code: int) -> None:
     survivor, failed = run_ranks("tests.ranks.check_failures", 2, how, timeout_s=60, grace_s=30)

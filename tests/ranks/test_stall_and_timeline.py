@@ -80,7 +80,7 @@ def test_a_timeline_of_one_process(tmp_path: Path) -> None:
     assert [event["name"] for event in events if event["ph"] == "X"] == ["barrier"]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_late_rank_is_named_and_the_job_goes_on() -> None:
     done = run_ranks("tests.ranks.check_stall", 3, "4", SHARDWRIGHT_STALL_WARNING_S="1")
     assert [child.returncode for child in done] == [0, 0, 0], done
@@ -89,7 +89,7 @@ def test_a_late_rank_is_named_and_the_job_goes_on() -> None:
     assert "has not called" not in done[1].stdout + done[2].stdout
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_rank_that_never_calls_is_an_error_after_the_limit() -> None:
     first, second, last = run_ranks("tests.ranks.check_stall", 3, "1000", timeout_s=150, grace_s=9, **_STALLS)
     assert first.returncode == second.returncode == 1, (first.stdout, second.stdout)
@@ -97,7 +97,7 @@ def test_a_rank_that_never_calls_is_an_error_after_the_limit() -> None:
     assert last.returncode < 0
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("way", "call"), [("shutdown", "sw.ranks.shutdown"), ("jit", "the jitted function compute"), ("init", "init")]
 )
@@ -110,7 +110,7 @@ def test_a_wait_of_any_kind_names_its_ranks_and_ends(way: str, call: str) -> Non
         assert f"ranks 0, 1 have not called {call}" in last.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_set_waits_for_its_own_ranks_alone() -> None:
     """Ranks 0 and 1 begin with a collective of their own, while rank 2 sleeps."""
     done = run_ranks("tests.ranks.check_ways", 3, "set")
@@ -118,7 +118,7 @@ def test_a_set_waits_for_its_own_ranks_alone() -> None:
     assert all(float(child.stdout.split("seconds ")[1]) < 5 for child in done[:2]), done
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_timeline_shows_all_ranks_on_one_clock(tmp_path: Path) -> None:
     path, second = tmp_path / "trace.json", tmp_path / "second.json"
     done = run_ranks("tests.ranks.check_timeline", 2, str(path), str(second))

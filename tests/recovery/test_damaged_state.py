@@ -12,7 +12,7 @@ import pytest
 import shardwright as sw
 from tests.recovery.test_restarted_master import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def damage(folder: Path, statement: str, *values: object) -> None:

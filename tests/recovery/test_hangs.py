@@ -15,7 +15,7 @@ from tests.recovery.soak import TRAININGS, run_training
 from tests.recovery.training import assert_same, run
 from tests.server.raw_client import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 
 def maybe_endless(x: jax.Array, is_endless: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from tests.client.clusters import start_nodes
 from tests.recovery.training import Outcome, assert_same, batches, initial, later, run, slow_train, train
 from tests.server.raw_client import Server, all_gone, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 STEPS = 24
 SLOW_STEPS = 12

@@ -42,7 +42,7 @@ def test_training_goes_on_with_the_same_losses(session: sw.Session) -> None:
     assert len(session.recoveries) == before + 1
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_checkpoints_are_of_the_states_that_there_would_have_been(session: sw.Session, tmp_path: Path) -> None:
     """The executor dies between the fourth and the sixth step, and right behind a save."""
     step = session.parallelize(lambda state, x: {"w": jnp.sin(state["w"]) + x}, donate_argnums=0)

@@ -14,7 +14,7 @@ from tests.client.pipeline_training import SGD
 from tests.planner.pipeline import cases
 from tests.server.raw_client import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 FUNCTION, ARGUMENTS, DONATED = cases.mlp(optimizer=SGD)
 

@@ -22,7 +22,7 @@ from tests.recovery.training import Outcome, assert_same, batches, initial, late
 from tests.server.raw_client import ROOT, Server, all_gone, command_of, wait_until
 from tests.server.test_processes import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.cluster
 
 STEPS = 16
 GRACE_S = 40.0

@@ -31,6 +31,6 @@ def test_it_finds_daemons_that_go_by_what_the_master_remembers(monkeypatch: pyte
         few(0)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_nothing_is_dropped_in_many_histories() -> None:
     run(10_000, first_seed=1000)

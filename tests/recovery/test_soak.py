@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.recovery.soak import run_schedules
+
+pytestmark = pytest.mark.cluster
 
 
 def test_seeded_faults_change_nothing(tmp_path: Path) -> None:

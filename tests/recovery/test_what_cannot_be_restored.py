@@ -25,7 +25,7 @@ ENTRY main {
 """
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_neighbours_that_die_take_the_snapshot_along(tmp_path: Path) -> None:
     servers, session = start_nodes(tmp_path, [1, 1, 1])
     try:
@@ -49,7 +49,7 @@ def test_two_neighbours_that_die_take_the_snapshot_along(tmp_path: Path) -> None
             server.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_random_numbers_of_the_devices_are_refused() -> None:
     with sw.connect(devices=1, snapshot_every=5) as session:
         step = session.program(RANDOM_HLO)
@@ -57,7 +57,7 @@ def test_random_numbers_of_the_devices_are_refused() -> None:
             step(np.ones(4, np.float32))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_without_room_for_snapshots_training_goes_on_and_the_client_keeps_little(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

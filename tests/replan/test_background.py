@@ -53,7 +53,7 @@ def descendants(of: int) -> Iterator[tuple[int, bytes]]:
                 continue
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_better_plan_is_taken_over_and_measured(session: sw.Session) -> None:
     told: list[PlanProgress] = []
     caller = threading.get_ident()
@@ -86,7 +86,7 @@ def test_a_better_plan_is_taken_over_and_measured(session: sw.Session) -> None:
         assert replace(step.plan, planning_s=0.0).cost == replace(without, planning_s=0.0).cost
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_plan_that_is_slower_by_measurement_goes() -> None:
     """Its steps are slowed down by stopping the process that runs them."""
     with sw.connect(devices=8) as session:
@@ -116,7 +116,7 @@ def test_a_plan_that_is_slower_by_measurement_goes() -> None:
         run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("how", ["cancel", "drop", "replan"])
 def test_the_search_ends_with_its_step(how: str) -> None:
     with sw.connect(devices=8) as session:

@@ -33,7 +33,7 @@ def train_until_settled(run: Run) -> list[str]:
     return [change.kind for change in run.step.plan_changes]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_fastest_by_measurement_stays_and_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
     with sw.connect(devices=4) as session:

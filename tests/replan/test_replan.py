@@ -62,7 +62,7 @@ def test_after_an_error_the_plan_before_goes_on(session: sw.Session) -> None:
     assert kinds(run.step) == []
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_from_one_program_to_a_pipeline_and_back(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, mesh="8"))
     run.go(2)
@@ -74,7 +74,7 @@ def test_from_one_program_to_a_pipeline_and_back(session: sw.Session) -> None:
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_options_that_are_not_given_stay(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, mesh="2x4", force="mixed"))
     run.go()
@@ -85,7 +85,7 @@ def test_options_that_are_not_given_stay(session: sw.Session) -> None:
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_all_programs_of_the_step_are_planned_again(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, force="data"))
     run.go(2)
@@ -99,7 +99,7 @@ def test_all_programs_of_the_step_are_planned_again(session: sw.Session) -> None
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_another_step_over_the_state_goes_on(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, force="data"))
     evaluate = session.parallelize(loss_of)
@@ -119,7 +119,7 @@ def test_another_step_over_the_state_goes_on(session: sw.Session) -> None:
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_state_that_is_not_donated_moves_as_it_is_used(session: sw.Session) -> None:
     run = Run(session.parallelize(train, force="data"))
     run.go(2)
@@ -132,7 +132,7 @@ def test_state_that_is_not_donated_moves_as_it_is_used(session: sw.Session) -> N
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_step_that_only_reads_may_be_planned_again(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, force="fsdp"))
     run.go()
@@ -146,7 +146,7 @@ def test_a_step_that_only_reads_may_be_planned_again(session: sw.Session) -> Non
     run.go()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_state_that_was_not_made_yet_is_made_in_the_new_layouts(session: sw.Session) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, force="data"))
     run.step.compile(run.params, *batch(0))
@@ -156,7 +156,7 @@ def test_state_that_was_not_made_yet_is_made_in_the_new_layouts(session: sw.Sess
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_views_of_fused_weights_move_between_meshes(session: sw.Session) -> None:
     def gated(params: Any, x: Any, y: Any) -> Any:
         def loss(p: Any) -> Any:
@@ -186,7 +186,7 @@ def test_views_of_fused_weights_move_between_meshes(session: sw.Session) -> None
     assert any(variable.view_of for variable in step.plan.parameters), "a fused weight lies in another view"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_init_and_checkpoints_follow_the_new_plan(session: sw.Session, tmp_path: Any) -> None:
     run = Run(session.parallelize(train, donate_argnums=0, force="data"))
     run.go(2)
@@ -197,7 +197,7 @@ def test_init_and_checkpoints_follow_the_new_plan(session: sw.Session, tmp_path:
     run.check_state()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_state_moves_between_workers(tmp_path: Any) -> None:
     servers, session = start(tmp_path)
     try:

@@ -42,6 +42,7 @@ def visible(processes: list[psutil.Process]) -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.cluster
 def test_nothing_secret_in_arguments_environments_and_logs(cluster: PeoplesCluster, alice: RawClient) -> None:
     put_values(alice)
     alice.load(alice.plan(alice.upload(training_step()))[0])  # starts a planner and a compiler, beside the executors
@@ -68,7 +69,7 @@ def environment_with_token(tmp_path: Path) -> Iterator[tuple[Server, str]]:
     server.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_children_of_servers_do_not_get_a_client_s_token(environment_with_token: tuple[Server, str]) -> None:
     server, token = environment_with_token
     wait_until(lambda: len(server.executors()) == 1)
@@ -77,7 +78,7 @@ def test_children_of_servers_do_not_get_a_client_s_token(environment_with_token:
     assert token not in visible(children)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_embedded_server_shows_no_secret(tmp_path: Path) -> None:
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT],

@@ -54,13 +54,13 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": str(tmp_path)}
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_user_s_own_programs_need_no_token(cluster: PeoplesCluster) -> None:
     assert connect_elsewhere(cluster.address) == "cpu\n"
     assert run_command("status", cluster.address).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_other_users_are_refused_and_told_which_file_it_takes(
     cluster: PeoplesCluster, elsewhere: dict[str, str]
 ) -> None:
@@ -73,6 +73,7 @@ def test_other_users_are_refused_and_told_which_file_it_takes(
     assert not (Path(elsewhere["HOME"]) / "state").exists(), "clients make no files"
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("token", ["", "guess", "0" * 43])
 def test_wrong_tokens_are_refused(cluster: PeoplesCluster, token: str) -> None:
     stranger = RawClient(cluster.address, token)
@@ -83,13 +84,14 @@ def test_wrong_tokens_are_refused(cluster: PeoplesCluster, token: str) -> None:
     stranger.close()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_worker_of_another_user_is_refused(cluster: PeoplesCluster, elsewhere: dict[str, str]) -> None:
     code, errors = Server(str(cluster.cluster_file), "1", environment=elsewhere).end(60)
     assert code == 1
     assert str(path_of(cluster.port)) in errors
 
 
+@pytest.mark.cluster
 def test_the_file_is_its_user_s_alone(cluster: PeoplesCluster) -> None:
     path = path_of(cluster.port)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -109,6 +111,7 @@ def test_a_token_that_others_could_read_is_not_sent(tmp_path: Path, monkeypatch:
     assert read_token(port) == token
 
 
+@pytest.mark.cluster
 def test_a_server_does_not_start_with_it(tmp_path: Path) -> None:
     port = free_port()
     state = tmp_path / "shardwright" / "tokens"
@@ -122,7 +125,7 @@ def test_a_server_does_not_start_with_it(tmp_path: Path) -> None:
     assert f"chmod 600 {state / str(port)}" in errors
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_state_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "cluster.json"
@@ -142,7 +145,7 @@ def test_whoever_comes_first_makes_it() -> None:
     assert [path.name for path in path_of(port).parent.iterdir() if path.name.startswith(f".{port}")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_file_that_says_insecure_asks_nobody(tmp_path: Path, elsewhere: dict[str, str]) -> None:
     port = free_port()
     path = tmp_path / "cluster.json"
@@ -216,7 +219,7 @@ def test_whose_a_port_is(eavesdropper: Eavesdropper) -> None:
     assert not belongs_to_others("127.0.0.1", free_port())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_clients_do_not_tell_other_users_the_token(eavesdropper: Eavesdropper) -> None:
     token = read_or_make_token(eavesdropper.port)
 
@@ -231,6 +234,7 @@ def test_clients_do_not_tell_other_users_the_token(eavesdropper: Eavesdropper) -
     assert token.encode() not in eavesdropper.heard
 
 
+@pytest.mark.cluster
 def test_workers_do_not_tell_other_users_the_token(eavesdropper: Eavesdropper, tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     nodes = [{"ip": "127.0.0.1", "port": port, "devices": 1} for port in (eavesdropper.port, free_port())]
@@ -256,7 +260,7 @@ def connect_soon(address: str) -> sw.Session:
     return found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_its_user_drains_a_server(tmp_path: Path) -> None:
     """As an operator does, by `shardwright drain`: master and worker end with exit code 0, and clients hear why."""
     with people.running(tmp_path, has_tokens=False) as cluster:
@@ -269,7 +273,7 @@ def test_its_user_drains_a_server(tmp_path: Path) -> None:
 
 
 # ---- restarts -----------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_workers_and_clients_outlast_a_restart_of_the_master(tmp_path: Path) -> None:
     """They keep the token that they had: the file stays."""
     with people.running(tmp_path, has_tokens=False) as cluster:

@@ -46,6 +46,7 @@ def assert_refused(cluster: PeoplesCluster, name: str, *persons: str) -> None:
         assert "another name" in caught.value.remedy
 
 
+@pytest.mark.cluster
 def test_a_name_opens_a_session_with_its_token_only(cluster: PeoplesCluster) -> None:
     first = connect(cluster, "alice", "run-1")
     keep_values(first)
@@ -64,6 +65,7 @@ def test_a_name_opens_a_session_with_its_token_only(cluster: PeoplesCluster) -> 
         assert third.resume() is None
 
 
+@pytest.mark.cluster
 def test_the_next_session_of_a_name_is_another_one(cluster: PeoplesCluster) -> None:
     ids = []
     for _ in range(2):
@@ -72,6 +74,7 @@ def test_the_next_session_of_a_name_is_another_one(cluster: PeoplesCluster) -> N
     assert ids[0] != ids[1]
 
 
+@pytest.mark.cluster
 def test_names_that_no_session_can_have(cluster: PeoplesCluster) -> None:
     for name in ("", "x" * 201, "two\nlines"):
         with pytest.raises(sw.OptionError, match="name="):
@@ -91,7 +94,7 @@ def durable(tmp_path: Path) -> Iterator[PeoplesCluster]:
         yield running
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_same_holds_after_a_restart_of_the_master(durable: PeoplesCluster, tmp_path: Path) -> None:
     """And the state directory tells nothing: of a session it has a hash, and a salt."""
     named, plain = connect(durable, "alice", "run-1"), connect(durable, "alice")

@@ -24,6 +24,7 @@ def sessions_seen_by(client: RawClient) -> dict[str, str]:
     return {each.session_id: each.owner for each in client.call("Status", master_pb2.StatusRequest()).sessions}
 
 
+@pytest.mark.cluster
 def test_status_names_owners_to_operators_and_shows_others_their_own(
     alice: RawClient, bob: RawClient, olga: RawClient
 ) -> None:
@@ -35,6 +36,7 @@ def test_status_names_owners_to_operators_and_shows_others_their_own(
     assert his not in sessions_seen_by(alice)
 
 
+@pytest.mark.cluster
 def test_an_operator_closes_a_session_and_its_client_hears_who(
     cluster: PeoplesCluster, alice: RawClient, bob: RawClient
 ) -> None:
@@ -53,6 +55,7 @@ def test_an_operator_closes_a_session_and_its_client_hears_who(
     assert f"session {alice.session_id[:8]} of alice is closed by the operator olga" in cluster.log()
 
 
+@pytest.mark.cluster
 def test_an_operator_ends_a_step_and_a_user_does_not(cluster: PeoplesCluster, alice: RawClient) -> None:
     steps = alice.steps()
     steps.send(1, "", [77], [], snapshot=master_pb2.SnapshotArrays())  # it waits for array 77
@@ -69,6 +72,7 @@ def test_an_operator_ends_a_step_and_a_user_does_not(cluster: PeoplesCluster, al
     assert "step 1 is not under way" in again.stderr
 
 
+@pytest.mark.cluster
 def test_an_operator_is_told_what_was_wrong(alice: RawClient, olga: RawClient) -> None:
     with pytest.raises(SessionError, match="no session none"):
         olga.call("EndSession", master_pb2.EndSessionRequest(session="none"))
@@ -79,6 +83,7 @@ def test_an_operator_is_told_what_was_wrong(alice: RawClient, olga: RawClient) -
     assert alice.session_id[:8] in sessions_seen_by(olga)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("method", "request_"),
     [("EndSession", master_pb2.EndSessionRequest(session="1")), ("Drain", master_pb2.DrainRequest(reason="x"))],
@@ -88,6 +93,7 @@ def test_users_make_no_calls_of_operators(bob: RawClient, method: str, request_:
         bob.call(method, request_)
 
 
+@pytest.mark.cluster
 def test_users_are_no_nodes(bob: RawClient) -> None:
     """Else they would be sent the programs and arguments of all."""
     cluster = worker_pb2_grpc.ClusterStub(bob.channel)  # type: ignore[no-untyped-call]
@@ -124,6 +130,7 @@ def can_call(cluster: PeoplesCluster, token: str) -> bool:
     return True
 
 
+@pytest.mark.cluster
 def test_people_come_and_go_while_servers_run(
     cluster: PeoplesCluster, alice: RawClient, original_tokens: str, tmp_path: Path
 ) -> None:
@@ -166,15 +173,18 @@ def test_executors_start_again_while_the_file_is_wrong(tmp_path: Path) -> None:
     wait_until(lambda: access.caller(carol) == Caller(name="carol", role="user"))
 
 
+@pytest.mark.cluster
 def test_a_token_may_be_given_by_its_hash(cluster: PeoplesCluster, original_tokens: str) -> None:
     cluster.write_tokens(f"{original_tokens}# by its hash\ndave user sha256:{hash_of('the token of dave, in words')}\n")
     wait_until(lambda: can_call(cluster, "the token of dave, in words"))
 
 
+@pytest.mark.cluster
 def test_logs_name_who_opened_a_session(cluster: PeoplesCluster, alice: RawClient) -> None:
     wait_until(lambda: f"session {alice.session_id[:8]} of alice opened by" in cluster.log())
 
 
+@pytest.mark.cluster
 def test_shardwright_status_names_owners(cluster: PeoplesCluster, bob: RawClient) -> None:
     done = run_command("status", cluster.address, SHARDWRIGHT_TOKEN=TOKENS["olga"])
     assert f"session {bob.session_id[:8]} of bob: step 0" in done.stdout
@@ -182,6 +192,7 @@ def test_shardwright_status_names_owners(cluster: PeoplesCluster, bob: RawClient
     assert {each["owner"] for each in json.loads(done.stdout)["sessions"]} == {"bob"}
 
 
+@pytest.mark.cluster
 def test_the_one_token_is_an_operator_s(cluster: PeoplesCluster, alice: RawClient) -> None:
     """The nodes' own: here the local user's, who needs no token to operate his servers."""
     assert ROLES["alice"] == "user"

@@ -58,6 +58,7 @@ def test_token_files_that_others_can_read_are_refused(tmp_path: Path, field: str
     Cluster.load(cluster_file(tmp_path, **{field: "secret"}))
 
 
+@pytest.mark.cluster
 def test_a_server_does_not_start_with_them(tmp_path: Path) -> None:
     write_secret(tmp_path / "secret", TOKEN, 0o644)
     line = refusal(cluster_file(tmp_path, token_file="secret"))
@@ -66,6 +67,7 @@ def test_a_server_does_not_start_with_them(tmp_path: Path) -> None:
     assert TOKEN not in line
 
 
+@pytest.mark.cluster
 @pytest.mark.skipif(openssl is None, reason="needs the openssl command to make a key")
 def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     subprocess.run(

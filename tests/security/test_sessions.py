@@ -82,6 +82,7 @@ def test_every_call_is_known_to_the_servers() -> None:
     assert len(found) >= 16
 
 
+@pytest.mark.cluster
 def test_the_id_of_another_session_opens_nothing(alice: RawClient, bob: RawClient) -> None:
     """With all that bob may have: a token, a session of his own with its secret, and the whole id of alice's."""
     put_values(alice)
@@ -102,6 +103,7 @@ def test_the_id_of_another_session_opens_nothing(alice: RawClient, bob: RawClien
     put_values(alice, 2)
 
 
+@pytest.mark.cluster
 def test_a_stream_takes_nothing_of_another_session(alice: RawClient, bob: RawClient) -> None:
     """Neither the stream of steps, nor a program that begins in one's own session and goes on in another's."""
     mine = alice.steps()
@@ -121,6 +123,7 @@ def test_a_stream_takes_nothing_of_another_session(alice: RawClient, bob: RawCli
     mine.end()
 
 
+@pytest.mark.cluster
 def test_arrays_of_two_sessions_have_nothing_to_do_with_each_other(alice: RawClient, bob: RawClient) -> None:
     put_values(alice)
     put_values(bob)
@@ -137,6 +140,7 @@ def test_arrays_of_two_sessions_have_nothing_to_do_with_each_other(alice: RawCli
     assert still_has_values(alice)
 
 
+@pytest.mark.cluster
 def test_status_shows_no_id_that_opens_anything(alice: RawClient, olga: RawClient) -> None:
     text = str(olga.call("Status", master_pb2.StatusRequest()))
     assert alice.session_id[:8] in text
@@ -146,7 +150,7 @@ def test_status_shows_no_id_that_opens_anything(alice: RawClient, olga: RawClien
     assert id_of(alice.session.session_secret) == alice.session_id
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_snapshots_ask_for_the_daemon_s_key(cluster: PeoplesCluster, alice: RawClient, olga: RawClient) -> None:
     """Their service is for executors: an operator who knows a session's id reads no parts of it either."""
     put_values(alice)
@@ -167,12 +171,14 @@ def test_snapshots_ask_for_the_daemon_s_key(cluster: PeoplesCluster, alice: RawC
     assert sum("does not carry this service's key" in answer for answer in answers) == 4, "two daemons, twice"
 
 
+@pytest.mark.cluster
 def test_a_cluster_on_loopback_listens_nowhere_else(cluster: PeoplesCluster) -> None:
     hosts = [host for host, _ in listening_addresses(cluster.family())]
     assert len(hosts) >= 5, "the master's, two daemons', two executors'"
     assert all(map(is_loopback, hosts)), hosts
 
 
+@pytest.mark.cluster
 def test_a_closed_session_stays_closed_for_its_holder(alice: RawClient) -> None:
     """Only who has the secret hears that a session is gone."""
     alice.call("CloseSession", master_pb2.CloseSessionRequest(session_id=alice.session_id))
@@ -180,6 +186,7 @@ def test_a_closed_session_stays_closed_for_its_holder(alice: RawClient) -> None:
         alice.call("ReleaseArrays", master_pb2.ReleaseArraysRequest(session_id=alice.session_id))
 
 
+@pytest.mark.cluster
 def test_the_secret_is_not_shown_by_python(cluster: PeoplesCluster) -> None:
     with sw.connect(cluster.address, token="token-of-alice-0123456789") as session:
         secret = session.info.session_secret

@@ -108,7 +108,7 @@ def test_a_flipped_bit_of_any_file_is_seen_or_not_needed(good: Path, tmp_path: P
     assert {"refused", "right"} == set(outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_two_hundred_flipped_bits(good: Path, tmp_path: Path) -> None:
     outcomes = try_flips(good, tmp_path, 17)
     assert len(outcomes) >= 200

@@ -70,6 +70,7 @@ def errors_when_all_are_killed(server: Server, module: str, ask: Callable[[], ob
     return errors
 
 
+@pytest.mark.cluster
 def test_a_planner_that_is_killed_once_is_asked_again(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
@@ -78,6 +79,7 @@ def test_a_planner_that_is_killed_once_is_asked_again(running: tuple[Server, Raw
     assert not errors_when_killed(planner, lambda: client.plan(program, PlanOptions(mesh={"twice": 2})))
 
 
+@pytest.mark.cluster
 def test_a_planner_that_is_killed_again_is_an_error_that_speaks_of_memory(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
@@ -89,7 +91,7 @@ def test_a_planner_that_is_killed_again_is_an_error_that_speaks_of_memory(runnin
     client.plan(program)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
     text = training_step()  # takes longer than the grace
     for server, client in embedded(2, "--grace", "1"):
@@ -103,7 +105,7 @@ def test_a_session_does_not_expire_while_it_waits_for_a_plan() -> None:
         wake.join()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_compiler_that_is_killed_once_is_asked_again(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())
@@ -113,6 +115,7 @@ def test_a_compiler_that_is_killed_once_is_asked_again(running: tuple[Server, Ra
     assert not errors_when_killed(compiler, lambda: client.load(plan_id))
 
 
+@pytest.mark.cluster
 def test_a_compiler_that_is_killed_again_is_an_error_that_speaks_of_memory(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())

@@ -26,8 +26,6 @@ from tests.server.programs import layouts
 from tests.server.raw_client import RawClient, Server
 from tests.server.test_processes import cluster_file, connect
 
-pytestmark = pytest.mark.slow
-
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"  # XLA:CPU knows it too, and schedules as ever
 UNKNOWN = "xla_no_such_option"
 ALONG_THE_BATCH = PlanOptions(force="data", mesh={"data": 4})
@@ -78,6 +76,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RawClien
             server.stop()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("cluster", [HIDING], indirect=True)
 def test_a_plan_that_hides_runs_with_the_option_that_it_takes(cluster: RawClient) -> None:
     executable, plan = cluster.ready_program(hlo_text(), ALONG_THE_BATCH)
@@ -90,6 +89,7 @@ def test_a_plan_that_hides_runs_with_the_option_that_it_takes(cluster: RawClient
     np.testing.assert_allclose(steps.value(), jax.jit(step)(*inputs())[2], rtol=1e-5)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("cluster", [UNKNOWN], indirect=True)
 def test_an_option_that_xla_does_not_know_is_refused_by_name(cluster: RawClient) -> None:
     with pytest.raises(CompilationError, match=UNKNOWN) as refusal:
@@ -112,6 +112,7 @@ def load_order(options: dict[str, bool | int | str]) -> worker_pb2.ExecutorComma
     return worker_pb2.ExecutorCommand(sequence=2, load=load)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -141,6 +142,7 @@ def test_executors_compile_with_options_and_name_themselves(options: dict[str, b
         assert error.where == "worker 0, compile_options"
 
 
+@pytest.mark.dear
 def test_a_program_that_was_changed_on_its_way_is_not_loaded() -> None:
     events: queue.SimpleQueue[worker_pb2.ExecutorEvent] = queue.SimpleQueue()
     executor = Executor(
@@ -157,6 +159,7 @@ def test_a_program_that_was_changed_on_its_way_is_not_loaded() -> None:
             assert isinstance(wire.error_from_proto(done.error), ProtocolError)
 
 
+@pytest.mark.dear
 def test_options_keep_their_types_on_the_wire() -> None:
     options = {"a_flag": True, "a_number": 3, "a_text": "x"}
     message = wire.compile_options_from_proto(wire.compile_options_to_proto(options))

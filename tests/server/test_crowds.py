@@ -30,7 +30,7 @@ def test_nothing_kept_is_lost_in_a_crowd(seed: int) -> None:
     assert not Schedule(seed).run()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_nothing_kept_is_lost_in_a_hundred_crowds(first: int) -> None:
     assert not {seed: lost for seed in range(first, first + 20) if (lost := Schedule(seed).run())}
@@ -215,7 +215,7 @@ def test_programs_have_shares_too_and_those_that_come_in_count() -> None:
 
 
 # ---- real servers -----------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_stranger_costs_nobody_what_they_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """alice leaves a session with a name, updates and a snapshot; bob asks for as many sessions as there are."""
     with running(tmp_path, options=("--grace", "4")) as cluster:

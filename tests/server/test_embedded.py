@@ -44,6 +44,8 @@ from tests.server.raw_client import (
     wait_until,
 )
 
+pytestmark = pytest.mark.cluster
+
 DEVICES = 4
 
 

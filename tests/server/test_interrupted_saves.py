@@ -23,6 +23,8 @@ import shardwright as sw
 from tests.client.clusters import running_nodes
 from tests.server.raw_client import ROOT, Server, all_gone, wait_until
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
@@ -70,7 +72,6 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.slow
 def test_a_lost_worker_and_killed_servers_leave_what_was_complete(tmp_path: Path, servers: list[Server]) -> None:
     directory, ones = tmp_path / "run", {"w": np.ones((8, 6), np.float32)}
     session = connect(start_two(tmp_path, servers))
@@ -147,7 +148,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
 def test_the_save_of_a_killed_client_becomes_complete(tmp_path: Path, cluster: tuple[list[Server], sw.Session]) -> None:
     servers, session = cluster
     directory = tmp_path / "run"
@@ -176,7 +176,6 @@ def test_the_save_of_a_killed_client_becomes_complete(tmp_path: Path, cluster: t
     session.save({"w": np.ones(4)}, directory, step=2).wait()  # the directory is nobody's now
 
 
-@pytest.mark.slow
 def test_debris_of_the_node_that_begins_saves_goes_with_the_next(
     tmp_path: Path, cluster: tuple[list[Server], sw.Session]
 ) -> None:

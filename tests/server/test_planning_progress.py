@@ -14,6 +14,8 @@ from shardwright.protocol import wire
 from tests.server.programs import training_step
 from tests.server.raw_client import RawClient, Server, embedded, wait_until
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[Server, RawClient]]:
@@ -39,7 +41,6 @@ def test_progress_comes_before_the_plan_and_ends_with_its_figures(running: tuple
     assert last.elapsed_s > 0
 
 
-@pytest.mark.slow
 def test_a_client_that_goes_away_ends_its_planner_and_others_go_on(running: tuple[Server, RawClient]) -> None:
     server, client = running
     program = client.upload(training_step())

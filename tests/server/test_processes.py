@@ -68,7 +68,7 @@ def listening_hosts(pids: set[int]) -> list[str]:
 
 
 # ---- two nodes -------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Path, start: Start, first: int) -> None:
     path = cluster_file(tmp_path)
@@ -111,7 +111,7 @@ def test_two_nodes_train_as_one_mesh_and_survive_a_killed_executor(tmp_path: Pat
     wait_until(lambda: all_gone(family))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_worker_outlives_its_master_and_joins_the_next(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     master, worker = start(path, 0), start(path, 1)
@@ -138,27 +138,32 @@ def one_line(server: Server, exit_code: int = 1) -> str:
     return lines[0]
 
 
+@pytest.mark.cluster
 def test_a_missing_cluster_file(start: Start) -> None:
     assert "no_such.json: the file does not exist" in one_line(start("no_such.json", 0))
 
 
+@pytest.mark.cluster
 def test_a_malformed_cluster_file(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "cluster.json"
     path.write_text('{"master": ')
     assert "not valid JSON" in one_line(start(path, 0))
 
 
+@pytest.mark.cluster
 def test_an_open_address_without_security(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"master": {"ip": "10.1.2.3", "port": 2222}}))
     assert "reachable from other machines" in one_line(start(path, 0))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("task", [2, -1])
 def test_a_task_that_the_file_does_not_have(tmp_path: Path, start: Start, task: int) -> None:
     assert f"there is no task {task} (the file has tasks 0 to 1)" in one_line(start(cluster_file(tmp_path), task))
 
 
+@pytest.mark.cluster
 def test_a_port_in_use(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     with socket.socket() as taken:
@@ -167,16 +172,19 @@ def test_a_port_in_use(tmp_path: Path, start: Start) -> None:
         assert "is in use" in one_line(start(path, 0))
 
 
+@pytest.mark.cluster
 def test_an_address_of_another_machine(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"master": {"ip": "192.0.2.1", "port": 2222}, "insecure": True}))
     assert "cannot be opened" in one_line(start(path, 0))
 
 
+@pytest.mark.cluster
 def test_a_worker_that_never_comes(tmp_path: Path, start: Start) -> None:
     assert "worker 1 (127.0.0.1:" in one_line(start(cluster_file(tmp_path), 0, "--wait", 1), 75)
 
 
+@pytest.mark.cluster
 def test_a_worker_whose_master_gives_up_may_be_started_again(tmp_path: Path, start: Start) -> None:
     nodes = [{"ip": "127.0.0.1", "port": free_port(), "devices": 1} for _ in range(3)]
     path = tmp_path / "three.json"
@@ -186,10 +194,12 @@ def test_a_worker_whose_master_gives_up_may_be_started_again(tmp_path: Path, sta
     assert worker.end()[0] == 75
 
 
+@pytest.mark.cluster
 def test_a_master_that_never_comes(tmp_path: Path, start: Start) -> None:
     assert "the master at 127.0.0.1:" in one_line(start(cluster_file(tmp_path), 1, "--wait", 1), 75)
 
 
+@pytest.mark.cluster
 def test_files_that_differ(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     other = tmp_path / "other.json"
@@ -201,7 +211,7 @@ def test_files_that_differ(tmp_path: Path, start: Start) -> None:
     assert master.process.poll() is None, "the master waits for the right one"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_same_task_twice(tmp_path: Path, start: Start) -> None:
     path = cluster_file(tmp_path)
     start(path, 0)
@@ -218,6 +228,7 @@ def test_the_same_task_twice(tmp_path: Path, start: Start) -> None:
     assert "task 1 is running already" in one_line(start(path, 1))
 
 
+@pytest.mark.cluster
 def test_devices_that_are_not_there(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps({"master": {"ip": "127.0.0.1", "port": free_port(), "gpu_ids": [0]}}))
@@ -233,6 +244,7 @@ def test_launch_worker_refuses_wrong_arguments(arguments: list[str]) -> None:
     assert "usage: launch_worker.sh CLUSTER_JSON TASK_INDEX" in done.stderr
 
 
+@pytest.mark.cluster
 def test_launch_worker_starts_a_server(tmp_path: Path) -> None:
     done = subprocess.run(
         [ROOT / "launch_worker.sh", cluster_file(tmp_path), "0", "--wait", "0.5"],
@@ -243,6 +255,7 @@ def test_launch_worker_starts_a_server(tmp_path: Path) -> None:
 
 
 # ---- ends ----------------------------------------------------------------------------
+@pytest.mark.cluster
 def test_an_interrupt_while_the_server_still_loads_leaves_no_traceback(
     tmp_path: Path,
 ) -> None:
@@ -264,7 +277,7 @@ def test_an_interrupt_while_the_server_still_loads_leaves_no_traceback(
     assert (server.returncode, errors) == (130, "")
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_signals_leave_nothing_running(number: signal.Signals, exit_code: int) -> None:
     for server, client in embedded(1):  # one device is a cluster, too
@@ -278,7 +291,7 @@ def test_signals_leave_nothing_running(number: signal.Signals, exit_code: int) -
             client.call("Status", master_pb2.StatusRequest())
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
     for server, client in embedded(2):
         client.ready_program(training_step())
@@ -293,7 +306,7 @@ def test_an_embedded_server_ends_with_its_client_even_when_killed() -> None:
         wait_until(lambda family=family: all_gone(family))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_client_that_went_away_frees_its_session() -> None:
     for _, client in embedded(2, "--grace", "1"):
         stream = client.steps()

@@ -77,7 +77,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Ser
 
 
 @needs_openssl
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_token(
     secured: tuple[list[Server], TlsClient],
 ) -> None:
@@ -90,7 +90,7 @@ def test_every_connection_of_a_secured_cluster_is_encrypted_and_asks_for_the_tok
 
 
 @needs_openssl
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("token", [None, "", "guess", "secret "])
 def test_no_call_is_answered_without_the_token(secured: tuple[list[Server], TlsClient], token: str | None) -> None:
     """Of any service, at any port of ours; but for health, which tells nothing."""
@@ -128,7 +128,7 @@ def error_of(
 
 
 @needs_openssl
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_snapshots_ask_for_the_token_too(secured: tuple[list[Server], TlsClient]) -> None:
     servers, client = secured
     daemons = [process for server in servers for process in server.family() if "executor" not in command_of(process)]
@@ -143,7 +143,7 @@ def test_snapshots_ask_for_the_token_too(secured: tuple[list[Server], TlsClient]
 
 
 @needs_openssl
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_client_without_the_authority_hears_where_to_name_it(secured: tuple[list[Server], TlsClient]) -> None:
     with pytest.raises(ServerUnavailableError) as caught:
         sw.connect(secured[1].channel_address, token="secret")
@@ -151,7 +151,7 @@ def test_a_client_without_the_authority_hears_where_to_name_it(secured: tuple[li
 
 
 @needs_openssl
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_secured_cluster_on_loopback_listens_nowhere_else(secured: tuple[list[Server], TlsClient]) -> None:
     hosts = [host for server in secured[0] for host, _ in listening_addresses(server.family())]
     assert len(hosts) >= 5, "the master's, two daemons', two executors'"

@@ -237,7 +237,7 @@ def kill_uploads(client: RawClient, script: str, count: int) -> None:
             each.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_killed_clients_leave_no_memory_in_an_executor(server: tuple[Server, RawClient]) -> None:
     (executor,) = server[0].executors()
     kill_uploads(server[1], _UPLOAD_ARRAY, 2)
@@ -246,7 +246,7 @@ def test_killed_clients_leave_no_memory_in_an_executor(server: tuple[Server, Raw
     wait_until(lambda: executor.memory_info().rss - before_bytes < 96 * MIB, 20)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_killed_clients_leave_no_memory_in_the_master(server: tuple[Server, RawClient]) -> None:
     master = psutil.Process(server[0].process.pid)
     before_bytes = master.memory_info().rss
@@ -265,7 +265,7 @@ def slow_upload(session_id: str, layout: Layout) -> Iterator[master_pb2.PutArray
         time.sleep(0.8)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_an_upload_that_takes_long_keeps_its_session() -> None:
     """It holds nothing yet, and says nothing to the master: its executor does."""
     for _, client in embedded(1, "--sessions", "2", "--grace", "10"):

@@ -47,7 +47,7 @@ def test_equal_stages_idle_for_as_many_micro_batches_as_other_stages(name: str) 
         assert timeline.bubble_fraction == pytest.approx((stages - 1) / (micro_batches + stages - 1))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("chunks", [1, 2, 3, 4])
 def test_chunks_shrink_the_idle_time(chunks: int) -> None:
     """(S − 1) / (v M + S − 1) where S divides M: Narayanan et al. 2021. Else no more than rounding M up costs."""

@@ -44,7 +44,7 @@ def made(name: str, stages: int, micro_batches: int, chunks: int = 1, *, is_last
     )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("name", "chunks"), KINDS)
 def test_every_grid_point_has_each_task_once_and_runs_to_its_end(name: str, chunks: int) -> None:
     """`task_graph` checks the lists; here that all work is there, and how much channels must hold."""

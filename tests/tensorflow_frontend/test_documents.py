@@ -10,7 +10,7 @@ from tests.snippets.blocks import ROOT
 from tests.snippets.run import run_python
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_python(ROOT / "docs/tensorflow.md")

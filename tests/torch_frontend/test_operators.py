@@ -22,7 +22,7 @@ from tests.torch_frontend.models import floats
 
 methods = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 #: Samples of an operator, spread over PyTorch's and divided among its variants; each variant has a few.
 SAMPLES = 20

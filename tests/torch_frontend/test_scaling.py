@@ -66,7 +66,7 @@ def test_steps_with_infinite_gradients_are_left_out(session: sw.Session) -> None
     assert distance(state["model"], eager.state_dict()) < 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_whole_step_that_clips_unscaled_gradients(session: sw.Session, tmp_path: Any) -> None:
     eager, eager_scaler = small(), scaler()
     wanted = train_eagerly(eager, adamw(eager), eager_scaler, batches(), clip=True)

@@ -157,7 +157,7 @@ def test_safetensors_hold_tied_weights_once(session: sw.Session, tmp_path: Any) 
 # ---- optimizers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "make",
     [

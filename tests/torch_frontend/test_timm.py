@@ -22,7 +22,7 @@ import shardwright as sw
 from tests.torch_frontend.comparison import adamw, compare, sgd
 from tests.torch_frontend.models import floats, ids
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 
 class _Nothing(type):

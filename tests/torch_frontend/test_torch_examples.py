@@ -11,7 +11,7 @@ import torch
 from tests.examples.scripts import losses_in, output_of
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_gpt_learns_text_and_its_state_is_plain_pytorchs(tmp_path: Path) -> None:
     from examples.torch.nanogpt import GPT, make_optimizer
 
@@ -24,7 +24,7 @@ def test_a_gpt_learns_text_and_its_state_is_plain_pytorchs(tmp_path: Path) -> No
     make_optimizer(model, 2e-3).load_state_dict(state["optimizer"])
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("model", ["llama", "gpt2", "mistral"])
 def test_a_model_of_a_configuration_learns_text(model: str, tmp_path: Path) -> None:
     from safetensors.torch import load_file
@@ -35,7 +35,7 @@ def test_a_model_of_a_configuration_learns_text(model: str, tmp_path: Path) -> N
     assert all(tensor.isfinite().all() for tensor in load_file(weights).values())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_resnet_tells_digits_apart() -> None:
     output = output_of("torch/resnet.py", "--devices 2 --width 8")
     (accuracy,) = re.findall(r"accuracy on held-out images: (\S+)", output)

@@ -217,7 +217,7 @@ def test_a_checkpointed_block_draws_its_dropout_again(session: sw.Session) -> No
     torch.testing.assert_close(y.cpu(), gradient.cpu())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("make_optimizer", [sgd, adamw])
 def test_gpt_with_tied_weights(session: sw.Session, make_optimizer: Any) -> None:
     torch.manual_seed(0)
@@ -232,7 +232,7 @@ def test_gpt_with_tied_weights(session: sw.Session, make_optimizer: Any) -> None
     assert "models.py" in text
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("width", "size", "rate", "moment_bound"), [(8, 8, 1e-3, 1e-4), (64, 16, 3e-5, 0)])
 def test_resnet(session: sw.Session, width: int, size: int, rate: float, moment_bound: float) -> None:
     """At rates where eager float32 follows eager float64: at ten times as much they part by 1e-3 within five steps.
@@ -245,7 +245,7 @@ def test_resnet(session: sw.Session, width: int, size: int, rate: float, moment_
     compare(session, ResNet(width), make, class_loss, data, moment_bound=moment_bound)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_lstm(session: sw.Session) -> None:
     torch.manual_seed(0)
     data = [(ids(8, 4, below=50, seed=n), ids(8, 4, below=50, seed=n + 9)) for n in range(5)]
@@ -265,7 +265,7 @@ def test_recommender_with_bags(session: sw.Session) -> None:
     compare(session, Recommender(), adamw, loss, data, state_bound=0)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_autocast_to_bfloat16(session: sw.Session) -> None:
     def loss(model: Any, x: Any, y: Any) -> Any:
         with torch.autocast("cuda", dtype=torch.bfloat16):  # of the device that the user would have

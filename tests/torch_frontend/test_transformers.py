@@ -13,7 +13,7 @@ from tests.torch_frontend.models import ids
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 
 def gpt2() -> Any:

@@ -76,7 +76,7 @@ def test_what_differs_is_no_twin():
     assert CanonicalModule.of(twice.format("a", "a")).text != CanonicalModule.of(twice.format("a", "b")).text
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_children_have_the_devices_that_the_programs_need_and_one_is_kept(service):
     service.compile_all(jobs_of(HLO, OTHER))
     (result,) = service._idle

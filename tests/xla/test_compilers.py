@@ -128,7 +128,7 @@ def require_compiler(on: str) -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("on", PLATFORMS)
 def test_a_plan_is_proven_by_the_compiler_of_its_devices(on: str) -> None:
     require_compiler(on)
@@ -145,7 +145,7 @@ def test_a_plan_is_proven_by_the_compiler_of_its_devices(on: str) -> None:
     assert dict(os.environ) == before
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_calls_of_cudas_libraries_compile() -> None:
     """The compiler asks for a handler of each, whose library is not here, and takes the batch of each apart."""
     require_compiler("a100")
@@ -157,7 +157,7 @@ def test_calls_of_cudas_libraries_compile() -> None:
     assert planned.prove(on="a100").holds
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("on", ["a100"])
 def test_every_program_of_a_pipeline_is_proven(on: str) -> None:
     require_compiler(on)

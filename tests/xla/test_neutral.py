@@ -91,7 +91,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_numbers_do_not_depend_on_the_plan(program, seed):

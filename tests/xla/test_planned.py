@@ -18,7 +18,7 @@ def service():
         yield service
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("program", "force"), [("gpt2", "data"), ("gpt2", "fsdp"), ("cnn", "data"), ("scan", "data")])
 def test_predicted_collectives_are_what_xla_inserts(service, program, force):
     text = lower(PROGRAMS[program]())

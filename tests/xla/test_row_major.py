@@ -34,7 +34,7 @@ def test_a_transform_is_pinned_without_a_call(transform: Any, force: str | None)
     assert text.count("stablehlo.fft") == text.count("stablehlo.optimization_barrier") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("pins", [{0: "data", 1: "model"}, {1: "data"}, {0: "data"}])
 def test_what_a_transform_hands_on_may_be_gathered_along_any_dimension(pins: dict[int, str]) -> None:
     def step(x: jax.Array) -> jax.Array:

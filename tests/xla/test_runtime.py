@@ -137,7 +137,7 @@ print(json.dumps({"losses": losses, "devices": [jax.device_count(), jax.local_de
 """
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_processes_are_one_mesh(tmp_path):
     """Each process loads the same module; the losses are those of one device."""
     w = (np.random.default_rng(1).normal(size=(32, 32)) / 6).astype(np.float32)

@@ -22,7 +22,7 @@ def sharding(*dims: str, unreduced: str = "") -> TensorSharding:
     return TensorSharding(tuple(tuple(dim) for dim in dims), tuple(unreduced))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("sizes", "shape", "count"),
     [

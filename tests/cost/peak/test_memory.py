@@ -198,7 +198,7 @@ def predicted(text: str) -> MemorySummary:
     return predict_memory(module, [], variables(leaves, pairs), variables(module.entry.root.shape.leaves, back), ONE)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_programs_need_what_xla_says(name: str) -> None:
     """Arguments and outputs exactly; temporaries within 10 % of XLA:CPU's."""
@@ -355,7 +355,7 @@ def test_calls_are_inlined_and_unread_results_cost_nothing() -> None:
     assert summary.temporaries_bytes == 1024 * 4  # what is between the two sorts
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("force", "mesh"), [("data", "8"), ("fsdp", "8"), ("tensor", "8"), ("mixed", "2x4")])
 def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService) -> None:
     """Gradients wait for the one all-reduce that XLA:CPU makes of all; gathered weights live until they are used."""
@@ -372,7 +372,7 @@ def test_plans_need_what_xla_says(force: str, mesh: str, service: CompileService
     assert bytes_with_margin(predicted, hardware_profile("cpu")) >= program.memory.peak_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("batch", "time", "is_causal"),
     [(16, 256, True), (16, 512, True), (8, 256, True), (8, 256, False), (8, 1024, True)],

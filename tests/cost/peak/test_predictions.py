@@ -33,7 +33,7 @@ def text() -> str:
     return jax.jit(train_step, donate_argnums=0, keep_unused=True).lower(weights, batch, batch).as_text("hlo")
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("force", "mesh"),
     [

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MB = 10**6
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("model", "plan", "mesh", "parts", "taken_mb"),
     [

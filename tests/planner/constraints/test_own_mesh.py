@@ -144,7 +144,7 @@ def test_lists_of_devices_are_read_as_the_iotas_that_they_are(factors: tuple[int
 # ---- what is planned --------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 @pytest.mark.parametrize(
     ("mesh", "specs", "devices", "split"),
@@ -181,7 +181,7 @@ def test_meshes_of_the_user(own: AbstractMesh, mesh: dict[str, int] | None) -> N
         assert any("has" in note and f"taken are dp (2) as dp={mesh['dp']}" in note for note in planned.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("model", [plain, scanned, remat, branched])
 def test_numbers_stay(model: Callable[..., Any]) -> None:
     expected = jax.jit(step_of(None, BOTH, model))(*ARGUMENTS)

@@ -76,7 +76,7 @@ def test_uneven_moves_are_followed_where_that_is_asked_for() -> None:
     assert np.array_equal(least, real)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("sizes", [{"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 4, "z": 2}])
 def test_even_moves_of_any_rank_are_followed_where_that_is_asked_for(sizes: dict[str, int]) -> None:
     shape, mesh = ArrayShape("f32", (64, 64, 64, 64)), Mesh.of(sizes)

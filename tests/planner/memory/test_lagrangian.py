@@ -61,7 +61,7 @@ def make_search_on_gpus(limits: SearchLimits) -> Search:
     return Search(TWO_LAYERS, cluster, PlanOptions(**ONE_WAY), limits=limits)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_one_dear_price_tells_that_nothing_fits() -> None:
     search = make_search(STEP, memory_budget=60_000)
     with pytest.raises(MemoryBudgetError):
@@ -74,7 +74,7 @@ def test_one_dear_price_tells_that_nothing_fits() -> None:
     assert fitting.is_hopeless
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
     search = make_search(TWO_LAYERS)
     outcome = search.search_meshes()
@@ -88,7 +88,7 @@ def test_what_nearly_fits_gets_a_price_that_is_nearly_nothing_first() -> None:
     assert prices[0] == min(prices[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("text", [STEP, SCAN])
 def test_the_bytes_that_are_priced_are_those_that_a_plan_takes_at_the_peak(text: str) -> None:
     search = make_search(text)
@@ -113,7 +113,7 @@ def check_priced(search: Search, found: CandidatePlan, peak: MemoryConstraint) -
 NOTHING = MemoryConstraint(values={}, layout_copies=frozenset(), always_live=frozenset(), margin=0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_products_turn_has_a_price() -> None:
     search = make_search(STEP)
     outcome = search.search_meshes()
@@ -337,7 +337,7 @@ def fitted() -> tuple[_RecordingFit, CandidatePlan]:
     return fitting, fitting.find_best()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_parts_of_all_plans_that_prices_gave_make_one(fitted: tuple[_RecordingFit, CandidatePlan]) -> None:
     """BERT on 8 devices at a quarter of the memory: 20.44 instead of 20.84 ms."""
     fitting, best = fitted
@@ -356,7 +356,7 @@ def test_parts_of_all_plans_that_prices_gave_make_one(fitted: tuple[_RecordingFi
     assert all(state in decided[variable] for variable, state in mixture.solution.states.items())
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_faster_plan_that_is_known_to_fit_is_merged_with_those_of_prices(
     fitted: tuple[_RecordingFit, CandidatePlan],
 ) -> None:
@@ -386,7 +386,7 @@ def fitted_among_all() -> tuple[LagrangianSearch, CandidatePlan]:
     return fitting, fitting.find_best()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("is_enough", [True, False])
 def test_among_all_strategies_plans_are_merged_with_one_another_before_the_known_one(
     is_enough: bool, fitted_among_all: tuple[LagrangianSearch, CandidatePlan]
@@ -419,7 +419,7 @@ def test_plans_that_peak_at_the_same_place_give_one_constraint() -> None:
     assert all(peak == peaks[0] for peak in peaks)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("most_work", "count"), [(0, 2), (2 * 10**6, 5)])
 def test_few_plans_that_do_not_fit_are_judged_where_the_program_is_not_small(most_work: int, count: int) -> None:
     search = make_search(lower(mlp()))
@@ -563,7 +563,7 @@ class _FastestAlone(LagrangianSearch):
         return None
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_no_price_fits_a_plan_that_does_is_made_faster() -> None:
     """Of parts of it and of one that a price gave; without one that is known there is none."""
     search = make_search(lower(gpt2(layers=3, batch=32, length=32)), BY_PRICES)

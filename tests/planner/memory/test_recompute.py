@@ -92,7 +92,7 @@ def test_cut_is_the_best_of_all_choices(seed: int) -> None:
         assert price_of(kind, set(kind.cut(price)), price) == pytest.approx(best, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(unlimited: Plan, halved: Plan) -> None:
     limit = unlimited.memory.peak_bytes // 2
     assert halved.memory.peak_bytes <= limit
@@ -104,7 +104,7 @@ def test_half_of_the_memory_is_refused_only_where_nothing_may_be_computed_again(
         make_plan(memory_budget=limit, remat="none", micro_batches=1)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("which", "part"), [("halved", 2), ("quartered", 4)])
 def test_xla_confirms_memory_and_collectives(
     which: str, part: int, unlimited: Plan, request: pytest.FixtureRequest
@@ -120,7 +120,7 @@ def test_xla_confirms_memory_and_collectives(
     assert proof.holds, proof.explain()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
     arguments = jax.tree.leaves(PROGRAM[1])
     assert quartered.hlo_text is not None
@@ -129,7 +129,7 @@ def test_numbers_are_those_of_the_program_as_it_was(quartered: Plan) -> None:
         np.testing.assert_allclose(item.reshape(expected.shape), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered: Plan) -> None:
     assert quartered.micro_batches > 1
     assert quartered.memory.peak_bytes <= unlimited.memory.peak_bytes // 4
@@ -138,7 +138,7 @@ def test_micro_batches_are_a_choice_too(unlimited: Plan, halved: Plan, quartered
     assert (unlimited.micro_batches, halved.micro_batches) == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Plan) -> None:
     full = make_plan(remat="full")
     assert full.memory.temporaries_bytes < 0.5 * unlimited.memory.temporaries_bytes
@@ -149,13 +149,13 @@ def test_all_that_can_be_is_computed_again_where_that_is_asked_for(unlimited: Pl
         full.require_portable()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_equal_layers_stay_equal_segments(unlimited: Plan, halved: Plan) -> None:
     """Clones belong to the segment that they repeat."""
     assert [segment.kind for segment in halved.segments] == [segment.kind for segment in unlimited.segments]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_a_loop_keeps_for_its_backward_loop_is_computed_again() -> None:
     program = deep_scan(layers=12, batch=256)
     step = lower(program)
@@ -188,7 +188,7 @@ def test_what_a_loop_keeps_is_computed_again_beside_branches() -> None:
     assert step_plan.recomputed
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     step = lower(scan(layers=4, batch=256, width=16))
     options = PlanOptions(mesh={"data": DEVICES})
@@ -199,7 +199,7 @@ def test_layers_in_a_loop_are_relieved_by_micro_batches() -> None:
     assert step_plan.micro_batches > 1
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_refusal_says_what_takes_most_and_what_would_do() -> None:
     with pytest.raises(MemoryBudgetError) as refused:
         make_plan(memory_budget=60_000, micro_batches=1, remat="none")

@@ -175,7 +175,7 @@ def test_repeats_that_do_the_same_in_all_plans_decide_alike_where_the_program_is
     assert merge_solutions(chain, plans, room, 20.0, most_entries=-1) is None
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_plans_that_were_descended_to_apart_are_plans_of_one_chain() -> None:
     """With what both decide and nothing else, at the seconds that they take in their own neighbourhoods."""
     step = lower(gpt2(layers=3, width=256, batch=64, length=64))

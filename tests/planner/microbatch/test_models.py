@@ -46,7 +46,7 @@ def program(name: str) -> Program:
     return case.step, jax.tree.map(values, case.avals), (0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_the_whole_batch(name: str) -> None:
     result = program(name)

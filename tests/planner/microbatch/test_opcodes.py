@@ -202,7 +202,7 @@ def sample(trials: Sequence[Trial]) -> list[Trial]:
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_parts_and_terms_make_the_whole(trials: list[Trial]) -> None:
     """All of them are right; a sample keeps the time short (`check(trials)` takes minutes)."""
     counts = Counter(trial.instruction.opcode for trial in trials)

@@ -34,7 +34,7 @@ def gradient_wire_bytes(planned: Plan) -> dict[str, int]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("options", "micro_batches"),
     [({"force": "data"}, 2), ({"force": "mixed", "mesh": {"data": 2, "model": 4}}, 4), ({"force": "fsdp"}, 2)],
@@ -45,7 +45,7 @@ def test_planned_steps_give_single_device_numbers(options: dict[str, Any], micro
     assert_same(run_planned(program, cut(program, micro_batches, **options)), run_single(program))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["masked", "time major", "rematerialised"])
 def test_searched_plans_give_single_device_numbers(name: str) -> None:
     program = EXACT[name]()
@@ -53,7 +53,7 @@ def test_searched_plans_give_single_device_numbers(name: str) -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_gradients_are_reduced_once_however_many_micro_batches() -> None:
     text = lower(small_gpt2())
     mesh = {"data": 4}

@@ -77,7 +77,7 @@ def finish(shared: SharedValue, values: list[np.ndarray]) -> np.ndarray:
     return np.asarray(reduce(values))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", EXACT)
 def test_equals_the_whole_batch(name: str) -> None:
     program = EXACT[name]()

@@ -44,7 +44,7 @@ def test_the_step_is_what_it_was_and_takes_less_time() -> None:
         np.testing.assert_allclose(item, wanted, rtol=0, atol=1e-5 * (float(np.linalg.norm(wanted)) + 1e-9))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_a_loop_carries_is_not_delayed_before_the_loop() -> None:
     """Dropout's random bits are made by loops, which read what they carry as a tuple."""
     case = cases.gpt2(dropout=0.1)

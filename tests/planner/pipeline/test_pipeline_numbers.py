@@ -13,20 +13,20 @@ from tests.planner.pipeline import cases
 from tests.planner.pipeline.planned import assert_follows_jax, lower_text, pipeline
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "2f2b", "zero-bubble"])
 def test_schedules(schedule):
     case = cases.mlp(2)
     assert_follows_jax(case, pipeline(case, stages=2, micro_batches=4, schedule=schedule, devices=2))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_interleaved_chunks():
     case = cases.mlp(4)
     assert_follows_jax(case, pipeline(case, stages=2, chunks=2, micro_batches=4, schedule="interleaved", devices=2))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_tied_embedding_dropout_and_a_global_norm():
     case = cases.tied(2)
     plan = pipeline(case, stages=2, micro_batches=4, schedule="1f1b")
@@ -39,7 +39,7 @@ def test_a_tied_embedding_dropout_and_a_global_norm():
     assert {program.name for program in plan.programs if program.kind == "apply"} >= {"apply.0.1", "apply.2.1"}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_skip_connections_go_straight_to_where_they_are_read():
     case = cases.unet(4)
     plan = pipeline(case, stages=4, micro_batches=2, schedule="1f1b")
@@ -48,7 +48,7 @@ def test_skip_connections_go_straight_to_where_they_are_read():
     assert {(0, 1), (0, 3), (3, 2), (3, 0)} <= routes
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_experts_with_a_loss_of_every_layer():
     case = cases.moe(2)
     assert_follows_jax(case, pipeline(case, stages=2, micro_batches=4, schedule="1f1b"))
@@ -62,7 +62,7 @@ def test_outputs_of_every_kind():
     assert (examples.variable.shape, examples.variable.user_shape) == ((4, 4, 8), (16, 8))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_scanned_layers_are_stored_in_rows():
     """The search splits the loop where stages meet: each keeps its rows of every stacked array."""
     case = cases.scanned()

@@ -38,7 +38,7 @@ def test_gradients_are_reduced_once_a_step(plan):
     assert [each.kind for each in update.plan.collectives] == ["all-reduce", "all-reduce"]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_every_program_has_the_collectives_that_it_says(plan):
     reducing = pipeline(cases.passed_on(), stages=2, micro_batches=4, schedule="1f1b", devices=2)
     kinds = {each.kind for program in reducing.programs for each in program.plan.collectives}

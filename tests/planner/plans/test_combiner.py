@@ -97,7 +97,7 @@ def test_shares_of_a_latency_add_up_to_no_more_than_are_paid(kind: str) -> None:
         assert 0 < sum(shares) <= groups + 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("build", [gpt2, mlp])
 def test_no_plan_on_fewer_axes_is_nearly_as_fast(build: Any) -> None:
     step_plan = plan(lower(build()), EIGHT, PlanOptions())

@@ -63,7 +63,7 @@ def test_mixed_types_stay() -> None:
     assert expand_batch_norms(module) is module
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", ["training", "grad"])
 def test_a_split_batch_is_summed_by_feature(kind: str) -> None:
     text = normalization(kind, f"f32[4096,{FEATURES},512]", 1)

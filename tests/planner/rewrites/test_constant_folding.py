@@ -249,7 +249,7 @@ AS_TENSORFLOW_WRITES = DENSE.format(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_plan_is_that_of_the_clean_text() -> None:
     for options in (PlanOptions(mesh={"data": 4}, force="data"), PlanOptions()):
         clean, written = (plan(text, Cluster.local(4), options) for text in (CLEAN, AS_TENSORFLOW_WRITES))

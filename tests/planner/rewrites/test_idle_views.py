@@ -36,7 +36,7 @@ def viewed(name: str, force: str, mesh: dict[str, int]) -> tuple[Any, Module, Pl
     return program, parse(planned.require_hlo()), with_views(planned, rewritten_module, original, "0" * 64)
 
 
-@pytest.mark.parametrize("name", ["glu", pytest.param("lstm", marks=pytest.mark.slow), "nested"])
+@pytest.mark.parametrize("name", ["glu", pytest.param("lstm", marks=pytest.mark.dear), "nested"])
 def test_data_parallel_plan_is_portable_and_computes_the_same(name: str) -> None:
     program, module, before = viewed(name, "data", {"data": 8})
     assert not before.portable

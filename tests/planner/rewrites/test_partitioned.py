@@ -56,7 +56,7 @@ def sharding(name: str, rank: int) -> str:
     return "[" + ", ".join('{"model"}' if rank - dim == from_end else "{}" for dim in range(rank)) + "]"
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_fused_qkv_needs_no_resharding_once_it_is_rewritten() -> None:
     module = parse(lower(gpt2()))
     before, after = collectives(module), collectives(rewrite(module).module)

@@ -50,7 +50,7 @@ def test_xla_on_cpu_undoes_rematerialization_by_default() -> None:
     assert (temporaries_bytes(after) > 0.9 * temporaries_bytes(before)) == (xla_version() < (0, 12))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_attention_is_computed_again() -> None:
     program = gpt2(layers=1)
     module = parse(lower(program))

@@ -32,7 +32,7 @@ def compute_values(pair: LoopPair) -> list[str]:
     return [i.name for i in pair.body if pair.element(i) is None and not pair.is_at_hand(i)]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("part", [1.0, 0.5, 0.2])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_stay_whatever_is_computed_again(name: str, part: float) -> None:

@@ -46,7 +46,7 @@ def assert_same(module: Module, made: Rewritten, arguments: list[np.ndarray]) ->
         np.testing.assert_allclose(f.reshape(e.shape), e, rtol=2e-6, atol=2e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_fused_weights_are_split_and_compute_the_same(name: str) -> None:
     program = REWRITTEN[name]()

@@ -114,7 +114,7 @@ def assert_equal(module: Module, made: SplitLoops, program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remat", "cuts"), [(True, at(2, 5)), pytest.param(False, at(1, 2, 3, 4, 5), marks=pytest.mark.slow)]
+    ("remat", "cuts"), [(True, at(2, 5)), pytest.param(False, at(1, 2, 3, 4, 5), marks=pytest.mark.dear)]
 )
 def test_numbers_stay(remat: bool, cuts: Parts) -> None:
     program = scanned(remat=remat)
@@ -148,7 +148,7 @@ def test_stacks_are_stored_in_parts() -> None:
     assert parts == {10, 11}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("encoder", [at(1, 3), at(3)])
 def test_two_stacks_are_cut_apart(encoder: Parts) -> None:
     program = two_stacks()

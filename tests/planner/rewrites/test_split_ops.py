@@ -97,7 +97,7 @@ OPS: dict[str, Op] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", OPS)
 def test_opcode_carries_a_split(name: str) -> None:
     def program(x: Any) -> Any:

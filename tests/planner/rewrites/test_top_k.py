@@ -39,7 +39,7 @@ def make_search(dtype: Any) -> np.ndarray:
     return item
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=lambda dtype: np.dtype(dtype).name)
 @pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
 def test_the_same_to_the_bit(dtype: Any, largest: bool) -> None:

@@ -26,7 +26,7 @@ def make_plan(name: str, force: str, mesh: dict[str, int]) -> tuple[Plan, Module
     return plan(text, Cluster.local(8), options), program.module, program.unsplit
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("force", ["data", "zero1", "fsdp"])
 @pytest.mark.parametrize("name", ["glu", "lstm", "stacked", "nested"])
 def test_plans_that_split_the_batch_need_no_pieces(name: str, force: str) -> None:

@@ -38,7 +38,7 @@ def make_plan(mesh: dict[str, int]) -> Plan:
     return plan(text, replace(Cluster.local(8), hardware="a100"), PlanOptions(mesh=mesh))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
 def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -> None:
     step_plan = make_plan(mesh)
@@ -50,11 +50,11 @@ def test_an_image_is_split_and_its_borders_are_exchanged(mesh: dict[str, int]) -
     assert proof.holds, proof.explain()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_axis_of_one_device_needs_no_borders() -> None:
     assert make_plan({"data": 1, "model": 8}).cost.step_s == pytest.approx(make_plan({"model": 8}).cost.step_s)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_split_images_give_single_device_numbers() -> None:
     assert_same(run_planned(program(), make_plan({"data": 8})), run_single(program()))

@@ -56,7 +56,7 @@ def test_partial_results_are_gathered_not_what_is_searched(width: int, words: in
     assert not proof.differences, proof.explain(everything=True)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_likeliest_word_is_that_of_one_device() -> None:
     keys = jax.random.split(jax.random.key(0))
     arguments = (jax.random.normal(keys[0], (8, 1 << 22)), jax.random.normal(keys[1], (1, 8)))

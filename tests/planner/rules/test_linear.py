@@ -34,7 +34,7 @@ def instructions() -> list[Instruction]:
     return list(instructions_of({name: hlo_text(program) for name, program in operations().items()}))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_xla_takes_partial_sums_through(instructions: list[Instruction], mesh: Mesh) -> None:
     """Of each opcode some trials; `make validate-linear` tries all."""

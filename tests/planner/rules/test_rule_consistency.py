@@ -61,7 +61,7 @@ def _assert_consistent(text: str) -> None:
         assert not faults, (instruction, faults)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     _assert_consistent(hlo_text(MODELS[name]()))
@@ -72,7 +72,7 @@ def test_operations() -> None:
         _assert_consistent(hlo_text(program))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lstm", "gpt2_scan"])
 def test_optimized_models(name: str) -> None:
     function, arguments = MODELS[name]()

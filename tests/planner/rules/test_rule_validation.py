@@ -56,22 +56,22 @@ def _assert_all_right(verdicts: list[Verdict]) -> None:
     assert not idle, "\n".join(map(str, idle))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_every_factor_on_one_axis(cases: list[Case]) -> None:
     _assert_all_right(judge_all(_every_factor(cases, ONE)))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_factors_on_two_axes(cases: list[Case]) -> None:
     _assert_all_right(judge_all(_sample(cases, 8)))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_factors_of_models(model_cases: list[Case]) -> None:
     _assert_all_right(judge_all(_sample(model_cases, 12)))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_factors_that_an_axis_does_not_divide(cases: list[Case]) -> None:
     """Padding holds NaNs here: sums are right only if XLA masks it."""
     trials = [Trial(case, each, THREE) for case in cases for each in case.assignments(THREE, uneven=True)]

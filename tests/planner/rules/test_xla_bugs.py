@@ -84,7 +84,7 @@ def test_other_opcodes_are_not_denied() -> None:
 LOOKUPS = {"embedding": "gather", "embedding_gradient": "scatter", "take_along_axis": "gather"}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("program", LOOKUPS)
 def test_a_lookup_beside_an_idle_first_axis_is_moved_and_denied(program: str) -> None:
     """Of all ways to lay a lookup's factors on three axes, those are denied that move more than they promise."""

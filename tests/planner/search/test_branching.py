@@ -133,7 +133,7 @@ def incumbent_of(root: Branch, step_s: float) -> tuple[Search, CandidatePlan]:
     return search, replace(search.evaluate(root.low.chain, root.low.solution, ()), cost=cost)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", [0, 6, 11, 13, 16])
 def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) -> None:
     """Prices alone leave more open; no branch is bounded by more than the best plan of all."""
@@ -143,7 +143,7 @@ def test_branches_bound_nearly_what_the_fastest_plan_that_fits_takes(seed: int) 
     assert best_s * (1 - MOST_OPEN) <= candidate.cost.lower_bound_s <= best_s * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 13])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.dear), 13])
 def test_the_two_parts_of_a_branch_hold_all_of_its_plans(seed: int) -> None:
     """The plan that takes too much is in the first, the one that has room in the second; at any price the cheapest
     plan of all is the cheapest of one of them, and each keeps to its range."""
@@ -179,7 +179,7 @@ def test_what_differs_in_no_value_is_not_divided() -> None:
     assert branch_and_bound(*incumbent_of(root, 2 * best_s), alike, MOST_OPEN).cost.lower_bound_s == root.bound_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_differs_in_copies_alone_is_divided_by_what_a_dearer_price_changes() -> None:
     """Two plans that are alike in all values: the second one gives way to that of twice its price."""
     root, best_s = root_and_optimum(16, SearchLimits(max_branched=1), _OnlyBounds)

@@ -33,7 +33,7 @@ def limited() -> tuple[Search, CandidatePlan]:
     return search, replace(thrifty, multipliers=price, unconstrained_solution=solved, dual_bound_s=solved.tied_bound)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("times", [1e-3, 30.0])
 def test_the_price_that_promises_most_is_found(limited: tuple[Search, CandidatePlan], times: float) -> None:
     search, thrifty = limited
@@ -49,7 +49,7 @@ def test_the_price_that_promises_most_is_found(limited: tuple[Search, CandidateP
     assert result.dual_bound_s <= seconds(thrifty.chain, thrifty.solution.states)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("times", [0.5, 1.0, 4.0])
 def test_what_bounds_charges_no_plan_more_than_it_takes(times: float) -> None:
     """Gradients are sums that are scattered as they are reduced: none takes what it did where it was made."""

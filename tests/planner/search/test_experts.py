@@ -98,7 +98,7 @@ def test_megatron_needs_two_axes(long_sequences: str) -> None:
         plan(long_sequences, A100, PlanOptions(force="megatron", mesh={"data": 8}))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "model": 4}], ids=str)
 def test_expert_parallel_sends_tokens_to_experts_that_stay_where_they_are(mixture: str, sizes: dict[str, int]) -> None:
     planned = plan(mixture, A100, PlanOptions(force="expert", mesh=sizes))
@@ -134,7 +134,7 @@ def test_experts_are_told_from_heads(mixture: str) -> None:
     assert set(result.values()) == {0}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("text", "sizes", "absent"),
     [
@@ -159,7 +159,7 @@ class FindsNothing(Search):
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_the_search_finds_nothing_the_fastest_expert_that_fits_is_the_plan() -> None:
     text, sizes = lower(gpt2()), {"data": 2, "model": 4}
     profile = hardware_profile("a100")

@@ -45,7 +45,7 @@ def meshes(reports: list[PlanProgress]) -> set[str]:
     return {each.detail for each in reports if each.phase == "rules"}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("program", "devices"), [("transformer", "8 CPUs"), *(("perceptron", devices) for devices in CLUSTERS)]
 )
@@ -59,7 +59,7 @@ def test_it_searches_one_mesh_and_is_nearly_as_good(program: str, devices: str) 
     assert fast.cost.step_s <= 1.15 * usual.cost.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_its_bound_holds_on_its_mesh_and_says_that_it_is_weak() -> None:
     text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     fast, _ = make_plan(text, cluster, effort="fast")
@@ -73,7 +73,7 @@ def test_a_mesh_of_several_nodes_lies_along_them() -> None:
     assert list(fast.mesh.sizes.values()) in ([2, 8], [16])
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("part", [0.9, 0.6])
 def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
     text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
@@ -86,13 +86,13 @@ def test_where_memory_binds_it_finds_what_fits_on_one_mesh(part: float) -> None:
     assert tight.cost.lower_bound_s <= tight.cost.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_nothing_fits_it_says_so_too() -> None:
     with pytest.raises(MemoryBudgetError, match="the least that was found needs"):
         make_plan(text_of("transformer"), CLUSTERS["8 CPUs"], effort="fast", memory_budget=60_000)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     "asked", [{"mesh": {"data": 8}}, {"mesh": {"a": 2, "b": 2, "c": 2}}, {"force": "mixed"}, {"mode": "propagate"}]
 )
@@ -105,7 +105,7 @@ def test_what_else_is_asked_for_holds(asked: dict[str, Any]) -> None:
         assert len(result.mesh.axes) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_with_a_deadline_it_is_no_slower_than_what_is_known_at_once() -> None:
     text, cluster = text_of("transformer"), CLUSTERS["8 CPUs"]
     outcome, _ = make_plan(text, cluster, just_late(), effort="fast", deadline_s=1e-9)

@@ -44,7 +44,7 @@ def text() -> str:
     return jax.jit(attention).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)).as_text("hlo")
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_bound_follows_heads_that_no_axis_divides(text: str) -> None:
     search = Search(text, EIGHT, PlanOptions())
     best = search.build_chain(FINE, ForcedStrategy(), frozenset()).solve(20.0)
@@ -72,7 +72,7 @@ def test_closing_a_gap_does_and_tells_of_every_better_bound(text: str) -> None:
     assert bounds_s[-1] == pytest.approx(result.cost.lower_bound_s)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_a_plan_is_read_off_at_bounds_too() -> None:
     """A bound that was left far from the plan is raised there, without another one before."""
     step = gpt2(layers=2, width=768, heads=12, vocabulary=1024, length=128, batch=16)
@@ -88,7 +88,7 @@ def test_what_a_plan_is_read_off_at_bounds_too() -> None:
     assert result.cost.step_s <= candidate.cost.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("is_priced", [False, True])
 def test_repeats_apart_bound_more(is_priced: bool) -> None:
     """And no more than the best plan whose repeats decide each for itself."""

@@ -45,7 +45,7 @@ def dual_and_optimum(
     return dual, dual.to_cut(0.0, dual.chain, solve_tied(dual.chain)), best.value
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", [0, 11])
 @pytest.mark.parametrize("times", [0.03, 30.0])
 def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) -> None:
@@ -58,7 +58,7 @@ def test_tangents_lead_to_the_price_that_bounds_most(seed: int, times: float) ->
     assert 1.01 * low.bound_s < climbed_s <= best_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_is_no_cut_ends_it() -> None:
     """A solution read off messages that costs more than both tangents promise says nothing new."""
     dual, low, best_s = dual_and_optimum(0)
@@ -176,7 +176,7 @@ def test_a_deadline_in_the_middle_of_a_pass_leaves_the_plan_that_it_found() -> N
     assert 0 < candidate.cost.lower_bound_s <= candidate.cost.step_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_is_solved_at_another_price_begins_where_the_last_one_ended() -> None:
     """And tangents keep nothing of how they were solved but that."""
     is_warm: list[bool] = []

@@ -73,7 +73,7 @@ def bound_and_plan(seed: int) -> tuple[float, CostGraph, States]:
     return bound_s, fine.graph, improve_plan(fine, fine.solve(20.0).states)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("seed", range(16))
 def test_no_plan_takes_less(seed: int) -> None:
     bound_s, graph, states = bound_and_plan(seed)

@@ -28,7 +28,7 @@ from workloads.collective_steps import gpt2
 OPTIONS = {"force": "tensor", "mesh": "8", "stages": 1, "cache": False}
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_parts_of_the_batch_take_less_than_the_whole_more_parts_are_still_searched():
     text = gpt2(heads=2, width=64, layers=1, batch=64, context=128, vocabulary=64)
     whole = sw.plan(text, 8, **OPTIONS)
@@ -57,7 +57,7 @@ class _FindsLate(Search):
         return bool(self.offers) and super().fit_memory(outcome, at_once=at_once, below_s=below_s)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_program_of_the_plan_that_takes_little_is_searched_too() -> None:
     text, cluster = programs.lower(programs.gpt2(layers=2, batch=32, length=32)), Cluster.local(4)
     profile, way = hardware_profile(cluster.hardware), {"mesh": {"data": 4}, "micro_batches": 1}
@@ -72,7 +72,7 @@ def test_the_program_of_the_plan_that_takes_little_is_searched_too() -> None:
     assert 0 <= result.cost.gap < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_plan_of_a_slow_mesh_that_fits_is_not_the_end() -> None:
     """The plan of the fastest mesh needs more than there is, one of a mesh that is slower by 10 % fits."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
@@ -134,7 +134,7 @@ class _WholeBatchOnly(_RecordingSearch):
         return super().search_variant(again, micro_batches, without)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("excess", [(NEAR_FIT_RATIO + HOPELESS_RATIO) / 2, 2 * HOPELESS_RATIO])
 def test_memory_has_a_price_before_more_parts_are_searched(excess: float) -> None:
     """What fits tells how many parts need not be planned at all; what the fastest plan needs does not tell whether any
@@ -152,7 +152,7 @@ def test_memory_has_a_price_before_more_parts_are_searched(excess: float) -> Non
     assert ("searched", 2) not in search.done[: search.done.index(("fitted", 1))]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(("slower", "count"), [(0.05, 0), (0.5, 1)])
 def test_parts_that_promise_much_have_a_price_though_something_fits(slower: float, count: int) -> None:
     """What fits is of the whole batch; no fastest plan of two parts fits, but one takes far less."""
@@ -194,7 +194,7 @@ def test_where_what_fits_is_nearly_the_fastest_nothing_else_is_searched(part: fl
     assert len(outcome.search.searched) == times
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_is_computed_again_is_not_searched_on_a_mesh_that_is_slower_and_saves_nothing() -> None:
     """Four meshes of one and two axes: of those, one that is slower than another needs less than that."""
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
@@ -236,7 +236,7 @@ class _FitRecorder(Search):
         self.asked: list[Mesh] = []
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_less() -> None:
     step = programs.gpt2(layers=2, width=256, vocabulary=4096, length=256, batch=64)
     search = _FitRecorder(programs.lower(step), replace(Cluster.local(8), hardware=PLAIN_A100), PlanOptions())
@@ -251,7 +251,7 @@ def test_where_nothing_fits_by_far_other_meshes_are_tried_only_if_they_need_far_
     assert len(search.asked) < len(plans)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_parts_that_cannot_be_enough_are_not_searched() -> None:
     """Two parts need half of what one does, or more."""
     outcome = _outcome(_WholeBatchOnly)

@@ -29,7 +29,7 @@ def search(text: str, budget: int) -> Search:
     return Search(text, CLUSTER, PlanOptions(memory_budget=budget, stages=1))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_more_parts_than_are_searched_are_taken_where_nothing_else_fits(gpt2: str) -> None:
     alone = find_min_memory_plan(search(gpt2, 1))
     assert isinstance(alone, SearchResult)
@@ -47,7 +47,7 @@ def test_more_parts_than_are_searched_are_taken_where_nothing_else_fits(gpt2: st
     assert budget < refused.min_needed_bytes < math.inf
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_state_that_does_not_fit_is_refused_before_anything_is_searched() -> None:
     whole = search(MLP, 1).program.state_bytes
     said: list[str] = []

@@ -62,7 +62,7 @@ def all_strategies(search: Search) -> Chain:
     return search.build_bounding_chain(FINE, even_rank=9, uneven_rank=9).untie()
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_among_all_strategies_they_find_a_faster_plan_that_fits() -> None:
     search, result, best_s = at_one_price(112)
     candidate = refine_over_all_strategies(search, result, all_strategies(search))
@@ -81,7 +81,7 @@ def test_where_plans_are_descended_to_they_find_faster_ones() -> None:
     assert candidate.cost.lower_bound_s == result.cost.lower_bound_s
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
     search, result, best_s = at_one_price(20)
     chain = all_strategies(search)
@@ -97,7 +97,7 @@ def test_what_they_promise_bounds_the_best_plan_that_fits() -> None:
     assert candidate.cost.bound_scope.endswith(SCOPE_FEASIBLE)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_nothing_is_tried_where_little_is_open() -> None:
     search, result, _ = at_one_price(16, gap=TARGET_GAP / 2)
     assert refine_multipliers(search, result) is result

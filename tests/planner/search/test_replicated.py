@@ -128,7 +128,7 @@ def text_of(made: Made) -> str:
     return jax.jit(run).lower(*arguments).as_text("hlo", debug_info=True)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_no_plan_is_slower_than_the_program_on_every_device(structure: str, trains: bool) -> None:
@@ -177,7 +177,7 @@ def test_what_is_pinned_stays_so_where_the_whole_program_would_be_faster() -> No
         assert any(each.axes for each in lies)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_all_is_computed_again_the_same_holds() -> None:
     text = text_of(training(pairs()))
     result, whole = (

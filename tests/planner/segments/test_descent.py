@@ -244,7 +244,7 @@ def test_with_a_price_of_memory_it_is_under_what_the_best_plan_pays(seed: int) -
     assert lower_bound(bounding, 20.0) < bound_s <= best.value
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(11, marks=pytest.mark.dear)])
 def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> None:
     """That is found by one integer program over all strategies on three axes, bytes at the peak being a row of it."""
     search, fine, fastest = best_on_fine(seed)
@@ -261,7 +261,7 @@ def test_within_the_memory_it_is_under_the_best_plan_that_fits(seed: int) -> Non
     assert bound.chain.multipliers.total > price.total  # the first one promises less
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_gap_is_closed_where_memory_binds() -> None:
     step, arguments, _ = mlp(batch=4096, width=1024, hidden=4096)
     options = PlanOptions(remat="none", micro_batches=1)
@@ -342,7 +342,7 @@ def test_a_mixture_of_plans_on_three_axes_is_bounded_by_all_strategies_there() -
     assert bound_plan(search, result, BackgroundBound()).cost.lower_bound_s == pytest.approx(bound_s, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_descents_under_prices_end_near_the_best_plan_that_fits() -> None:
     """That is found by integer programs over all strategies on three axes; nothing near the fastest plan fits."""
     options = PlanOptions(remat="none", micro_batches=1)

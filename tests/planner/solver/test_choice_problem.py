@@ -126,7 +126,7 @@ def test_an_integer_program_finds_what_is_below_a_known_value_or_bounds_all_by_i
     assert none.lower_bound == pytest.approx(optimum - 0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_integer_program_ends_by_the_work_that_it_may_take() -> None:
     problem = hard_problem(60)
     solution = ilp.solve(problem, time_limit_s=math.inf, most_work=0.0)

@@ -58,7 +58,7 @@ def test_no_start_makes_a_bound_or_a_value_wrong(seed: int) -> None:
     assert bound.value >= best - 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_start_in_terms_of_a_problem_reaches_its_core() -> None:
     cold, warm = 0.0, 0.0
     for seed in SEEDS:

@@ -160,7 +160,7 @@ def problem_of(seed: int) -> CutProblem:
     return CutProblem(graph=graph, stage_slots=places, chunks=chunks, micro_batches=draw.choice([1, 4]))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_cuts_are_the_best_of_all() -> None:
     infeasible = chains = 0
     for seed in range(GRAPHS):

@@ -47,7 +47,7 @@ def test_losses_leave_a_part_to_each_layer(loss: str) -> None:
     assert per_layer(coarse) == [2, *[3] * LAYERS]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("has_names", [True, False])
 @pytest.mark.parametrize("results", RESULTS)
 def test_results_decide_nothing(results: str, has_names: bool) -> None:
@@ -78,7 +78,7 @@ def norm(tree: Any) -> Any:
     return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("case", "schedule"),
     [

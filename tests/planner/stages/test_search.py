@@ -55,7 +55,7 @@ def choose_plan(name: str, cluster: Cluster, **wanted: Any) -> PipelineChoice:
 # ---- it runs --------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [
@@ -102,7 +102,7 @@ def test_rows_of_layers_are_not_split_over_an_axis() -> None:
     assert all(variable.sharding.dims[0] == () for variable in stacked)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_the_same_choice_whatever_the_hash_seed(tmp_path: Path) -> None:
     (tmp_path / "step.hlo").write_text(lower(dense(2, tied=True)))
     script = (
@@ -239,7 +239,7 @@ def replace_budget(limit: int) -> Any:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_why_a_pipeline_does_not_pay() -> None:
     cluster = Cluster.local(4)
     result = search_pipeline(program("dense"), cluster, PipelineRequest(stages=2, micro_batches=4), whole_s=1e-9)
@@ -273,7 +273,7 @@ def test_everything_can_be_forced() -> None:
     assert result.imbalance <= 0.6
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_arrays_that_lie_already_are_kept_where_they_lie() -> None:
     result = dense(2)
     text, weight, batch = lower(result), 0, 26

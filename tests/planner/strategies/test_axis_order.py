@@ -191,7 +191,7 @@ def test_xla_makes_of_it_what_the_plan_says(planned: Plan) -> None:
     assert compile_and_prove(planned).holds
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_numbers_are_those_of_one_device(program: Program, planned: Plan) -> None:
     assert_same(run_planned(program, planned), run_single(program))
 

@@ -26,7 +26,7 @@ def said(found: StrategySet, prices: Prices) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 2), (4, 2)])
 @pytest.mark.parametrize("program", sorted(PROGRAMS))
 def test_all_at_once_are_those_one_by_one(program: str, sizes: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ def deep() -> str:
     return lower(gpt2(layers=LAYERS, width=64, batch=16, length=32))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 4, "model": 2}, {"data": 2, "model": 4}], ids=str)
 @pytest.mark.parametrize("hardware", ["cpu", "a100"])
 def test_equal_layers_are_laid_out_alike(deep: str, hardware: str, mesh: dict[str, int]) -> None:

@@ -152,7 +152,7 @@ def assert_right(program: Program, planned: Plan) -> None:
     assert_same(run_planned(program, planned), run_single(program))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize(
     ("name", "mesh", "seed"), [("mlp", "8", 0), ("gpt2", "4x2", 0), ("scan", "3x2", 3), ("scan", "3x2", 5)]
 )
@@ -166,7 +166,7 @@ def test_uneven_plans_give_single_device_numbers(name: str, mesh: str, seed: int
     assert_right(program, planned)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_state_is_stored_padded_like_its_parameter() -> None:
     """An odd vocabulary pinned to all devices: the table, its momentum, and what the client is told."""
     program = gpt2(vocabulary=61)
@@ -197,7 +197,7 @@ def test_a_batch_of_twelve_is_split_over_eight() -> None:
     assert compile_and_prove(padded).holds
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_an_odd_vocabulary_is_split_in_the_loss() -> None:
     """GPT-2's 50257 words over eight devices, where four sequences cannot be split eight ways: the search's choice."""
     from benchmarks.planner.suite import cluster_json

@@ -34,7 +34,7 @@ from shardwright.plans.shardings import Mesh, has_rotated_axes
 from tests.planner.programs import PLAIN_A100, gpt2, lower
 from tests.planner.strategies.test_axis_order import language_model, turned_state, two_nodes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.dear
 
 EIGHT = replace(Cluster.local(8), hardware=PLAIN_A100)
 COARSE = Mesh.of({"data": 2, "model": 4})

@@ -125,7 +125,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], Cluster]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -> None:
     asked, cluster = SITUATIONS[situation]
@@ -143,7 +143,7 @@ def test_a_plan_made_again_is_as_good_and_takes_less_searching(situation: str) -
         assert decided(again) == decided(nothing)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_is_computed_again_is_followed_where_only_more_is_asked() -> None:
     first, other = step_of(32, layers=1), step_of(28, layers=1)
     unlimited = plan(first, FEWER, PlanOptions(mesh={"data": 4}))
@@ -186,7 +186,7 @@ def step_of(batch: int, layers: int = 2) -> str:
     return lower(gpt2(layers=layers, batch=batch, length=32))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
     again, restricted = run_recorded(step_of(56), FEWER, options, SearchHistory(store))
@@ -197,7 +197,7 @@ def test_where_memory_binds_twice_the_batch_goes_in_twice_the_parts(bound: tuple
     assert again.cost.step_s <= nothing.cost.step_s * (1 + COST_TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[PlanOptions, MemoryStore]) -> None:
     options, store = bound
     again, search = run_recorded(step_of(12), FEWER, options, SearchHistory(store))
@@ -206,7 +206,7 @@ def test_where_memory_binds_no_longer_nothing_is_computed_again(bound: tuple[Pla
     assert not again.recomputed
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> None:
     """{1: None} costs 13 %: a mesh that was slower than that before cannot have become faster."""
     before, text = plan_from_nothing(text_of(), CLUSTER), text_of({1: None})
@@ -217,7 +217,7 @@ def test_what_an_annotation_makes_slower_is_held_against_the_other_meshes() -> N
     assert decided(again) == decided(plan_from_nothing(text, CLUSTER))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_no_plan_depends_on_which_was_asked_for_first() -> None:
     one, other = text_of(), text_of(batch=128)
     orders = []
@@ -267,7 +267,7 @@ def test_trails_with_other_pins_are_not_followed() -> None:
     assert not follows(plan(text_of({0: None}), CLUSTER, history=history))
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 @pytest.mark.parametrize("options", [PlanOptions(effort="best"), PlanOptions(mode="propagate")])
 def test_who_asks_for_another_search_gets_it(options: PlanOptions) -> None:
     history = SearchHistory(MemoryStore())

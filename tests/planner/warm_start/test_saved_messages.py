@@ -83,7 +83,7 @@ def test_the_same_program_is_told_all_that_was_known() -> None:
             np.testing.assert_allclose(now, before, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_another_batch_begins_nearly_where_it_will_end() -> None:
     _, messages = solved()
     cold, warm = chain_of(text_of(96)), chain_of(text_of(96))
@@ -109,7 +109,7 @@ class _DamagingStore(MemoryStore):
         return value[:-20]
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_damaged_messages_cost_time_and_no_plan() -> None:
     store = _DamagingStore()
     plan(text_of(), CLUSTER, OPTIONS, history=SearchHistory(store))
@@ -128,7 +128,7 @@ class _SourceReadOnce(Source):
         return module
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_a_text_is_read_once_a_call() -> None:
     source, options = _SourceReadOnce(text_of()), PlanOptions(mesh=OPTIONS.mesh, stages=1)
     step_plan = plan_with_cache(source, CLUSTER, options, store=MemoryStore())
@@ -150,7 +150,7 @@ class _ContradictedHistory(SearchHistory):
         return _ContradictedMessages(**{field.name: getattr(messages, field.name) for field in fields(messages)})
 
 
-@pytest.mark.slow
+@pytest.mark.dear
 def test_pins_that_contradict_each_other_are_said_as_from_nothing() -> None:
     history = _ContradictedHistory(MemoryStore())
     plan(text_of(), CLUSTER, OPTIONS, history=history)
