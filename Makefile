@@ -11,19 +11,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
-# Tests run in two processes; more cores: make WORKERS=8 test. Those marked `slow` are left to `make test-all`, which has
-# one process more for them: many of them wait for servers, limits and clocks.
+# Tests run in two processes; more cores: make WORKERS=8 test. Those marked `cluster` wait for servers and ranks most of the
+# time, so more of them run side by side.
 WORKERS ?= 2
-SLOW_WORKERS ?= $(shell echo $$(($(WORKERS) + 1)))
-PYTEST := $(BIN)/python -m pytest
-
-# Tests of servers, limits and clocks may fail because of what runs beside them. What failed is run once more, alone: a
-# fault fails again, and pytest's report of both stays. $(1): which tests. $(2): processes.
-define run_tests
-	@$(PYTEST) --dist worksteal -n $(2) -m "$(1)" $(PYTEST_ARGS) || { \
-		echo "what failed, once more, alone:"; \
-		$(PYTEST) -m "$(1)" --last-failed --last-failed-no-failures none --maxfail 3 $(PYTEST_ARGS); }
-endef
+CLUSTER_WORKERS ?= $(shell echo $$((2 * $(WORKERS))))
+RUN_TESTS := $(BIN)/python scripts/run_tests.py --workers $(WORKERS) --cluster-workers $(CLUSTER_WORKERS)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python setup` overrides.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
@@ -60,11 +52,15 @@ quickstart: $(VENV)/.stamp-run ## Train a small GPT-2 on 8 CPU devices and print
 
 .PHONY: test
 test: $(VENV)/.stamp-dev ## Run the tests that take seconds (under 10 minutes on two cores).
-	$(call run_tests,not slow,$(WORKERS))
+	@$(RUN_TESTS) quick -- $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: test ## Run those, then all others: start-ups, faults, full searches (half an hour more).
-	$(call run_tests,slow,$(SLOW_WORKERS))
+test-all: $(VENV)/.stamp-dev ## Run those and all others: full searches, and beside them clusters and their faults (half an hour).
+	@$(RUN_TESTS) all -- $(PYTEST_ARGS)
+
+.PHONY: durations
+durations: $(VENV)/.stamp-dev ## Write what tests cost into tests/durations.json, as the last test-all measured it.
+	@$(BIN)/python scripts/durations.py build/tests/computing.xml build/tests/cluster.xml
 
 # The newest JAX needs a newer Python than the oldest that Shardwright takes; pyenv's need not be on the path. Another:
 # make NEWEST_PYTHON=/path/to/python test-newest

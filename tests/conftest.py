@@ -1,4 +1,7 @@
-"""Eight CPU devices for every test, set before anything imports JAX; nothing is answered from plans of other runs."""
+"""Eight CPU devices for every test, set before anything imports JAX; nothing is answered from plans of other runs.
+
+Every test's CPU seconds go into the report that --junit-xml writes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 _DEVICES = "--xla_force_host_platform_device_count"
 
@@ -23,3 +29,27 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 for _signal, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_signal) is signal.SIG_IGN:  # what a shell has put in the background hears no Ctrl-C
         signal.signal(_signal, _handler)
+
+
+# ---- what a test costs: scripts/durations.py makes tests/durations.json of it ---------------------------------
+_START_S = pytest.StashKey[float]()
+
+
+def _cpu_s() -> float:
+    """Of this process and its ended children."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[_START_S] = _cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """CPU seconds of a test with its fixtures, and its mark, as properties of its case in --junit-xml's file."""
+    if call.when == "teardown":
+        marks = [mark for mark in ("cluster", "dear") if item.get_closest_marker(mark)]
+        item.user_properties += [("cpu_s", f"{_cpu_s() - item.stash[_START_S]:.2f}"), ("mark", (*marks, "quick")[0])]
+    return (yield)
