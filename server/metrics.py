@@ -128,7 +128,7 @@ def _cluster(master: Master, now_s: float) -> Iterator[Metric]:
     versions = (shardwright_version(), jax_version(), master.cluster.platform)
     yield _gauges("build_info", "Versions; always 1.", ("version", "jax_version", "platform"), [(versions, 1)])
     yield _gauge("uptime_seconds", "Since the master was started.", now_s - master.started_s)
-    summary = state.summary
+    summary = watchdog.summarize(state)
     yield _gauges("state", "1 for the state that the cluster is in.", ("state",), _one_hot(STATES, [summary]))
     states = [formation.node_state(node) for node in formation.nodes]
     yield _gauges("nodes", "Nodes in each state.", ("state",), _one_hot(NODE_STATES, states))
@@ -163,7 +163,7 @@ def _steps(master: Master) -> Iterator[Metric]:
     yield _gauge("array_bytes", "What they take, each counted once.", held)
     yield _counter("uploads", "Arrays that nodes were sent by clients.", statistics.uploads)
     yield _counter("upload_bytes", "What they take, each counted once a node.", statistics.upload_bytes)
-    ages = [state._now_s - session.snapshots.completed_s for session in sessions if session.snapshots.complete]
+    ages = [state.now_s - session.snapshots.completed_s for session in sessions if session.snapshots.complete]
     yield _gauge("snapshot_age_seconds", "Of the session whose newest is the oldest; 0: none.", max(ages, default=0.0))
 
 

@@ -13,7 +13,7 @@ from scripts.import_graph import (
 )
 
 #: Files in the largest circle of imports, type-only ones counted. Only ever lowered.
-LARGEST_CIRCLE = {"client": 36, "server": 17}
+LARGEST_CIRCLE = {"client": 36, "server": 1}
 
 #: Public methods and properties of a class, at most, in these rooms; and classes that have more.
 MOST_METHODS = 25

@@ -13,39 +13,14 @@ executor missing, or a log too short, the generation is over: its arrays are los
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.errors import SessionError
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered, snapshots
-from shardwright.server.master.recovered import Adoption
-from shardwright.server.master.saves import Save
-from shardwright.server.master.sessions import Session, StepOutcome
-
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState, Pending
-
-
-def advance(state: MasterState) -> Commands:
-    """The formation has changed: begin, or give up."""
-    adoption, formation = state.adoption, state.formation
-    assert adoption is not None
-    if formation.phase == "adopting":
-        return []
-    if formation.phase != "ready":
-        state.adoption = None
-        return recovered.lose(state)
-    if adoption.is_reporting or adoption.source is not None:
-        return []
-    received = {node: formation.nodes[node].received for node in formation.team}
-    adoption.top, bottom = max(received.values()), min(received.values())
-    state.sequence = adoption.top
-    if bottom == adoption.top:
-        return _ask_for_reports(state, adoption)
-    adoption.source = max(received, key=received.__getitem__)
-    connection = formation.nodes[adoption.source].executor_connection
-    assert connection is not None
-    return [ev.AskForRecent(connection=connection, after=bottom)]
+from shardwright.server.master import loads, recovered, snapshots, transitions
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import Save, StepOutcome
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 
 def take_recent(state: MasterState, event: ev.RecentReceived) -> Commands:
@@ -59,25 +34,11 @@ def take_recent(state: MasterState, event: ev.RecentReceived) -> Commands:
         received = formation.nodes[node].received
         if 0 < received < first - 1:  # one that got nothing yet tells that no log was cut
             reason = f"node {node} lacks commands that no other one remembers"
-            return state._with_formation(formation.restart(reason, state._now_s))
+            return transitions.follow_formation(state, formation.restart(reason, state.now_s))
         late = tuple(command for command in event.commands if command.sequence > received)
         if late:
             commands.append(ev.Redeliver(connection=connection, commands=late))
-    return commands + _ask_for_reports(state, adoption)
-
-
-def _ask_for_reports(state: MasterState, adoption: Adoption) -> Commands:
-    adoption.is_reporting = True
-    return state._broadcast(lambda sequence: ev.ReportOnWorkers(sequence=sequence))
-
-
-def take_report(state: MasterState, event: ev.ReportReceived) -> Commands:
-    """An executor says what there is."""
-    node = state.formation.connections.get(event.connection)
-    if state.adoption is None or node is None:
-        return []
-    state.adoption.reports[node] = event.sessions
-    return state._command_done(ev.CommandDone(connection=event.connection, sequence=event.sequence))
+    return commands + recovered.ask_for_reports(state, adoption)
 
 
 def finish(state: MasterState, item: Pending) -> Commands:
@@ -97,7 +58,7 @@ def finish(state: MasterState, item: Pending) -> Commands:
         session.is_unreported = False
         if len(by_session.get(session.session_id, {})) == len(state.formation.team):
             commands += _rebuild(state, session, by_session[session.session_id])
-    commands += state._with_formation([])
+    commands += transitions.follow_formation(state, [])
     for session in list(state.sessions.values()):
         commands += recovered.release_held(state, session)
     return commands
@@ -105,7 +66,7 @@ def finish(state: MasterState, item: Pending) -> Commands:
 
 def _close(state: MasterState, session_id: str) -> Commands:
     """A session that ended, and the executors were not told."""
-    return state._broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
+    return state.broadcast(lambda sequence: ev.CloseOnWorkers(sequence=sequence, session_id=session_id))
 
 
 def _rebuild(state: MasterState, session: Session, reports: dict[int, ev.SessionReport]) -> Commands:
@@ -140,7 +101,7 @@ def _rebuild(state: MasterState, session: Session, reports: dict[int, ev.Session
     if session.open_call is not None:
         commands.append(ev.Answer(call=session.open_call, value=session.session_id))
         session.open_call = None
-    commands += state._load_waiting(session)
+    commands += loads.load_waiting(state, session)
     return commands + _resume_copies(state, session, steps)
 
 
@@ -175,11 +136,11 @@ def _resume_copies(
     saved = [record.number for outcome, record in steps.values() if record.is_save and outcome.error is None]
     for number in saved:
         session.saves[number] = Save(
-            number=number, expected_bytes=None, started_s=state._now_s, phase="done", work=session.statistics.saves
+            number=number, expected_bytes=None, started_s=state.now_s, phase="done", work=session.statistics.saves
         )
     if saved:
         session.saves[saved[-1]].phase = "writing"
-        commands += state._broadcast(
+        commands += state.broadcast(
             lambda sequence: ev.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=saved[-1])
         )
     return commands

@@ -17,15 +17,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from shardwright.errors import OptionError, ShardwrightError, StepCancelledError
+from shardwright.server.master import dispatch, named, reruns
 from shardwright.server.master import events as ev
-from shardwright.server.master import named, reruns
-from shardwright.server.master.sessions import Session, unknown_session
-
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState, Pending
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.sessions import Session, cancelled_in_time, unknown_session
+from shardwright.server.master.state import MasterState
 
 #: Where others would lose arrays, a cancelled step may run for so many of its longest runs.
 GRACE_FACTOR = 2.0
@@ -37,7 +36,7 @@ def request(state: MasterState, event: ev.StepsCancelled) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
         return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
-    session.last_seen_s = state._now_s
+    session.last_seen_s = state.now_s
     numbers = set(event.numbers)
     running = sorted(numbers & session.running.keys())
     for number in running:
@@ -47,7 +46,7 @@ def request(state: MasterState, event: ev.StepsCancelled) -> Commands:
     on_their_way = {number for number in numbers if last < number <= last + state.limits.pending_steps}
     session.cancelled |= on_their_way
     done = ev.Cancellation(cancelled=tuple(sorted({*waiting, *on_their_way})), running=tuple(running))
-    return [*commands, ev.Answer(call=event.call, value=done), *state._advance(session)]
+    return [*commands, ev.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
 
 
 def end_steps(state: MasterState, event: ev.StepsEnded) -> Commands:
@@ -69,7 +68,7 @@ def end_steps(state: MasterState, event: ev.StepsEnded) -> Commands:
         state, session, numbers, lambda number: cancelled_in_time(number, f"by {event.operator} ")
     )
     done = ev.Cancellation(cancelled=tuple(sorted(waiting)), running=tuple(running))
-    return [*commands, ev.Answer(call=event.call, value=done), *state._advance(session)]
+    return [*commands, ev.Answer(call=event.call, value=done), *dispatch.advance(state, session)]
 
 
 def _end_orphans(state: MasterState, event: ev.StepsEnded) -> Commands:
@@ -103,7 +102,7 @@ def _refuse_waiting(
     session.queue = deque(item for item in session.queue if id(item.request) not in gone)
     commands: Commands = []
     for step in waiting:
-        commands += state._refuse_step(session, step, why(step.number))
+        commands += dispatch.refuse_step(state, session, step, why(step.number))
     return [step.number for step in waiting], commands
 
 
@@ -166,12 +165,4 @@ def cancelled(message: str) -> StepCancelledError:
         message,
         remedy="the session goes on: arrays that snapshots keep come back by themselves, others are gone, and those "
         "that the step took over, too: run init again, or restore a checkpoint",
-    )
-
-
-def cancelled_in_time(number: int, by: str = "") -> StepCancelledError:
-    """Of one that had not."""
-    return StepCancelledError(
-        f"step {number} was cancelled {by}before it ran",
-        remedy="its arguments are as they were, if no handle was donated",
     )

@@ -39,7 +39,7 @@ class DaemonHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """The server ends soon, or the node whose daemon has this connection; see `drain.py`. reason: in words."""
+    """The server ends soon, or the node whose daemon has this connection; see `draining.py`. reason: in words."""
 
     reason: str
     limit_s: float
@@ -789,3 +789,4 @@ Command = (
     | AbortOnWorkers | Compile | CancelCompile | Progress | Answer | Fail | ReplyStep | Notice | DrainNotice
     | DrainBegan | Drained | EndStream | SessionEnded | NameSnapshot | Log | Halt
 )  # fmt: skip
+Commands = list[Command]

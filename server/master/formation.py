@@ -134,7 +134,7 @@ class NodeRecord:
 
 
 class Formation:
-    """Mutable; `MasterState` feeds it and looks at `phase` before and after.
+    """Mutable; `transitions.py` feeds it and looks at `phase` before and after.
 
     roster: of an elastic cluster. team: nodes of the generation that runs, or ran last; at first all.
     devices: node index → positions of its devices in the team's order.

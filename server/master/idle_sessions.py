@@ -5,16 +5,13 @@ Functions on `MasterState`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.errors import ResourceLimitError, SessionError
-from shardwright.server.master import cancels, saves
+from shardwright.server.master import cancels, session_ends
 from shardwright.server.master import events as ev
-
-if TYPE_CHECKING:
-    from shardwright.server.master.people import Person
-    from shardwright.server.master.sessions import Session
-    from shardwright.server.master.state import Commands, MasterState
+from shardwright.server.master.events import Commands
+from shardwright.server.master.people import Person
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 
 def expire(state: MasterState, session: Session) -> Commands:
@@ -22,7 +19,7 @@ def expire(state: MasterState, session: Session) -> Commands:
 
     A step that runs for a client that is away holds nothing up for longer than others: it is cancelled.
     """
-    limits, idle_s, text = state.limits, state._now_s - session.last_seen_s, ""
+    limits, idle_s, text = state.limits, state.now_s - session.last_seen_s, ""
     grace_s = limits.named_grace_s if session.name else limits.grace_s
     if session.stream is None and idle_s > grace_s:
         text = f"its client was away for {grace_s:g} s"
@@ -35,7 +32,7 @@ def expire(state: MasterState, session: Session) -> Commands:
         return []
     reason = SessionError(f"the session ended: {text}", remedy="connect again")
     commands: Commands = [ev.Log(text=f"session {session.label} expired: {text}", session=session.session_id)]
-    return commands + state._end_session(session.session_id, reason, idle_s if is_away else 0.0)
+    return commands + session_ends.end_session(state, session.session_id, reason, idle_s if is_away else 0.0)
 
 
 def make_room(state: MasterState, person: Person) -> Commands:
@@ -54,9 +51,9 @@ def make_room(state: MasterState, person: Person) -> Commands:
     least = min(
         idle, key=lambda each: (-each.person.sessions, bool(each.name), each.stream is not None, each.last_seen_s)
     )
-    why = f"the server was full, and the session had been idle for {state._now_s - least.last_seen_s:.0f} s"
+    why = f"the server was full, and the session had been idle for {state.now_s - least.last_seen_s:.0f} s"
     commands: Commands = [ev.Log(text=f"session {least.label} gives way to a new one", session=least.session_id)]
-    return commands + state._end_session(least.session_id, SessionError(why, remedy="connect again"))
+    return commands + session_ends.end_session(state, least.session_id, SessionError(why, remedy="connect again"))
 
 
 def refusal(state: MasterState, person: Person) -> ResourceLimitError | None:
@@ -75,7 +72,7 @@ def _may_give_way(state: MasterState, session: Session) -> bool:
     """Nothing is lost with it, and nobody has used it for a while: see `Limits.evict_idle_s`."""
     limits = state.limits
     patience_s = limits.grace_s if session.name else limits.evict_idle_s
-    is_idle = state._now_s - session.last_seen_s > patience_s
+    is_idle = state.now_s - session.last_seen_s > patience_s
     return is_idle and not session.holds_anything and not _is_busy(session)
 
 
@@ -86,7 +83,7 @@ def _is_busy(session: Session) -> bool:
 
 def _is_awaited(session: Session) -> bool:
     waits = any(executable.waiting_calls for executable in session.executables.values())
-    return waits or saves.current_save(session) is not None or session.open_call is not None
+    return waits or session.current_save is not None or session.open_call is not None
 
 
 def _has_steps(session: Session) -> bool:

@@ -6,21 +6,21 @@
 | loading   | each node loads it                 | loaded, or an error       |
 | loaded    | nothing: steps may run it          | gone, once it is unloaded |
 
-Functions on `MasterState`, registered in its tables.
+Functions on `MasterState`, in the tables of `machine.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from shardwright.errors import SessionError
-from shardwright.server.master import drain, quarantine
+from shardwright.server.master import dispatch, drain, quarantine
 from shardwright.server.master import events as ev
-from shardwright.server.master.sessions import Executable, Session, unknown_session
-
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState, Pending
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import Executable
+from shardwright.server.master.sessions import Session, unknown_session
+from shardwright.server.master.state import MasterState
 
 
 def request(state: MasterState, event: ev.LoadRequested) -> Commands:
@@ -28,7 +28,7 @@ def request(state: MasterState, event: ev.LoadRequested) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
         return [ev.Fail(call=event.call, error=unknown_session(event.session_id, state.lost))]
-    session.last_seen_s = state._now_s
+    session.last_seen_s = state.now_s
     executable = session.executables.get(event.plan_id)
     if (stopped := quarantine.refusal_of_load(state, event.session_id, event.plan_id)) is not None:
         return [ev.Fail(call=event.call, error=stopped)]
@@ -45,7 +45,7 @@ def request(state: MasterState, event: ev.LoadRequested) -> Commands:
     if executable.state == "loaded":
         return [ev.Answer(call=event.call, value=executable.program)]
     executable.waiting_calls.append(event.call)
-    executable.since_s = state._now_s
+    executable.since_s = state.now_s
     return [ev.Progress(call=event.call, phase="emit and compile" if executable.program is None else "load")]
 
 
@@ -59,7 +59,7 @@ def abandon(state: MasterState, event: ev.LoadAbandoned) -> Commands:
     if executable.waiting_calls or executable.state != "compiling":
         return []
     del session.executables[event.plan_id]
-    return cancel_compiles(state, [event.plan_id]) + state._advance(session)
+    return cancel_compiles(state, [event.plan_id]) + dispatch.advance(state, session)
 
 
 def cancel_compiles(state: MasterState, plan_ids: Iterable[str]) -> Commands:
@@ -83,9 +83,9 @@ def finish_compile(state: MasterState, event: ev.CompileFinished) -> Commands:
         if event.error is not None:
             del session.executables[event.plan_id]
             commands += [ev.Fail(call=call, error=event.error) for call in executable.waiting_calls]
-            commands += state._advance(session)
+            commands += dispatch.advance(state, session)
             continue
-        executable.program, executable.state, executable.since_s = event.program, "loading", state._now_s
+        executable.program, executable.state, executable.since_s = event.program, "loading", state.now_s
         commands += [ev.Progress(call=call, phase="load") for call in executable.waiting_calls]
         if session.is_open:
             commands += load(state, session, executable)
@@ -96,7 +96,7 @@ def load(state: MasterState, session: Session, executable: Executable) -> Comman
     """Have every node load a compiled program."""
     program = executable.program
     assert program is not None
-    return state._broadcast(
+    return state.broadcast(
         lambda sequence: ev.LoadOnWorkers(sequence=sequence, session_id=session.session_id, program=program)
     )
 
@@ -106,7 +106,7 @@ def end_waits(state: MasterState, session: Session) -> Commands:
     limits, commands = state.limits, list[ev.Command]()
     wait_s = limits.restart_patience_s if session.snapshots.is_told else limits.argument_wait_s
     for executable in session.executables.values():
-        is_late = not session.is_open and state._now_s - executable.since_s > wait_s
+        is_late = not session.is_open and state.now_s - executable.since_s > wait_s
         if is_late and executable.state == "loading":
             calls, executable.waiting_calls = executable.waiting_calls, []
             error = state.formation.not_ready("the load of a program", wait_s)
@@ -127,12 +127,12 @@ def unload(state: MasterState, event: ev.UnloadRequested) -> Commands:
         if executable.state == "compiling":
             commands += cancel_compiles(state, [event.executable_id])
         if session.is_open and executable.state != "compiling":
-            commands += state._broadcast(
+            commands += state.broadcast(
                 lambda sequence: ev.UnloadOnWorkers(
                     sequence=sequence, session_id=event.session_id, executable_id=event.executable_id
                 )
             )
-        commands += state._advance(session)
+        commands += dispatch.advance(state, session)
     return commands
 
 
@@ -147,9 +147,9 @@ def finish(state: MasterState, item: Pending) -> Commands:
     if item.error is not None:
         del session.executables[executable.plan_id]
         fail: Commands = [ev.Fail(call=call, error=item.error) for call in calls]
-        return fail + state._advance(session)
+        return fail + dispatch.advance(state, session)
     executable.state = "loaded"
-    return [*(ev.Answer(call=call, value=executable.program) for call in calls), *state._advance(session)]
+    return [*(ev.Answer(call=call, value=executable.program) for call in calls), *dispatch.advance(state, session)]
 
 
 def drop_refused(session: Session, pending: dict[int, Pending]) -> Commands:
@@ -163,3 +163,9 @@ def drop_refused(session: Session, pending: dict[int, Pending]) -> Commands:
             calls = session.executables.pop(command.program.plan_id).waiting_calls
             commands += [ev.Fail(call=call, error=item.verdict) for call in calls]
     return commands
+
+
+def load_waiting(state: MasterState, session: Session) -> Commands:
+    """Of an open session: have the executors load what is compiled."""
+    waiting = [executable for executable in session.executables.values() if executable.state == "loading"]
+    return [command for executable in waiting for command in load(state, session, executable)]

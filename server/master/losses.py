@@ -5,15 +5,14 @@ Functions on `MasterState`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.errors import ShardwrightError, WorkerLostError
-from shardwright.server.master import cancels, loads, quarantine, reruns, saves, snapshots
+from shardwright.server.master import cancels, deaths, dispatch, loads, reruns, saves, snapshots
 from shardwright.server.master import events as ev
-from shardwright.server.master.sessions import Session, StepOutcome
-
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState, Pending
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import StepOutcome
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 
 def take(state: MasterState) -> Commands:
@@ -29,21 +28,21 @@ def take(state: MasterState) -> Commands:
         again = reruns.list_steps(session, pending)
         for array_id in list(session.arrays):
             session.drop_array(array_id, loss)
-        reruns.queue(session, again, state._now_s)
+        reruns.queue(session, again, state.now_s)
         for number, sequence in sorted(session.running.items()):
             item = pending[sequence]
             assert isinstance(item.command, ev.RunOnWorkers)
             session.finish(number, StepOutcome(error=_loss_of(state, session, item, loss)), item.command.step.kind)
         for executable in session.executables.values():
-            executable.since_s = state._now_s
+            executable.since_s = state.now_s
             if executable.state == "loaded":
                 executable.state = "loading"
         commands += loads.drop_refused(session, pending)
-        commands += saves.lose(session, loss, state._now_s)
+        commands += saves.lose(session, loss, state.now_s)
         if session.snapshots.is_told or state.formation.roster is not None or again:
             commands += snapshots.tell_loss(session, loss)
-        commands += state._reply_steps(session) + state._advance(session)
-    return commands + quarantine.note_loss(state, pending)
+        commands += dispatch.reply_steps(state, session) + dispatch.advance(state, session)
+    return commands + deaths.note_loss(state, pending)
 
 
 def _loss_of(state: MasterState, session: Session, item: Pending, loss: ShardwrightError) -> ShardwrightError:
@@ -77,5 +76,5 @@ def tell_workers(state: MasterState, session: Session) -> Commands:
     return [
         command
         for why, array_ids in lost.values()
-        for command in state._release_on_workers(session, tuple(array_ids), why)
+        for command in state.release_on_workers(session, tuple(array_ids), why)
     ]

@@ -5,14 +5,12 @@ Arrays that were not kept are freed; steps in the queue never run. Functions on 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shardwright.errors import AuthenticationError, SessionError
 from shardwright.server.master import events as ev
-from shardwright.server.master.sessions import Session, StepOutcome
-
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState
+from shardwright.server.master.events import Commands
+from shardwright.server.master.session_records import StepOutcome
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 #: Array ids that a successor leaves out: the last ones of before a restart of the master may not have been stored.
 ID_MARGIN = 1 << 20
@@ -49,7 +47,7 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
             commands.append(ev.Answer(call=item.request.call))
     session.queue.clear()
     session.cancelled.clear()
-    session.last_seen_s = state._now_s
+    session.last_seen_s = state.now_s
     session.snapshots.is_told = session.is_protected = False
     session.snapshots.last_end = session.snapshots.unnamed_end = None
     session.snapshots.protection = ev.Protection()
@@ -61,7 +59,7 @@ def take_up(state: MasterState, session: Session, event: ev.SessionRequested) ->
         session.open_call = call
         return commands
     if dropped:
-        commands += state._release_on_workers(session, dropped, None)
+        commands += state.release_on_workers(session, dropped, None)
     return [*commands, ev.Answer(call=call, value=session.session_id)]
 
 

@@ -6,16 +6,12 @@ A person is a token's name, or a host where many share a token: see `Access.pers
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shardwright.errors import ResourceLimitError
 from shardwright.server.limits import Limits
 from shardwright.units import format_bytes
-
-if TYPE_CHECKING:
-    from shardwright.server.master.sessions import Session
 
 
 @dataclass(slots=True)
@@ -84,22 +80,15 @@ class People:
         if not person.sessions:
             self._by_name.pop(person.name, None)
 
-    def move(self, session: Session, name: str) -> None:
-        """Its client says who it is: after a restart of the master, only the owner is known. name: "": it does not."""
-        if name and session.person.name != name:
-            self.leave(session.person, session.array_bytes)
-            session.person = self.join(self.find(name))
-            session.person.array_bytes += session.array_bytes
-
     def all(self) -> list[Person]:
         return list(self._by_name.values())
 
-    def check_invariants(self, sessions: Collection[Session]) -> None:
-        """Each counts the sessions that are theirs, and what these hold."""
+    def check_invariants(self, holdings: Iterable[tuple[Person, int]]) -> None:
+        """Each counts the sessions that are theirs, and what these hold. holdings: of each session, whose and bytes."""
         counts, sizes = Counter[str](), Counter[str]()
-        for session in sessions:
-            assert session.person is self._by_name[session.person.name]
-            counts[session.person.name] += 1
-            sizes[session.person.name] += session.array_bytes
+        for person, size_bytes in holdings:
+            assert person is self._by_name[person.name]
+            counts[person.name] += 1
+            sizes[person.name] += size_bytes
         assert {person.name: person.sessions for person in self.all()} == counts
         assert all(person.array_bytes == sizes[person.name] for person in self.all())

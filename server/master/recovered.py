@@ -11,32 +11,18 @@ Functions on `MasterState`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from shardwright.errors import WorkerLostError
 from shardwright.proto.v1 import master_pb2
-from shardwright.server.master import elasticity
+from shardwright.server.master import dispatch, teams
 from shardwright.server.master import events as ev
-from shardwright.server.master.sessions import Executable, Session
-from shardwright.server.master.snapshots import Snapshots
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Adoption
+from shardwright.server.master.session_records import Executable, Snapshots
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import SessionRow, StoredState
 
-if TYPE_CHECKING:
-    from shardwright.server.master.state import Commands, MasterState
-
-
 _TEAM_IS_GONE = "the nodes that a master before ran are not all in the cluster file any more: all executors start anew"
-
-
-@dataclass(slots=True)
-class Adoption:
-    """reports: by node. source: the node asked for its log; top: the last command of any executor."""
-
-    reports: dict[int, tuple[ev.SessionReport, ...]] = field(default_factory=dict)
-    source: int | None = None
-    top: int = 0
-    is_reporting: bool = False
 
 
 def row_of(session: Session) -> SessionRow:
@@ -97,11 +83,38 @@ def restore(state: MasterState, stored: StoredState, now_s: float) -> Commands:
         )
         session.executables = {plan_id: Executable(plan_id=plan_id) for plan_id in row.executables}
         if not is_same_team:
-            elasticity.retire_programs(session)
+            teams.retire_programs(session)
     state.recovered_sessions = len(stored.sessions)
     state.lost = dict(stored.lost)
     state.lost_names = {name: session_id for session_id, name in stored.lost_names.items() if name}
     return [] if is_same_team or not stored.team else [ev.Log(text=_TEAM_IS_GONE, is_warning=True)]
+
+
+def advance_adoption(state: MasterState) -> Commands:
+    """The formation has changed: begin, or give up."""
+    adoption, formation = state.adoption, state.formation
+    assert adoption is not None
+    if formation.phase == "adopting":
+        return []
+    if formation.phase != "ready":
+        state.adoption = None
+        return lose(state)
+    if adoption.is_reporting or adoption.source is not None:
+        return []
+    received = {node: formation.nodes[node].received for node in formation.team}
+    adoption.top, bottom = max(received.values()), min(received.values())
+    state.sequence = adoption.top
+    if bottom == adoption.top:
+        return ask_for_reports(state, adoption)
+    adoption.source = max(received, key=received.__getitem__)
+    connection = formation.nodes[adoption.source].executor_connection
+    assert connection is not None
+    return [ev.AskForRecent(connection=connection, after=bottom)]
+
+
+def ask_for_reports(state: MasterState, adoption: Adoption) -> Commands:
+    adoption.is_reporting = True
+    return state.broadcast(lambda sequence: ev.ReportOnWorkers(sequence=sequence))
 
 
 def lose(state: MasterState) -> Commands:
@@ -126,8 +139,8 @@ def release_held(state: MasterState, session: Session) -> Commands:
     commands: Commands = []
     for step in held:
         if session.session_id in state.sessions:
-            commands += state._step_requested(step)
-    return commands + state._advance(session)
+            commands += dispatch.request_step(state, step)
+    return commands + dispatch.advance(state, session)
 
 
 def greet(state: MasterState, session: Session, stream: int) -> Commands:
@@ -142,21 +155,12 @@ def greet(state: MasterState, session: Session, stream: int) -> Commands:
         session.drop_array(array_id, loss)
     commands: Commands = []
     if lost and session.is_open and not session.snapshots.is_told:
-        commands += state._release_on_workers(session, lost, loss)
+        commands += state.release_on_workers(session, lost, loss)
     is_told = session.snapshots.is_told or state.formation.roster is not None
     if is_told and not session.is_loss_told:
         commands.append(ev.Notice(stream=stream, lost=loss))
     session.is_loss_told = True
     return commands
-
-
-def take_number(session: Session, number: int) -> None:
-    """The first step of a client that is back: it had answers to all before."""
-    session.awaits_number = False
-    if session.loss is not None or number > session.last_number + 1:
-        session.first_number, session.last_number = number, number - 1
-        session.outcomes.clear()
-        session.cancelled.clear()
 
 
 def _to_bytes(kept: ev.Kept | None) -> bytes:

@@ -8,15 +8,14 @@ its session, under its number. Clients that restore snapshots send their steps a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+from shardwright.errors import ShardwrightError
 from shardwright.server.master import events as ev
 from shardwright.server.master import quarantine
-
-if TYPE_CHECKING:
-    from shardwright.errors import ShardwrightError
-    from shardwright.server.master.sessions import QueuedRequest, Session
-    from shardwright.server.master.state import MasterState, Pending
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import QueuedRequest
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 
 def list_steps(session: Session, pending: Mapping[int, Pending]) -> list[ev.StepRequested]:

@@ -8,13 +8,10 @@
 | abandoning | the first node removes what there is              | done, with the error that it had |
 
 Whatever ends the generation, the session or the time allowed ends the save with an error:
-no worker waits for another. Functions on `MasterState`, registered in its tables.
+no worker waits for another. Functions on `MasterState`, in the tables of `machine.py`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from shardwright.errors import (
     CheckpointError,
@@ -25,55 +22,11 @@ from shardwright.errors import (
     WorkerLostError,
 )
 from shardwright.server.master import events as ev
-from shardwright.server.master.statistics import Work, result_of
-
-if TYPE_CHECKING:
-    from shardwright.server.master.sessions import Session
-    from shardwright.server.master.state import Commands, MasterState, Pending
-
-#: Outcomes of saves that a session remembers.
-MAX_REMEMBERED = 64
-
-
-@dataclass(slots=True)
-class Save:
-    """One save of a session.
-
-    expected_bytes: of all its arrays; None: unknown after a restart. calls: who waits for its end. work: counts saves.
-    """
-
-    number: int
-    expected_bytes: int | None
-    started_s: float
-    phase: str = "copying"
-    error: ShardwrightError | None = None
-    written_bytes: int = 0
-    save_s: float = 0.0
-    calls: list[int] = field(default_factory=list)
-    work: Work = field(default_factory=Work)
-
-    @property
-    def is_done(self) -> bool:
-        return self.phase == "done"
-
-    def end(self, now_s: float, error: ShardwrightError | None = None) -> Commands:
-        """It is over; whoever waits is told."""
-        self.phase, self.save_s = "done", now_s - self.started_s
-        self.error = self.error or error
-        self.work.end(result_of(self.error), self.save_s, self.written_bytes)
-        calls, self.calls = self.calls, []
-        return [self.answer(call) for call in calls]
-
-    def answer(self, call: int) -> ev.Command:
-        if self.error is not None:
-            return ev.Fail(call=call, error=self.error)
-        return ev.Answer(call=call, value=(self.written_bytes, self.save_s))
-
-
-def current_save(session: Session) -> Save | None:
-    """The save that is under way; a session has one at a time."""
-    last = next(reversed(session.saves.values()), None)
-    return None if last is None or last.is_done else last
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import Save
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 
 
 def is_file_work(command: ev.ToWorkers) -> bool:
@@ -84,30 +37,12 @@ def is_file_work(command: ev.ToWorkers) -> bool:
     return isinstance(command, ev.WriteOnWorkers | ev.FinishOnWorkers | ev.StoreOnWorkers)
 
 
-def refusal(session: Session) -> ShardwrightError | None:
-    """Why no save may begin now, or None."""
-    save = current_save(session)
-    if save is None:
-        return None
-    return CheckpointError(f"the save of step {save.number} is still under way", remedy="wait for it first")
-
-
-def start(session: Session, step: ev.StepRequested, now_s: float) -> None:
-    """Book a save whose step was dispatched."""
-    expected_bytes = sum(session.arrays[array_id] for array_id in step.arguments)
-    session.saves[step.number] = Save(
-        number=step.number, expected_bytes=expected_bytes, started_s=now_s, work=session.statistics.saves
-    )
-    for old in list(session.saves)[:-MAX_REMEMBERED]:
-        del session.saves[old]
-
-
 def wait_requested(state: MasterState, event: ev.SaveAwaited) -> Commands:
     session = state.sessions.get(event.session_id)
     if session is None:
         gone = SessionError("the session is closed, and its saves with it", remedy="open a new session")
         return [ev.Fail(call=event.call, error=gone)]
-    session.last_seen_s = state._now_s
+    session.last_seen_s = state.now_s
     save = session.saves.get(event.number)
     if save is None and event.number < session.first_number:
         cut_off = f"the save of step {event.number} was cut off: the servers were started again"
@@ -131,7 +66,7 @@ def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands
     if save.error is not None:
         return _finish(state, session, save)
     save.phase = "writing"
-    return state._broadcast(
+    return state.broadcast(
         lambda sequence: ev.WriteOnWorkers(sequence=sequence, session_id=session.session_id, number=save.number)
     )
 
@@ -155,23 +90,23 @@ def finish_commit(state: MasterState, item: Pending) -> Commands:
     session = state.sessions.get(item.command.session_id)
     if session is None or session.saves[item.command.number].is_done:
         return []
-    return session.saves[item.command.number].end(state._now_s, item.error)
+    return session.saves[item.command.number].end(state.now_s, item.error)
 
 
 def lose(session: Session, error: ShardwrightError, now_s: float) -> Commands:
     """The generation or the session ended."""
-    save = current_save(session)
+    save = session.current_save
     return save.end(now_s, error) if save is not None else []
 
 
 def tick(state: MasterState) -> Commands:
     commands: Commands = []
     for session in state.sessions.values():
-        save = current_save(session)
-        if save is not None and state._now_s - save.started_s > state.limits.save_s:
+        save = session.current_save
+        if save is not None and state.now_s - save.started_s > state.limits.save_s:
             waited = f"the save of step {save.number} was not complete within {state.limits.save_s:g} s ({save.phase})"
             commands += _abandon(state, session, save)
-            commands += save.end(state._now_s, DeadlineError(waited, remedy="check the file system of the directory"))
+            commands += save.end(state.now_s, DeadlineError(waited, remedy="check the file system of the directory"))
     return commands
 
 
@@ -179,7 +114,7 @@ def check_invariants(state: MasterState, session: Session) -> None:
     """A save under way is carried out right now, by the step or the order of its phase."""
     assert all(save.is_done for save in list(session.saves.values())[:-1]), "one at a time"
     assert all(not save.calls for save in session.saves.values() if save.is_done), "nobody waits for what is over"
-    save = current_save(session)
+    save = session.current_save
     if save is None:
         return
     if save.phase == "copying":
@@ -196,7 +131,7 @@ def _finish(state: MasterState, session: Session, save: Save) -> Commands:
         save.phase = "abandoning"
         return _abandon(state, session, save)
     save.phase = "committing"
-    return state._broadcast(
+    return state.broadcast(
         lambda sequence: ev.FinishOnWorkers(
             sequence=sequence, session_id=session.session_id, number=save.number, is_commit=True
         )
@@ -204,7 +139,7 @@ def _finish(state: MasterState, session: Session, save: Save) -> Commands:
 
 
 def _abandon(state: MasterState, session: Session, save: Save) -> Commands:
-    return state._broadcast(
+    return state.broadcast(
         lambda sequence: ev.FinishOnWorkers(
             sequence=sequence, session_id=session.session_id, number=save.number, is_commit=False
         )

@@ -29,7 +29,7 @@ from shardwright.protocol.session_secrets import MAX_NAME, id_of, is_name, named
 from shardwright.server.access import Access, token_of
 from shardwright.server.black_box import dataset_key
 from shardwright.server.handlers import abort_aio
-from shardwright.server.master import drain, elasticity, named, recovered, status
+from shardwright.server.master import drain, named, recovered, status, teams
 from shardwright.server.master import events as ev
 from shardwright.server.master.content_store import PlanRecord
 from shardwright.server.master.executables import dump_texts, load_result
@@ -232,7 +232,7 @@ class MasterService(master_pb2_grpc.MasterServicer):
     def _require_team(self, record: PlanRecord) -> None:
         """Raises ClusterChangedError where a plan is for other nodes than there are."""
         if record.team != self._master.state.team:
-            raise elasticity.changed()
+            raise teams.changed()
 
     async def _keep_alive(self, session_id: str) -> None:
         """A session does not expire while it waits for a plan."""

@@ -20,53 +20,26 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 
-from shardwright.errors import ArrayError, ResourceLimitError, SessionError, ShardwrightError
+from shardwright.errors import (
+    ArrayError,
+    CheckpointError,
+    ResourceLimitError,
+    SessionError,
+    ShardwrightError,
+    StepCancelledError,
+)
 from shardwright.server.limits import Limits
-from shardwright.server.master import saves
 from shardwright.server.master.events import Kept, ProgramInfo, ReleaseRequested, StepRequested
 from shardwright.server.master.people import Person
-from shardwright.server.master.saves import Save
-from shardwright.server.master.snapshots import Snapshots
+from shardwright.server.master.session_records import Executable, QueuedRequest, Save, Snapshots, StepOutcome
 from shardwright.server.master.statistics import Statistics
 from shardwright.units import format_bytes
 
+#: Outcomes of saves that a session remembers.
+MAX_REMEMBERED_SAVES = 64
+
 #: How many ids that are gone are remembered, to say why; older ones count as unknown.
 MAX_REMEMBERED_DROPS = 65_536
-
-
-@dataclass(slots=True)
-class Executable:
-    """state: "compiling", "loading" (or waiting for a cluster to load on), "loaded". longest_run_s: of its steps.
-
-    since_s: since when the calls wait that are as they are now: the latest call, the end of the compilation, a loss.
-    """
-
-    plan_id: str
-    state: str = "compiling"
-    program: ProgramInfo | None = None
-    waiting_calls: list[int] = field(default_factory=list)
-    since_s: float = 0.0
-    longest_run_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """What a step number ended with; kept until the client cannot ask again."""
-
-    error: ShardwrightError | None
-    values: tuple[object, ...] = ()
-    run_s: float = 0.0
-    traces: tuple[object, ...] = ()
-    not_finite: tuple[object, ...] = ()
-
-
-@dataclass(slots=True)
-class QueuedRequest:
-    """A step or a release in the session's queue, and since when it waits. is_again: after a loss of executors."""
-
-    request: StepRequested | ReleaseRequested
-    since_s: float
-    is_again: bool = False
 
 
 #: Why an array is gone: the step it was donated to, 0 for "released", or an error. A step donates
@@ -188,7 +161,7 @@ class Session:
     # ---- steps -------------------------------------------------------------
     def refusal(self, step: StepRequested) -> ShardwrightError | None:
         """Why the step can never run, or None."""
-        if step.files is not None and step.files.is_save and (busy := saves.refusal(self)) is not None:
+        if step.files is not None and step.files.is_save and (busy := self._save_refusal()) is not None:
             return busy
         executable = self.executable_of(step)
         if executable is None:
@@ -337,7 +310,7 @@ class Session:
         if step.snapshot is not None and not step.snapshot.is_restore:
             self.snapshots.copied_kept[step.number] = self.kept
         if step.files is not None and step.files.is_save:
-            saves.start(self, step, now_s)
+            self._start_save(step, now_s)
 
     def finish(self, number: int, outcome: StepOutcome, kind: str = "step") -> None:
         """Keep the outcome of step `number`, and forget outcomes no client may ask for again."""
@@ -345,6 +318,44 @@ class Session:
         self.running.pop(number, None)
         self.outcomes[number] = outcome
         self.outcomes.pop(number - 2 * self.limits.pending_steps, None)
+
+    @property
+    def current_save(self) -> Save | None:
+        """The save that is under way; a session has one at a time."""
+        last = next(reversed(self.saves.values()), None)
+        return None if last is None or last.is_done else last
+
+    def _save_refusal(self) -> CheckpointError | None:
+        """Why no save may begin now, or None."""
+        save = self.current_save
+        if save is None:
+            return None
+        return CheckpointError(f"the save of step {save.number} is still under way", remedy="wait for it first")
+
+    def _start_save(self, step: StepRequested, now_s: float) -> None:
+        """Book a save whose step was dispatched."""
+        expected_bytes = sum(self.arrays[array_id] for array_id in step.arguments)
+        self.saves[step.number] = Save(
+            number=step.number, expected_bytes=expected_bytes, started_s=now_s, work=self.statistics.saves
+        )
+        for old in list(self.saves)[:-MAX_REMEMBERED_SAVES]:
+            del self.saves[old]
+
+    def take_number(self, number: int) -> None:
+        """The first step of a client that is back: it had answers to all before."""
+        self.awaits_number = False
+        if self.loss is not None or number > self.last_number + 1:
+            self.first_number, self.last_number = number, number - 1
+            self.outcomes.clear()
+            self.cancelled.clear()
+
+    def change_person(self, name: str) -> None:
+        """Its client says who it is: after a restart of the master, only the owner is known. name: "": it does not."""
+        person = self.person
+        if name and person.name != name:
+            person.people.leave(person, self.array_bytes)
+            self.person = person.people.join(person.people.find(name))
+            self.person.array_bytes += self.array_bytes
 
     def check_invariants(self) -> None:
         queued = [item.request.number for item in self.queue if isinstance(item.request, StepRequested)]
@@ -383,4 +394,12 @@ def lost_session(why: str) -> SessionError:
     return SessionError(
         f"the session is lost: the server's state was damaged ({why})",
         remedy="connect again, which opens a new session, and restore a checkpoint",
+    )
+
+
+def cancelled_in_time(number: int, by: str = "") -> StepCancelledError:
+    """Of one that had not."""
+    return StepCancelledError(
+        f"step {number} was cancelled {by}before it ran",
+        remedy="its arguments are as they were, if no handle was donated",
     )

@@ -1,4 +1,4 @@
-"""The master's shell: brings events to `MasterState` and carries out its commands.
+"""The master's shell: brings events to the state machine and carries out its commands.
 
 Everything here runs on one asyncio loop. gRPC handlers (`service.py`) hold
 `Call`s and `OutgoingStream`s; commands reach them by number.
@@ -24,9 +24,8 @@ from shardwright.server.limits import Limits
 from shardwright.server.log_store import LogStore, RecentLines
 from shardwright.server.logs import LogWriter
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered
+from shardwright.server.master import machine, recovered, watchdog
 from shardwright.server.master.content_store import ContentStore, PlanRecord
-from shardwright.server.master.elasticity import changed
 from shardwright.server.master.executables import compile_program, holders_of_snapshots, load_messages, peers_of
 from shardwright.server.master.figures import Figures
 from shardwright.server.master.formation import Identity, Member
@@ -36,6 +35,7 @@ from shardwright.server.master.programs import StoredProgram
 from shardwright.server.master.roster import Roster, elasticity_of
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import StateStore, StoredState
+from shardwright.server.master.teams import changed
 from shardwright.server.versions import jax_version, shardwright_version
 from shardwright.xla import Cancellation, CompileService
 
@@ -305,7 +305,7 @@ class Master:
 
     # ---- events in, commands out -------------------------------------------
     def handle_event(self, event: ev.Event) -> None:
-        self._carry_out(self.state.handle(event, self._loop.time()))
+        self._carry_out(machine.handle(self.state, event, self._loop.time()))
         if self.state.team != self._team:
             teams = (self._team, self.state.team)  # a client may still ask for a plan of the team before
             self._team = self.state.team
@@ -329,7 +329,7 @@ class Master:
 
     def _tell_health(self) -> None:
         """Ready means that a step would run now: no hang, no drain, all executors there."""
-        is_ready = self.state.formation.phase == "ready" and self.state.summary in ("ready", "degraded")
+        is_ready = self.state.formation.phase == "ready" and watchdog.summarize(self.state) in ("ready", "degraded")
         if is_ready != self._was_ready:
             self._was_ready = is_ready
             self.on_ready(is_ready)

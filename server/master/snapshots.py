@@ -12,45 +12,19 @@ older than all of these goes. After a restart it all stays until the client is b
 is under way. A session whose steps name their generation is told of each loss: its client restores the newest complete
 snapshot and sends the steps since again. So are all on an elastic cluster, for their plans may be for nodes that are
 gone, and those whose steps run again by themselves, for what they uploaded before is gone. Functions on `MasterState`,
-registered in its tables.
+in the tables of `machine.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 from shardwright.errors import ShardwrightError, WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.session_records import Snapshots
+from shardwright.server.master.sessions import Session
+from shardwright.server.master.state import MasterState
 from shardwright.server.master.statistics import result_of
-
-if TYPE_CHECKING:
-    from shardwright.server.master.sessions import Session
-    from shardwright.server.master.state import Commands, MasterState, Pending
-
-
-@dataclass(slots=True)
-class Snapshots:
-    """Of a session. complete: step number of the newest that all executors have stored, 0: none; kept_bytes: of it.
-
-    named: the one that the store names on the disk; the same without a store. protection: what the client says of
-    itself; None: it has not come back to this master. stored_since_s: when the one under way was copied. completed_s:
-    when the newest was stored. unnamed_end: of the newest, while the store does not name it; last_end: of the last one
-    that the client was told. is_told: whether the client restores its arrays after a loss. kept: what its client kept
-    when the newest complete one was taken; copied_kept: of those under way.
-    """
-
-    complete: int = 0
-    named: int = 0
-    protection: ev.Protection | None = field(default_factory=ev.Protection)
-    unnamed_end: ev.SnapshotEnded | None = None
-    kept_bytes: int = 0
-    stored_since_s: float = 0.0
-    completed_s: float = -1.0
-    last_end: ev.SnapshotEnded | None = None
-    is_told: bool = False
-    kept: ev.Kept | None = None
-    copied_kept: dict[int, ev.Kept | None] = field(default_factory=dict)
 
 
 def stale(state: MasterState, step: ev.StepRequested) -> ShardwrightError | None:
@@ -91,8 +65,8 @@ def finish_copy(state: MasterState, session: Session, item: Pending) -> Commands
 
 def store(state: MasterState, session: Session, number: int) -> Commands:
     """Have the executors store what they copied."""
-    session.snapshots.stored_since_s = state._now_s
-    return state._broadcast(
+    session.snapshots.stored_since_s = state.now_s
+    return state.broadcast(
         lambda sequence: ev.StoreOnWorkers(
             sequence=sequence,
             session_id=session.session_id,
@@ -113,9 +87,9 @@ def finish_store(state: MasterState, item: Pending) -> Commands:
     snapshots = session.snapshots
     snapshots.complete, snapshots.kept_bytes = number, item.written_bytes
     snapshots.kept = snapshots.copied_kept.get(number)
-    snapshots.completed_s = state._now_s
+    snapshots.completed_s = state.now_s
     session.is_protected = snapshots.is_told
-    store_s = state._now_s - snapshots.stored_since_s
+    store_s = state.now_s - snapshots.stored_since_s
     snapshots.unnamed_end = ev.SnapshotEnded(number=number, kept_bytes=item.written_bytes, store_s=store_s)
     return [ev.NameSnapshot(session_id=session.session_id, number=number)]
 

@@ -29,7 +29,7 @@ def report(master: Master, nodes: Iterable[master_pb2.Node], caller: Caller) -> 
         jax_version=jax_version(),
         cluster_name=master.cluster.name,
         platform=master.cluster.platform,
-        state=state.summary,
+        state=watchdog.summarize(state),
         waiting_for=watchdog.waiting_for(state),
         nodes=[_node(master, node) for node in nodes],
         sessions=[

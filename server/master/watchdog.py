@@ -16,73 +16,19 @@ Ages are read from an `AwakeClock`. Functions on `MasterState`, as in `saves.py`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from shardwright.errors import DeadlineError, ShardwrightError, StepTimeoutError
-from shardwright.server.master import cancels, drain
+from shardwright.server.master import cancels, draining, transitions
 from shardwright.server.master import events as ev
+from shardwright.server.master.events import Commands
+from shardwright.server.master.records import Pending
+from shardwright.server.master.state import MasterState
 
-if TYPE_CHECKING:
-    from shardwright.server.limits import Limits
-    from shardwright.server.master.sessions import Executable
-    from shardwright.server.master.state import Commands, MasterState, Pending
-
-#: Longest time between two events that counts as such: in a longer one the master itself stood still.
-LONGEST_PAUSE_S = 2.0
-#: A step's time limit, as multiples of its plan's prediction and of its longest run so far.
-PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
-#: No step runs longer without its user's consent.
-LONGEST_LIMIT_S = 24 * 3600.0
-#: Whatever a user asks for: everybody's arrays go with a step that is ended, so a healthy one has to have had a chance.
-SHORTEST_LIMIT_S = 1.0
 #: A step older than so many of its longest runs is a suspect.
 STALL_FACTOR = 3.0
 #: Age from which Status names the head.
 SHOWN_S = 2.0
 #: Nodes that a text names, at most.
 _MAX_NAMED = 4
-
-
-@dataclass(slots=True)
-class AwakeClock:
-    """Seconds during which the master ran: a stopped master must not take its peers for dead when it goes on."""
-
-    now_s: float = 0.0
-    _seen_s: float | None = None
-
-    def advance(self, now_s: float) -> None:
-        if self._seen_s is not None:
-            self.now_s += min(now_s - self._seen_s, LONGEST_PAUSE_S)
-        self._seen_s = now_s
-
-
-@dataclass(slots=True)
-class Watchdog:
-    """ended_s: when the last head got its answer. reported: the head that was named, and whether it was cancelled."""
-
-    clock: AwakeClock
-    ended_s: float = 0.0
-    reported: tuple[int, bool] = (0, False)
-
-
-def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
-    """Seconds that a step may take: the user's limit (1 or more), else a generous one, never below `limits.step_s`."""
-    if step.files is not None or step.snapshot is not None:
-        return limits.save_s
-    if step.timeout_s > 0:
-        return max(step.timeout_s, SHORTEST_LIMIT_S)
-    if executable is None or executable.program is None:
-        return limits.step_s
-    predicted_s = PREDICTED_FACTOR * executable.program.predicted_s
-    return min(max(limits.step_s, predicted_s, MEASURED_FACTOR * executable.longest_run_s), LONGEST_LIMIT_S)
-
-
-def usual_s(executable: Executable | None) -> float:
-    """What its steps took at most so far; never less than predicted."""
-    if executable is None or executable.program is None:
-        return 0.0
-    return max(executable.program.predicted_s, executable.longest_run_s)
 
 
 def head(state: MasterState) -> Pending | None:
@@ -117,7 +63,7 @@ def find_stalled(state: MasterState) -> Pending | None:
 def waiting_for(state: MasterState) -> str:
     """What everybody waits for, in words; empty below `SHOWN_S`."""
     if state.drain is not None:
-        return drain.waiting_for(state)
+        return draining.waiting_for(state)
     item = head(state)
     return "" if item is None or age_s(state, item) < SHOWN_S else describe(state, item)
 
@@ -135,7 +81,7 @@ def _outlook(state: MasterState, item: Pending) -> str:
         session = state.sessions.get(cancels.session_of(item.command))
         if session is None or session.stream is not None or not isinstance(item.command, ev.RunOnWorkers):
             return limit
-        away_s = state._now_s - session.last_seen_s
+        away_s = state.now_s - session.last_seen_s
         return f"{limit}; its client has been away for {away_s:.0f} of the {state.limits.grace_s:g} s that it may be"
     how = f"ended by {item.ended_by}" if item.ended_by else "cancelled"
     ended = f"{how}; unless it ends, all executors are replaced {_in_seconds(cancels.time_left_s(state, item))}"
@@ -162,7 +108,7 @@ def tick(state: MasterState) -> Commands:
     verdict = _verdict(state, item)
     if verdict is not None:
         item.verdict = verdict
-        return state._with_formation(state.formation.replace_executors(verdict.message, state._now_s))
+        return transitions.follow_formation(state, state.formation.replace_executors(verdict.message, state.now_s))
     return _tell(state, item)
 
 
@@ -242,3 +188,15 @@ def _where(state: MasterState, item: Pending) -> str:
     named = [state.formation.describe_executor(node, item.command.sequence) for node in nodes[:_MAX_NAMED]]
     more = len(nodes) - len(named)
     return "; ".join([*named, f"{more} more nodes"] if more else named)
+
+
+def summarize(state: MasterState) -> str:
+    """The state of everything in a word; see `StatusReply.state`."""
+    formation = state.formation
+    if state.drain is not None:
+        return "draining"
+    if formation.phase != "ready":
+        return "degraded" if any(formation.node_state(node) == "lost" for node in formation.nodes) else "waiting"
+    if find_stalled(state) is not None or formation.has_suspects:
+        return "stalled"
+    return "degraded" if formation.lacks_daemons else "ready"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardwright.errors import WorkerLostError
 from shardwright.server.master import events as ev
+from shardwright.server.master import watchdog
 from tests.server.simulation import World, ready_world
 
 
@@ -15,7 +16,7 @@ def test_a_silent_executor_is_replaced_within_twenty_seconds() -> None:
     world = ready_world()
     world.step(1, (1, 2), (3, 4))
     world.passes(6, silent={1})
-    assert world.state.summary == "stalled"
+    assert watchdog.summarize(world.state) == "stalled"
     assert "process 1001, has been silent for" in world.state.formation.detail_of(1)
     assert not restarted(world)
     world.passes(10, silent={1})
@@ -31,23 +32,23 @@ def test_a_silent_daemon_costs_nothing_while_its_executor_is_heard() -> None:
     (warning,) = [log.text for log in world.take(ev.Log) if log.is_warning]
     assert "node 1: its daemon has been silent for" in warning
     assert "its executor goes on" in warning
-    assert world.state.summary == "degraded"
+    assert watchdog.summarize(world.state) == "degraded"
     assert world.state.formation.node_state(1) == "ready"
     world.passes(60, silent_daemons={1})
     world.step(1, (1, 2), (3, 4))
     world.all_done()
     assert [reply.error for reply in world.take(ev.ReplyStep)] == [None]
     world.passes(1)
-    assert world.state.summary == "ready"
+    assert watchdog.summarize(world.state) == "ready"
 
 
 def test_a_daemon_that_loses_its_connection_is_taken_up_again() -> None:
     world = ready_world()
     world.send(ev.DaemonLeft(connection=11))
     assert not restarted(world)
-    assert world.state.summary == "degraded"
+    assert watchdog.summarize(world.state) == "degraded"
     world.daemon_joins(1, connection=31, executor_generation=1)
-    assert world.state.summary == "ready"
+    assert watchdog.summarize(world.state) == "ready"
     assert not world.take(ev.StartExecutor)
     assert 1 in world.state.sessions["s"].arrays
     world.executor_dies(0)

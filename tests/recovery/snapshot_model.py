@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from shardwright.server.master import machine
 from tests.recovery.snapshot_world import NODES, World
 
 nodes = st.integers(0, NODES - 1)
@@ -144,7 +145,7 @@ class SnapshotHistory(RuleBasedStateMachine):
     def all_holds(self) -> None:
         type(self).counted += 1
         if self.world.state is not None:
-            self.world.state.check_invariants()
+            machine.check_invariants(self.world.state)
         self.world.check_all()
 
     def teardown(self) -> None:

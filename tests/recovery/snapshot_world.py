@@ -22,7 +22,7 @@ from shardwright.errors import ShardwrightError, SnapshotLostError, StateStoreEr
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import named, recovered
+from shardwright.server.master import machine, named, recovered
 from shardwright.server.master.formation import Member
 from shardwright.server.master.ledger import Ledger
 from shardwright.server.master.shell import _must_be_stored
@@ -248,7 +248,7 @@ class World:
 
     def handle(self, event: ev.Event) -> None:
         if self.state is not None:
-            commands = self.state.handle(event, self.now_s)
+            commands = machine.handle(self.state, event, self.now_s)
             self.carry_out(commands)
 
     def carry_out(self, commands: list[ev.Command]) -> None:

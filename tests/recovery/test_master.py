@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.errors import ArrayError, ServerUnavailableError, StateStoreError, WorkerLostError
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered, snapshots
+from shardwright.server.master import recovered, snapshots, watchdog
 from shardwright.server.master.store import SessionRow, StoredState
 from tests.server.simulation import World, ready_world
 
@@ -132,7 +132,7 @@ def test_a_store_that_takes_long_is_nothing_that_everybody_waits_for() -> None:
     world.step(1, (1, 2), (), **SNAPSHOT)
     world.all_done_of(ev.RunOnWorkers)
     world.passes(60)
-    assert world.state.summary == "ready"
+    assert watchdog.summarize(world.state) == "ready"
     assert not world.take(ev.StopExecutor)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered
+from shardwright.server.master import machine, recovered
 from shardwright.server.master.sessions import Session
 from shardwright.server.master.state import MasterState
 from shardwright.server.master.store import StoredState
@@ -48,7 +48,7 @@ class _CrowdedWorld(World):
     """Without a look at every invariant after every event: there are thousands. Keeps the commands that matter here."""
 
     def send(self, event: ev.Event) -> list[ev.Command]:
-        commands = self.state.handle(event, self.now_s)
+        commands = machine.handle(self.state, event, self.now_s)
         self.commands += [each for each in commands if isinstance(each, ev.Compile | ev.RetainOnDaemons)]
         self.orders += [each for each in commands if isinstance(each, ev.ToWorkers)]
         for each in commands:
@@ -318,7 +318,7 @@ class Schedule:
 
     # ---- what is there ---------------------------------------------------------
     def _look(self) -> None:
-        self.world.state.check_invariants()
+        machine.check_invariants(self.world.state)
         for resident in self.residents:
             self.lost += [f"{resident.session_id}: {what}" for what in self._misses(resident)]
         for retain in self.world.take(ev.RetainOnDaemons):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
+from shardwright.server.master import machine
 from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.state import MasterState
 
@@ -39,8 +40,8 @@ class World:
         self.state = MasterState.create(members, IDENTITY, self.limits, wait_s=WAIT_S)
 
     def send(self, event: ev.Event) -> list[ev.Command]:
-        commands = self.state.handle(event, self.now_s)
-        self.state.check_invariants()
+        commands = machine.handle(self.state, event, self.now_s)
+        machine.check_invariants(self.state)
         self.commands += commands
         self.orders += [command for command in commands if isinstance(command, ev.ToWorkers)]
         for command in commands:

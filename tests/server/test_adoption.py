@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwright.errors import AuthenticationError
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered
+from shardwright.server.master import machine, recovered
 from shardwright.server.master.formation import Member
 from shardwright.server.master.roster import Elasticity, Roster
 from shardwright.server.master.state import MasterState
@@ -33,8 +33,8 @@ class Restarted:
         self.commands = recovered.restore(self.state, stored, self.now_s)
 
     def send(self, event: ev.Event) -> None:
-        self.commands += self.state.handle(event, self.now_s)
-        self.state.check_invariants()
+        self.commands += machine.handle(self.state, event, self.now_s)
+        machine.check_invariants(self.state)
 
     def daemon_joins(self, node: int, generation: int = GENERATION) -> None:
         self.send(

@@ -16,7 +16,7 @@ from shardwright.errors import SessionError, StateStoreError
 from shardwright.proto.v1 import master_pb2
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
-from shardwright.server.master import recovered
+from shardwright.server.master import machine, recovered
 from shardwright.server.master.formation import Member
 from shardwright.server.master.ledger import Contents
 from shardwright.server.master.sessions import unknown_session
@@ -196,14 +196,14 @@ def test_the_client_of_a_lost_session_is_told(folder: Path) -> None:
     members = tuple(Member(index=node, address=f"host:{node}", device_count=2) for node in (0, 1))
     state = MasterState.create(members, IDENTITY, Limits(), wait_s=WAIT_S, now_s=0.0)
     recovered.restore(state, stored, 0.0)
-    (end,) = state.handle(ev.StepsOpened(stream=1, session_id="a1"), 1.0)
+    (end,) = machine.handle(state, ev.StepsOpened(stream=1, session_id="a1"), 1.0)
     assert isinstance(end, ev.EndStream)
     assert isinstance(end.error, SessionError)
     assert "row 'a1', column last_number" in end.error.message
     asked = ev.SessionRequested(call=1, session_id="c3", name="run-a1", salt="x")
-    (refusal,) = state.handle(asked, 1.0)
+    (refusal,) = machine.handle(state, asked, 1.0)
     assert isinstance(refusal, ev.Fail)
     assert "row 'a1', column last_number" in refusal.error.message
     assert "checkpoint" in refusal.error.remedy
-    assert not any(isinstance(command, ev.Fail) for command in state.handle(asked, 2.0))
+    assert not any(isinstance(command, ev.Fail) for command in machine.handle(state, asked, 2.0))
     assert "b2" in state.sessions

@@ -24,7 +24,7 @@ def test_steps_sent_before_the_notice_run_and_later_ones_do_not() -> None:
     world.send(SIGTERM)
     (notice,) = world.take(ev.DrainNotice)
     assert (notice.stream, notice.reason, notice.left_s) == (1, "the server is ending (SIGTERM)", 30.0)
-    assert world.state.summary == "draining"
+    assert watchdog.summarize(world.state) == "draining"
     world.step(2, (10, 2), (20, 21))  # it was on its way
     assert world.runs() == [1, 2]
     world.passes(2.5)

@@ -276,7 +276,7 @@ class MasterHistory(RuleBasedStateMachine):
             self.deliver()
         for session in world.state.sessions.values():
             assert not session.running
-            assert saves.current_save(session) is None
+            assert session.current_save is None
             assert not any(isinstance(item.request, ev.StepRequested) for item in session.queue)
         assert not self.waiting, "whoever waited for a save was told"
 

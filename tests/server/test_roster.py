@@ -8,6 +8,7 @@ import pytest
 
 from shardwright.server.limits import Limits
 from shardwright.server.master import events as ev
+from shardwright.server.master import machine, watchdog
 from shardwright.server.master.formation import Identity, Member
 from shardwright.server.master.roster import Elasticity, Roster
 from shardwright.server.master.state import MasterState
@@ -201,8 +202,8 @@ class ElasticWorld:
         self.stopping: set[int] = set()  # nodes whose executor was told to end
 
     def send(self, event: ev.Event) -> None:
-        commands = self.state.handle(event, self.now_s)
-        self.state.check_invariants()
+        commands = machine.handle(self.state, event, self.now_s)
+        machine.check_invariants(self.state)
         starts = [command for command in commands if isinstance(command, ev.StartExecutor)]
         if starts:
             nodes = [start.connection - 10 for start in starts]
@@ -313,7 +314,7 @@ def test_the_others_go_on_without_a_node_that_does_not_come_back_and_it_joins_ag
     assert world.team == (0, 1, 3)
     assert world.state.formation.devices == {0: range(2), 1: range(2, 4), 3: range(4, 6)}
     assert world.state.formation.node_state(2) == "away"
-    assert world.state.summary == "degraded"
+    assert watchdog.summarize(world.state) == "degraded"
     world.daemon_joins(2)
     world.settle(2.0)
     assert world.team == (0, 1, 2, 3)

@@ -1,0 +1,33 @@
+"""How long a command may take: a step's time limit, and what is usual for its program."""
+
+from __future__ import annotations
+
+from shardwright.server.limits import Limits
+from shardwright.server.master import events as ev
+from shardwright.server.master.session_records import Executable
+
+#: A step's time limit, as multiples of its plan's prediction and of its longest run so far.
+PREDICTED_FACTOR, MEASURED_FACTOR = 100.0, 10.0
+#: No step runs longer without its user's consent.
+LONGEST_LIMIT_S = 24 * 3600.0
+#: Whatever a user asks for: everybody's arrays go with a step that is ended, so a healthy one has to have had a chance.
+SHORTEST_LIMIT_S = 1.0
+
+
+def step_limit_s(limits: Limits, step: ev.StepRequested, executable: Executable | None) -> float:
+    """Seconds that a step may take: the user's limit (1 or more), else a generous one, never below `limits.step_s`."""
+    if step.files is not None or step.snapshot is not None:
+        return limits.save_s
+    if step.timeout_s > 0:
+        return max(step.timeout_s, SHORTEST_LIMIT_S)
+    if executable is None or executable.program is None:
+        return limits.step_s
+    predicted_s = PREDICTED_FACTOR * executable.program.predicted_s
+    return min(max(limits.step_s, predicted_s, MEASURED_FACTOR * executable.longest_run_s), LONGEST_LIMIT_S)
+
+
+def usual_s(executable: Executable | None) -> float:
+    """What its steps took at most so far; never less than predicted."""
+    if executable is None or executable.program is None:
+        return 0.0
+    return max(executable.program.predicted_s, executable.longest_run_s)
