@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardwright import __version__
 from shardwright.builders.choices import PlanChoice
 from shardwright.client.array_reader import ArrayReader
 from shardwright.client.arrays import RemoteArray
@@ -38,6 +37,7 @@ from shardwright.errors import (
     ShardwrightError,
 )
 from shardwright.options.plan_options import PlanOptions
+from shardwright.package import VERSION
 from shardwright.plans.layouts import Layout
 from shardwright.progress import PlanProgress
 from shardwright.proto.v1 import master_pb2
@@ -75,7 +75,7 @@ class SessionState:
         self._pid = os.getpid()
         is_gone: Callable[[], bool] = (lambda: False) if server is None else server.has_ended
         self.master = MasterConnection(address, dialer, is_gone)
-        self.info: SessionInfo = self.master.open(__version__, name)
+        self.info: SessionInfo = self.master.open(VERSION, name)
         self.name = name
         self.kept: KeptState | None = None
         self.kept_updates = 0  # of what was resumed

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import shardwright
 from shardwright.errors import LaunchError, ObjectTypeError, OptionError
 from shardwright.launch.hosts import Host, place_ranks
 from shardwright.launch.job import rank_job
@@ -18,13 +17,14 @@ from shardwright.launch.launcher import DEFAULT_GRACE_S, RunOptions, failure_of,
 from shardwright.launch.meeting import MeetingPoint
 from shardwright.launch.output import Sink
 from shardwright.launch.service import LOOPBACK, CoordinationService
+from shardwright.package import FOLDER
 
 #: Files of one call, in a folder of its own.
 CALL_FILE = "call"
 RESULT_FILE = "result.{rank}"
 
 #: The folder of this package.
-_PACKAGES = str(Path(shardwright.__file__).parent.parent)
+_PACKAGES = str(FOLDER.parent)
 
 _REMEDY = "give a function that a module defines at its top level"
 

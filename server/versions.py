@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from shardwright import __version__
+from shardwright.package import VERSION
 
 
 def shardwright_version() -> str:
     """The version of the running code: the installed one may be older when the sources are in place."""
-    return __version__
+    return VERSION
 
 
 @cache

@@ -50,6 +50,7 @@ from shardwright.errors import (
     UnsupportedProgramError,
     WorkerLostError,
 )
+from shardwright.package import VERSION
 
 if TYPE_CHECKING:
     from shardwright import builders as strategies
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from shardwright.offline import plan
     from shardwright.user_plans import Plan
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 #: Public name → the module that holds it ("" is the module itself).
 _LAZY = {

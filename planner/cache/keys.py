@@ -8,13 +8,12 @@ import json
 from array import array
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import shardwright
 from shardwright.clusters.cluster import Cluster
 from shardwright.hlo import Instruction, Module, format_shape
 from shardwright.options.plan_options import PlanOptions
+from shardwright.package import FOLDER
 from shardwright.planner.gc_pause import gc_paused
 from shardwright.planner.xla_version import xla_version
 from shardwright.reserved_names import IDENTITY_TARGETS
@@ -177,14 +176,13 @@ def cluster_digest(cluster: Cluster) -> bytes:
 @functools.cache
 def planner_version() -> bytes:
     """Hash of the planner's sources and data, and of the version of XLA they plan for: part of every key."""
-    root = Path(shardwright.__file__).parent
     digest = sha256(repr(xla_version()).encode())
     for source in _SOURCES:
-        path = root / source
+        path = FOLDER / source
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.suffix in {".py", ".toml"}:
-                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+                digest.update(f"{file.relative_to(FOLDER)}\0".encode() + file.read_bytes())
     return digest.digest()
 
 

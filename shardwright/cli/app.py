@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shardwright import __version__
 from shardwright.cli import (
     cancel,
     checkpoints,
@@ -29,6 +28,7 @@ from shardwright.cli import (
 from shardwright.cli.output import EXIT_CODES, EXIT_ERROR, EXIT_INTERRUPTED, note, print_error
 from shardwright.command_line import CommandParser
 from shardwright.errors import ShardwrightError
+from shardwright.package import VERSION
 
 _COMMANDS = (
     plan,
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"shardwright {__version__}")
+    parser.add_argument("--version", action="version", version=f"shardwright {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     common = CommandParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
