@@ -318,8 +318,8 @@ def _list(instructions: Sequence[Instruction]) -> str:
     return "; ".join(named) + (f"; and {more} more" if more > 0 else "")
 
 
-def _add_note(plan: _AnyPlan, said: str) -> _AnyPlan:
-    return replace(plan, notes=(*plan.notes, f"{TAKEN_OVER}: {said}"))
+def _add_note(plan: _AnyPlan, note: str) -> _AnyPlan:
+    return replace(plan, notes=(*plan.notes, f"{TAKEN_OVER}: {note}"))
 
 
 def _bucket_bytes(plan: Plan, profile: HardwareProfile) -> int | None:

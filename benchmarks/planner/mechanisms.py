@@ -102,24 +102,24 @@ class AblatedSearch(Search):
         finally:
             self.spent_s[mechanism] = self.spent_s.get(mechanism, 0.0) + time.process_time() - start_s
 
-    def refine_multipliers(self, found: CandidatePlan) -> CandidatePlan:
-        return self.take("multipliers", found, partial(super().refine_multipliers, found))
+    def refine_multipliers(self, plan: CandidatePlan) -> CandidatePlan:
+        return self.take("multipliers", plan, partial(super().refine_multipliers, plan))
 
-    def refine_over_all_strategies(self, found: CandidatePlan, chain: Chain) -> CandidatePlan:
-        return self.take("multipliers", found, partial(super().refine_over_all_strategies, found, chain))
+    def refine_over_all_strategies(self, plan: CandidatePlan, chain: Chain) -> CandidatePlan:
+        return self.take("multipliers", plan, partial(super().refine_over_all_strategies, plan, chain))
 
-    def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
-        return self.take("branching", found, partial(super().branch_and_bound, found, root, most_open))
+    def branch_and_bound(self, incumbent: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+        return self.take("branching", incumbent, partial(super().branch_and_bound, incumbent, root, most_open))
 
-    def block_coordinate_descent(self, found: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
-        work = partial(super().block_coordinate_descent, found, most_open, together=together)
-        return self.take("neighborhoods", found, work)
+    def block_coordinate_descent(self, incumbent: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
+        work = partial(super().block_coordinate_descent, incumbent, most_open, together=together)
+        return self.take("neighborhoods", incumbent, work)
 
-    def _refine_solutions(self, tried: Sequence[MeshSolution]) -> list[MeshSolution]:
-        return self.take("neighborhoods", [], partial(super()._refine_solutions, tried))
+    def _refine_solutions(self, solutions: Sequence[MeshSolution]) -> list[MeshSolution]:
+        return self.take("neighborhoods", [], partial(super()._refine_solutions, solutions))
 
-    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
-        return self.take("closing", found, partial(super().close_gap, found, bounding))
+    def close_gap(self, incumbent: CandidatePlan, bounding: Chain) -> CandidatePlan:
+        return self.take("closing", incumbent, partial(super().close_gap, incumbent, bounding))
 
     def _start_pricing_experts(self) -> None:
         self.take("experts", None, super()._start_pricing_experts)

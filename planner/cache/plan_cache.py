@@ -127,14 +127,14 @@ class _PlanCache:
             return entry.plan(text)
         return self._relabel(entry, source.module, text)
 
-    def store(self, source: Source, made: Plan | PipelinePlan) -> None:
+    def store(self, source: Source, plan: Plan | PipelinePlan) -> None:
         text, module = source.text, source.module
         header: dict[str, Any] = {"sha256": _digest(text), "given": self._names_given()}
-        if isinstance(made, Plan):
-            names = [variable.name for variable in made.parameters], [variable.name for variable in made.outputs]
+        if isinstance(plan, Plan):
+            names = [variable.name for variable in plan.parameters], [variable.name for variable in plan.outputs]
             header["labels"] = ProgramNames.of(module, *names).encode()
         key = self._program_key(module)
-        self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{plan_to_json(made)}".encode(), level=1))
+        self._store.put(key, zlib.compress(f"{json.dumps(header)}\n{plan_to_json(plan)}".encode(), level=1))
         self._store.put(self._text_key(text), key)
 
     # ---- entries ---------------------------------------------------------------

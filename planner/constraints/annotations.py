@@ -53,8 +53,10 @@ class VariableShardings:
         ]
         arguments = [(number, *parameter_leaf) for number, parameter_leaf in enumerate(parameters)]
 
-        def read(said: Iterable[ShardingSource]) -> dict[int, ImportedSharding]:
-            shardings = ((number, _imported(module, instruction, leaf, meshes)) for number, instruction, leaf in said)
+        def read(sources: Iterable[ShardingSource]) -> dict[int, ImportedSharding]:
+            shardings = (
+                (number, _imported(module, instruction, leaf, meshes)) for number, instruction, leaf in sources
+            )
             return {number: sharding for number, sharding in shardings if sharding is not None}
 
         outputs = find_output_shardings(module.entry.root) if outputs is None else outputs
@@ -143,11 +145,13 @@ def _annotation(flow: Dataflow, node: Node, meshes: Mapping[str, Mapping[str, in
 
 
 def _variable_pins(
-    flow: Dataflow, said: VariableShardings, batch: Mapping[int, int]
+    flow: Dataflow, shardings: VariableShardings, batch: Mapping[int, int]
 ) -> Iterator[tuple[int, Requirement]]:
     ahead = {flow.parameters[number]: dim for number, dim in batch.items()}
-    pins = [(flow.parameters[n], sharding, "the sharding of its argument") for n, sharding in said.arguments.items()]
-    pins += [(flow.outputs[n], sharding, "the sharding of its output") for n, sharding in said.outputs.items()]
+    pins = [
+        (flow.parameters[n], sharding, "the sharding of its argument") for n, sharding in shardings.arguments.items()
+    ]
+    pins += [(flow.outputs[n], sharding, "the sharding of its output") for n, sharding in shardings.outputs.items()]
     for node, sharding, asked_by in pins:
         stored = _as_stored(sharding, flow.nodes[node].shapes[0].rank, ahead.get(node))
         yield node, Requirement(asked_by=asked_by, imported=stored, may_pad=True)

@@ -67,18 +67,18 @@ class CarriedDecisions:
             return ("free",)
         return ("carried", entry.operands, entry.result, entry.partial, node.leaf, node.is_value)
 
-    def narrow(self, node: Node, found: StrategySet) -> StrategySet:
-        """The strategies of `found` that follow the entry; all of them where there is none."""
+    def narrow(self, node: Node, strategy_set: StrategySet) -> StrategySet:
+        """The strategies of `strategy_set` that follow the entry; all of them where there is none."""
         entry = self.entries.get(node.instruction)
         if entry is None:
-            return found
-        key = (id(found), self.key(node))
+            return strategy_set
+        key = (id(strategy_set), self.key(node))
         if key not in self._narrowed:
-            self._kept_alive.append(found)  # an id is valid only while its object lives
-            chosen = [i for i, strategy in enumerate(found.strategies) if _follows(strategy, entry, node)]
-            self._narrowed[key] = found.subset(np.array(chosen, np.int64)) if chosen else None
+            self._kept_alive.append(strategy_set)  # an id is valid only while its object lives
+            chosen = [i for i, strategy in enumerate(strategy_set.strategies) if _follows(strategy, entry, node)]
+            self._narrowed[key] = strategy_set.subset(np.array(chosen, np.int64)) if chosen else None
         narrowed = self._narrowed[key]
-        return found if narrowed is None else narrowed
+        return strategy_set if narrowed is None else narrowed
 
 
 def _follows(strategy: Strategy, entry: InstructionPlan, node: Node) -> bool:

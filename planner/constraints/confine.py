@@ -106,15 +106,15 @@ class Confinement:
             node.index in self.hard,
         )
 
-    def narrow(self, node: Node, found: StrategySet) -> StrategySet:
-        """The strategies of `found` that the roles allow `node`."""
+    def narrow(self, node: Node, strategy_set: StrategySet) -> StrategySet:
+        """The strategies of `strategy_set` that the roles allow `node`."""
         if node.index in self.hard:
-            return found
+            return strategy_set
         colours = self._tied_dims(node)
-        key = (id(found), colours, node.index in self.updates, node.index in self.whole)
+        key = (id(strategy_set), colours, node.index in self.updates, node.index in self.whole)
         if key not in self._narrowed:
-            self._kept_alive.append(found)  # an id is valid only while its object lives
-            self._narrowed[key] = _only(found, self._legal_strategies(found, colours, *key[2:]))
+            self._kept_alive.append(strategy_set)  # an id is valid only while its object lives
+            self._narrowed[key] = _only(strategy_set, self._legal_strategies(strategy_set, colours, *key[2:]))
         return self._narrowed[key]
 
     def _tied_dims(self, node: Node) -> tuple[_TiedLeafDims, ...]:
@@ -131,16 +131,16 @@ class Confinement:
         return tied
 
     def _legal_strategies(
-        self, found: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool, is_whole: bool
+        self, strategy_set: StrategySet, colours: tuple[_TiedLeafDims, ...], is_update: bool, is_whole: bool
     ) -> IntArray:
         roles = self.roles
-        along = [_along(strategy, colours[0]) for strategy in found.strategies]
+        along = [_along(strategy, colours[0]) for strategy in strategy_set.strategies]
         across = [set[str]() for _ in along]
         if len(colours) > 1:
-            across = [_along(strategy, colours[1]) for strategy in found.strategies]
+            across = [_along(strategy, colours[1]) for strategy in strategy_set.strategies]
         legal = [
             i
-            for i, strategy in enumerate(found.strategies)
+            for i, strategy in enumerate(strategy_set.strategies)
             if not along[i].intersection(roles.not_batch)
             and not across[i].intersection(roles.not_across)
             and not _used(strategy).intersection(roles.idle)
@@ -149,9 +149,11 @@ class Confinement:
         split = [(along[i] | across[i].intersection(roles.across)) for i in range(len(along))]
         allowed = [i for i in legal if len(split[i].intersection(roles.batch)) >= most]
         if is_whole or not roles.sharded_state:
-            allowed = [i for i in allowed if _whole_beside(found.strategies[i], split[i], roles.batch)]
+            allowed = [i for i in allowed if _whole_beside(strategy_set.strategies[i], split[i], roles.batch)]
         elif is_update:
-            allowed = [i for i in allowed if _is_on_shards_or_partial(found.strategies[i], roles.batch)] or allowed
+            allowed = [
+                i for i in allowed if _is_on_shards_or_partial(strategy_set.strategies[i], roles.batch)
+            ] or allowed
         return np.array(allowed, np.int64)
 
 
@@ -182,10 +184,10 @@ def _is_on_shards_or_partial(strategy: Strategy, axes: tuple[str, ...]) -> bool:
     )
 
 
-def _only(found: StrategySet, kept: IntArray) -> StrategySet:
-    if len(kept) == len(found):
-        return found
-    return found.subset(kept)
+def _only(strategy_set: StrategySet, indices: IntArray) -> StrategySet:
+    if len(indices) == len(strategy_set):
+        return strategy_set
+    return strategy_set.subset(indices)
 
 
 # ---- the update of state ---------------------------------------------------------

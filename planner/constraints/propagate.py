@@ -64,15 +64,19 @@ class _Splits:
     hands_on: bool
 
     @classmethod
-    def of(cls, found: StrategySet, mesh: Mesh) -> _Splits:
+    def of(cls, strategy_set: StrategySet, mesh: Mesh) -> _Splits:
         axis = {mesh_axis.name: number for number, mesh_axis in enumerate(mesh.axes)}
-        rows = [set(_places(strategy, axis)) for strategy in found.strategies]
+        rows = [set(_places(strategy, axis)) for strategy in strategy_set.strategies]
         places = tuple(sorted(set().union(*rows)))
         table = np.array([[place in row for place in places] for row in rows], bool).reshape(len(rows), len(places))
         partial = np.array(
-            [[name in (*strategy.partial, *strategy.gathered) for name in axis] for strategy in found.strategies], bool
+            [
+                [name in (*strategy.partial, *strategy.gathered) for name in axis]
+                for strategy in strategy_set.strategies
+            ],
+            bool,
         )
-        unreduced = np.array([_count_partial(strategy) for strategy in found.strategies])
+        unreduced = np.array([_count_partial(strategy) for strategy in strategy_set.strategies])
         return cls(
             table=table,
             column={place: number for number, place in enumerate(places)},

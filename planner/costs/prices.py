@@ -109,10 +109,10 @@ class Prices:
         """Number of partial sums in an array, per sharding; 1: a whole value."""
         return self._product(self._unreduced[ids])
 
-    def summands_unscattered(self, made: IntArray, wanted: IntArray) -> IntArray:
-        """Number of partial sums after reduction to the wanted sharding, scattered ones aside: made × wanted."""
-        partial = self._unreduced[made][:, None]
-        scattered = partial & ~self._unreduced[wanted][None, :] & self._split[wanted][None, :]
+    def summands_unscattered(self, sources: IntArray, targets: IntArray) -> IntArray:
+        """Number of partial sums after reduction to the target sharding, scattered ones aside: sources × targets."""
+        partial = self._unreduced[sources][:, None]
+        scattered = partial & ~self._unreduced[targets][None, :] & self._split[targets][None, :]
         return self._product(partial & ~scattered)
 
     def bytes_per_device(self, shape: ArrayShape, ids: IntArray) -> FloatArray:

@@ -221,10 +221,10 @@ class _LinearBounds:
         """[sets before, sets after]: one set divides the other's parts only with the same beginning."""
         return [[self._overlap(before(a), after(b), a & ~b) for b in range(self._sets)] for a in range(self._sets)]
 
-    def _overlap(self, before: list[MeshAxis], after: list[MeshAxis], gone: int) -> float:
+    def _overlap(self, before: list[MeshAxis], after: list[MeshAxis], dropped_axes: int) -> float:
         if after[: len(before)] == before:
             return 1.0
-        return float(1.0 / self.parts[gone]) if before[: len(after)] == after else 0.0
+        return float(1.0 / self.parts[dropped_axes]) if before[: len(after)] == after else 0.0
 
     def _by_steps(self, bits: int) -> tuple[float, float]:
         """Linear bound below a reduce-scatter over these axes, in one or several steps."""
@@ -261,7 +261,7 @@ class _LinearBounds:
         return latency_s, 1 / (bandwidth * topology.efficiency)
 
 
-def _bits(chosen: np.ndarray) -> IntArray:
+def _bits(membership: np.ndarray) -> IntArray:
     """Sets of axes as bits; the last dimension runs over axes."""
-    bits: IntArray = (chosen << np.arange(chosen.shape[-1])).sum(axis=-1)
+    bits: IntArray = (membership << np.arange(membership.shape[-1])).sum(axis=-1)
     return bits

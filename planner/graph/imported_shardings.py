@@ -135,7 +135,7 @@ class ImportedSharding:
         return (self.program_mesh or ProgramMesh(sizes=self.sizes)).on(mesh)
 
     def _axes(
-        self, parts: Iterable[DevicePart], known: Mapping[str, tuple[str, ...]], mesh: Mesh
+        self, parts: Iterable[DevicePart], mapping: Mapping[str, tuple[str, ...]], mesh: Mesh
     ) -> tuple[str, ...] | None:
         axes_of_parts: list[str] = []
         for part in parts:
@@ -143,9 +143,9 @@ class ImportedSharding:
                 axes_of_parts.append(part.axis)
                 continue
             axes = None
-            if part.axis in known:
+            if part.axis in mapping:
                 is_all = part.major_size == 1 and part.size == self.sizes[part.axis]
-                axes = known[part.axis] if is_all else sub_axes(known[part.axis], part, mesh)
+                axes = mapping[part.axis] if is_all else sub_axes(mapping[part.axis], part, mesh)
             elif not part.axis and self.device_count == mesh.device_count:
                 axes = axes_of_devices(mesh, part)
             if axes is None:
@@ -245,9 +245,9 @@ def read_sharding_attributes(instruction: Instruction, leaf: int) -> ShardingAtt
     return ShardingAttributes(gspmd=_of_leaf(gspmd, leaf), shardy=_of_leaf(shardy, leaf))
 
 
-def _of_leaf(each: Sequence[str], leaf: int) -> str:
+def _of_leaf(texts: Sequence[str], leaf: int) -> str:
     """The text of one leaf; a single one applies to all."""
-    return each[leaf if len(each) > 1 else 0] if each else ""
+    return texts[leaf if len(texts) > 1 else 0] if texts else ""
 
 
 @lru_cache(maxsize=1024)
@@ -390,16 +390,16 @@ def _runs(devices: Sequence[int]) -> tuple[DevicePart, ...]:
     return tuple(parts)
 
 
-def _take(left: list[tuple[int, int]], size: int) -> tuple[DevicePart, ...]:
-    """Remove parts of `size` devices in total from the front of `left`, (size, stride) pairs; adjacent ones are
+def _take(axes: list[tuple[int, int]], size: int) -> tuple[DevicePart, ...]:
+    """Remove parts of `size` devices in total from the front of `axes`, (size, stride) pairs; adjacent ones are
     merged."""
     wanted, pairs = size, list[tuple[int, int]]()
-    while size > 1 and left:
-        have, stride = left.pop(0)
+    while size > 1 and axes:
+        have, stride = axes.pop(0)
         if size % have == 0:
             size //= have
         elif have % size == 0:
-            left.insert(0, (have // size, stride))
+            axes.insert(0, (have // size, stride))
             have, stride, size = size, stride * (have // size), 1
         else:
             return (DevicePart(size=wanted, stride=None),)

@@ -77,35 +77,37 @@ class ProgramMesh:
         return " × ".join(f"{name}={size}" for name, size in self.sizes.items())
 
 
-def _by_name(sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
-    names_in_use = _axes_in_use(found)
-    found |= {name: (name,) for name in sizes if name in mesh.sizes and name not in found and name not in names_in_use}
+def _by_name(sizes: Mapping[str, int], mesh: Mesh, mapping: dict[str, tuple[str, ...]]) -> None:
+    names_in_use = _axes_in_use(mapping)
+    mapping |= {
+        name: (name,) for name in sizes if name in mesh.sizes and name not in mapping and name not in names_in_use
+    }
 
 
-def _by_devices(sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
+def _by_devices(sizes: Mapping[str, int], mesh: Mesh, mapping: dict[str, tuple[str, ...]]) -> None:
     if prod(sizes.values()) != mesh.device_count:
         return
     for part in parts_of_mesh(sizes):
-        others = _axes_in_use(found) | set(sizes).difference((part.axis,))
-        axes = axes_of_devices(mesh, part) if part.axis not in found else None
+        others = _axes_in_use(mapping) | set(sizes).difference((part.axis,))
+        axes = axes_of_devices(mesh, part) if part.axis not in mapping else None
         if axes and others.isdisjoint(axes):
-            found[part.axis] = axes
+            mapping[part.axis] = axes
 
 
-def _by_size(names: Sequence[str], sizes: Mapping[str, int], mesh: Mesh, found: dict[str, tuple[str, ...]]) -> None:
-    unmatched, free = [name for name in names if name not in found], _free(mesh, found)
+def _by_size(names: Sequence[str], sizes: Mapping[str, int], mesh: Mesh, mapping: dict[str, tuple[str, ...]]) -> None:
+    unmatched, free = [name for name in names if name not in mapping], _free(mesh, mapping)
     for name in unmatched:
         same = [axis for axis in free if mesh.sizes[axis] == sizes[name]]
         if len(same) == 1 == sum(sizes[other] == sizes[name] for other in unmatched):
-            found[name] = (same[0],)
+            mapping[name] = (same[0],)
 
 
-def _axes_in_use(found: Mapping[str, tuple[str, ...]]) -> set[str]:
-    return {axis for axes in found.values() for axis in axes}
+def _axes_in_use(mapping: Mapping[str, tuple[str, ...]]) -> set[str]:
+    return {axis for axes in mapping.values() for axis in axes}
 
 
-def _free(mesh: Mesh, found: Mapping[str, tuple[str, ...]]) -> list[str]:
-    in_use = _axes_in_use(found)
+def _free(mesh: Mesh, mapping: Mapping[str, tuple[str, ...]]) -> list[str]:
+    in_use = _axes_in_use(mapping)
     return [axis.name for axis in mesh.axes if axis.name not in in_use and axis.size > 1]
 
 
@@ -172,14 +174,14 @@ def _ends(part: DevicePart) -> tuple[int, int]:
     return part.stride, part.stride * part.size
 
 
-def _name(axes: Sequence[DevicePart], stride: int, end: int, taken: Mapping[str, int]) -> str:
+def _name(axes: Sequence[DevicePart], stride: int, end: int, names_in_use: Mapping[str, int]) -> str:
     """The name of the devices from `stride` apart to `end`: an axis's, one derived from the axis around them, or a
     default."""
     same = [axis.axis for axis in axes if _ends(axis) == (stride, end)]
     around = [axis.axis for axis in axes if axis.stride is not None and axis.stride <= stride and end <= _ends(axis)[1]]
-    parts = (f"{name}_{number}" for name in around[:1] for number in range(len(taken) + 2))
-    others = (f"axis{number}" for number in range(len(taken) + 1))
-    return next(name for name in (*same, *parts, *DEFAULT_AXES, *others) if name not in taken)
+    parts = (f"{name}_{number}" for name in around[:1] for number in range(len(names_in_use) + 2))
+    others = (f"axis{number}" for number in range(len(names_in_use) + 1))
+    return next(name for name in (*same, *parts, *DEFAULT_AXES, *others) if name not in names_in_use)
 
 
 def order_axes(names: Sequence[str], orders: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -213,14 +213,14 @@ class _Writer:
             self._whole[value] = self._add(whole, value)
         return self._whole[value]
 
-    def _add(self, made: Instruction, source: Instruction) -> Instruction:
+    def _add(self, instruction: Instruction, source: Instruction) -> Instruction:
         """Append an instruction serving `source`."""
         if "metadata" in source.attributes:
-            made.attributes["metadata"] = source.attributes["metadata"]
-        made.line = source.line
-        self._added.add(made)
-        self._out.append(made)
-        return made
+            instruction.attributes["metadata"] = source.attributes["metadata"]
+        instruction.line = source.line
+        self._added.add(instruction)
+        self._out.append(instruction)
+        return instruction
 
 
 def _without_shardings(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:

@@ -133,23 +133,23 @@ class MemoryModel:
                 return _transpose_bytes(decisions, stored.transposed_for)
             return self._result_bytes(stored.leaf, decisions) if stored.leaf is not None else 0
 
-        def worst(found: Liveness) -> tuple[int, int, set[str], list[_StoredBuffer]]:
-            values = zip(found.names, found.leaves.tolist(), found.readers, strict=True)
+        def worst(liveness: Liveness) -> tuple[int, int, set[str], list[_StoredBuffer]]:
+            values = zip(liveness.names, liveness.leaves.tolist(), liveness.readers, strict=True)
             stored = [
                 _StoredBuffer(self._leaf_of(name, leaf), self._operand_of(reader)) for name, leaf, reader in values
             ]
-            live = found.live_bytes(np.array([size(buffer) for buffer in stored], np.int64))
+            live = liveness.live_bytes(np.array([size(buffer) for buffer in stored], np.int64))
             inside: dict[int, tuple[set[str], list[_StoredBuffer]]] = {}
-            for position, bodies in found.bodies:
-                body = max((worst(body) for body in bodies), key=lambda each: each[0], default=(0, 0, set[str](), []))
+            for position, bodies in liveness.bodies:
+                body = max((worst(body) for body in bodies), key=lambda peak: peak[0], default=(0, 0, set[str](), []))
                 live[position] += body[0]
                 inside[position] = body[2:]
             if not len(live):
                 return 0, 0, set(), []
             at = int(np.argmax(live))
-            held = [stored[i] for i in found.live_at(at).tolist()]
+            held = [stored[i] for i in liveness.live_at(at).tolist()]
             running, more = inside.get(at, (set(), []))
-            return int(live[at]), at, {found.order[at], *running}, held + more
+            return int(live[at]), at, {liveness.order[at], *running}, held + more
 
         _, at, running, held = worst(self.liveness)
         copies = frozenset(leaf for leaf, (first, last) in self._spans.items() if first <= at <= last)
@@ -193,15 +193,15 @@ class MemoryModel:
         values = {leaf: times for leaf, times in peak.values.items() if leaf in held_leaves}
         return replace(peak, values=values, reduced_values=peak.reduced_values & held_leaves)
 
-    def constraint_of_buffers(self, held: Iterable[LiveBuffer], decisions: Decisions) -> MemoryConstraint:
+    def constraint_of_buffers(self, buffers: Iterable[LiveBuffer], decisions: Decisions) -> MemoryConstraint:
         """A plan's peak by `cost.peak.memory`, with buffers due to its own shardings. Other plans need not store them:
         the constraint shows improvements, and bounds nothing.
 
-        held: the live buffers, without arguments and results.
+        buffers: the live buffers, without arguments and results.
         """
         values, as_made, copied = list[Leaf](), set[Leaf](), Counter[Leaf]()
         turned, brought = set[Operand](), set[Operand]()
-        for buffer in held:
+        for buffer in buffers:
             leaf, operand = self._leaf_of(buffer.name, buffer.leaf), self._operand_of(buffer.reader)
             if buffer.reader is not None and operand is not None:
                 if buffer.reader.is_transposed:
@@ -229,14 +229,14 @@ class MemoryModel:
             transposed_operands=frozenset(turned),
         )
 
-    def _reader_copy_share(self, decisions: Decisions, leaf: Leaf, held: int) -> float:
+    def _reader_copy_share(self, decisions: Decisions, leaf: Leaf, copies_bytes: int) -> float:
         """The live fraction of a value's reader copies, given the live bytes of its copies.
 
         Readers may share a copy, or make theirs one after another. 1 when this plan's readers make none.
         """
         by_readers = self._reader_copy_bytes(decisions, leaf)
         by_hub = _layout_copy_bytes(decisions, leaf)
-        return max(held - by_hub, 0) / by_readers if by_readers else 1.0
+        return max(copies_bytes - by_hub, 0) / by_readers if by_readers else 1.0
 
     def _reader_copy_bytes(self, decisions: Decisions, leaf: Leaf) -> int:
         """Bytes of the copies of a value made by its readers."""
@@ -410,9 +410,9 @@ class Multipliers:
         )
 
     @staticmethod
-    def _sum_by_key(found: Iterable[tuple[tuple[int, int], float]]) -> Mapping[tuple[int, int], float]:
+    def _sum_by_key(terms: Iterable[tuple[tuple[int, int], float]]) -> Mapping[tuple[int, int], float]:
         total: dict[tuple[int, int], float] = {}
-        for key, seconds in found:
+        for key, seconds in terms:
             total[key] = total.get(key, 0.0) + seconds
         return total
 

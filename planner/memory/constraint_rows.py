@@ -26,18 +26,18 @@ from shardwright.planner.solver.pbqp import FloatArray
 MemoryTerm = tuple[tuple[Variable, ...], FloatArray]
 
 
-def constraint_terms(graph: CostGraph, peak: MemoryConstraint, wanted: Container[Variable]) -> Iterator[MemoryTerm]:
-    """The bytes at a peak decided by any of the `wanted` variables, alone or in a pair.
+def constraint_terms(graph: CostGraph, peak: MemoryConstraint, scope: Container[Variable]) -> Iterator[MemoryTerm]:
+    """The bytes at a peak decided by any variable in `scope`, alone or in a pair.
 
     Other variables' parts of `MemoryModel.bytes_at` are left out.
     """
 
     def any_wanted(*variables: Variable) -> bool:
-        return any(variable in wanted for variable in variables)
+        return any(variable in scope for variable in variables)
 
     for node in graph.flow.nodes:
         producer = (node.index, -1)
-        if producer in wanted and (decided := node_bytes(graph, peak, node.index)) is not None:
+        if producer in scope and (decided := node_bytes(graph, peak, node.index)) is not None:
             yield (producer,), decided
         for leaf in range(len(node.shapes)):
             hub = (node.index, leaf)

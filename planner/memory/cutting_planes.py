@@ -57,15 +57,15 @@ STEP_FRACTION = 0.5
 _ROOM_MARGIN = 1e-3
 
 
-def improve_plan(fitting: LagrangianSearch, known: CandidatePlan, enough_s: float) -> CandidatePlan:
-    """A feasible plan, `known` or a faster one.
+def improve_plan(fitting: LagrangianSearch, incumbent: CandidatePlan, enough_s: float) -> CandidatePlan:
+    """A feasible plan, `incumbent` or a faster one.
 
     fitting: the Lagrangian search; its evaluations may exceed the limit.
-    known: a feasible plan of the same mesh.
+    incumbent: a feasible plan of the same mesh.
     enough_s: a plan this fast ends the search.
     """
-    best, planes, in_vain = known, _CuttingPlanes(fitting, fitting.room_at_peak), 0
-    for plan in (known, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
+    best, planes, in_vain = incumbent, _CuttingPlanes(fitting, fitting.room_at_peak), 0
+    for plan in (incumbent, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
         planes.add(plan)
     try:
         for number in range(1, MAX_EVALUATIONS + 1):
@@ -74,8 +74,8 @@ def improve_plan(fitting: LagrangianSearch, known: CandidatePlan, enough_s: floa
             best = cheapest if fitting.fits(cheapest) and cheapest.cost.step_s < best.cost.step_s else best
             is_last = number == MAX_EVALUATIONS or planes.is_converged or promised_s >= allowed_s * (1 - GAP_TOLERANCE)
             if is_last or number % MERGE_EVERY == 0:
-                known, best = best, planes.merge_plans(highest, best)
-                in_vain = in_vain + 1 if best is known else 0
+                incumbent, best = best, planes.merge_plans(highest, best)
+                in_vain = in_vain + 1 if best is incumbent else 0
             if is_last or in_vain == MAX_FAILED_MERGES or best.cost.step_s <= enough_s or fitting.search.must_stop():
                 break
     except OutOfTimeError:  # during an evaluation
@@ -83,16 +83,16 @@ def improve_plan(fitting: LagrangianSearch, known: CandidatePlan, enough_s: floa
     return best
 
 
-def improve_bound(fitting: LagrangianSearch, known: CandidatePlan, enough_s: float) -> tuple[float, Multipliers]:
+def improve_bound(fitting: LagrangianSearch, incumbent: CandidatePlan, enough_s: float) -> tuple[float, Multipliers]:
     """Lower bound on feasible plans, seconds, and its multipliers.
 
     fitting: the Lagrangian search, over all strategies of a mesh.
-    known: a feasible plan.
+    incumbent: a feasible plan.
     enough_s: a bound this high ends the search.
     """
     best_s, best = 0.0, Multipliers(constraints=())
     planes = _CuttingPlanes(fitting, fitting.bounding_room)
-    for plan in (known, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
+    for plan in (incumbent, fitting.start_plan, *(evaluation.candidate for evaluation in fitting.evaluations)):
         planes.add(plan)
     try:
         for _ in range(MAX_BOUND_EVALUATIONS if planes.constraints else 0):

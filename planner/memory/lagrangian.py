@@ -67,22 +67,22 @@ GAP_TOLERANCE = 1e-3
 
 def fit_plan(
     search: MeshSearch,
-    found: CandidatePlan,
+    plan: CandidatePlan,
     below_s: float = math.inf,
     within: tuple[BranchingBound, ...] = (),
-    known: CandidatePlan | None = None,
+    incumbent: CandidatePlan | None = None,
 ) -> CandidatePlan:
-    """Return `found` or, when it does not fit, the fastest feasible plan.
+    """Return `plan` or, when it does not fit, the fastest feasible plan.
 
     below_s: a plan with a step this long is useless.
-    within: bounds kept by `found` and by every priced plan.
-    known: a feasible plan on the same mesh; parts of it may be merged when no multiplier gives a feasible plan.
+    within: bounds kept by `plan` and by every priced plan.
+    incumbent: a feasible plan on the same mesh; parts of it may be merged when no multiplier gives a feasible plan.
 
     Raises MemoryBudgetError when no plan fits, or none under `below_s`.
     """
-    if search.fits(found):
-        return found
-    return search.lagrangian_search(search, found, below_s, within, known).find_best()
+    if search.fits(plan):
+        return plan
+    return search.lagrangian_search(search, plan, below_s, within, incumbent).find_best()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +193,14 @@ class LagrangianSearch:
         peaks = self.bounding_constraints([best])
         return Multipliers.split_equally(peaks, self.best_multiplier)
 
-    def bounding_constraints(self, known: Sequence[CandidatePlan] = ()) -> list[MemoryConstraint]:
+    def bounding_constraints(self, plans: Sequence[CandidatePlan] = ()) -> list[MemoryConstraint]:
         """The `universal_constraints` satisfied by every feasible plan found. Of the others, the part satisfied by all
         of them, restricted to buffers stored by each plan.
 
         XLA does not store fused values, and fusion may depend on the sharding.
         """
         fitting = [
-            *known,
+            *plans,
             *(evaluation.candidate for evaluation in self.evaluations if self.fits(evaluation.candidate)),
         ]
         bounding = (self._bounding_part(whole, fitting) for whole in self.universal_constraints)
@@ -221,12 +221,12 @@ class LagrangianSearch:
         return None
 
     def bounding_room(
-        self, plan: CandidatePlan, known: Sequence[CandidatePlan]
+        self, plan: CandidatePlan, plans: Sequence[CandidatePlan]
     ) -> tuple[MemoryConstraint, float] | None:
         """A plan's peak over the buffers of nearly every plan, and the bytes available there; None when a known
         feasible plan needs more."""
         peak = self._bounding_part(
-            self.model.constraint_at_peak(plan.decisions), [other for other in known if self.fits(other)]
+            self.model.constraint_at_peak(plan.decisions), [other for other in plans if self.fits(other)]
         )
         return (peak, float(self.search.limit_bytes)) if peak is not None else None
 
@@ -254,19 +254,19 @@ class LagrangianSearch:
         """Whether the chain has all strategies of its mesh; message passing then solves it at a multiplier."""
         return self.start_plan.chain.is_for_bound
 
-    def _add_constraint(self, found: CandidatePlan) -> None:
+    def _add_constraint(self, plan: CandidatePlan) -> None:
         """Add a price on bytes at a plan's peak."""
         of_all, of_this = (
-            self.model.constraint_at_peak(found.decisions),
-            self.model.constraint_of_buffers(found.live_buffers, found.decisions),
+            self.model.constraint_at_peak(plan.decisions),
+            self.model.constraint_of_buffers(plan.live_buffers, plan.decisions),
         )
         self.constraints = _append_latest(
             _append_latest(self.constraints, of_all, MAX_CONSTRAINTS), of_this, MAX_CONSTRAINTS
         )
         self.universal_constraints = _append_latest(self.universal_constraints, of_all, MAX_BOUNDING_CONSTRAINTS)
 
-    def fits(self, found: CandidatePlan) -> bool:
-        return self.search.fits(found)
+    def fits(self, plan: CandidatePlan) -> bool:
+        return self.search.fits(plan)
 
     def _evaluate(self, price: float, close: float = GAP_TOLERANCE) -> _PricedPlan:
         """The cheapest plan at a multiplier, the same object for equal plans.
@@ -292,7 +292,7 @@ class LagrangianSearch:
             return start.chain, self._solve_chain(start.chain, terms, close)
         cheapest = min(
             (start, *(evaluation.candidate for evaluation in self.evaluations)),
-            key=lambda found: self._lagrangian_s(found, terms),
+            key=lambda plan: self._lagrangian_s(plan, terms),
         )
         axes = [axis.name for axis in start.mesh.axes]
         return descend(
@@ -348,10 +348,10 @@ class LagrangianSearch:
         self._last_messages = chain, priced.warm_start
         return solved
 
-    def _lagrangian_s(self, found: CandidatePlan, terms: Multipliers) -> float:
+    def _lagrangian_s(self, plan: CandidatePlan, terms: Multipliers) -> float:
         """Seconds a step of a plan, plus its priced memory."""
-        memory_s = (price * self.model.bytes_at(peak, found.decisions) for peak, price in terms.constraints)
-        return found.cost.step_s + sum(memory_s)
+        memory_s = (price * self.model.bytes_at(peak, plan.decisions) for peak, price in terms.constraints)
+        return plan.cost.step_s + sum(memory_s)
 
     def _universal_bound_s(self, chain: Chain, price: float) -> float:
         """Lower bound at a multiplier on all plans of a chain with the buffers of the unpartitioned program's peak."""
@@ -395,9 +395,9 @@ class LagrangianSearch:
             return (*nearly_free, RISING_MULTIPLIERS[0], MAX_MULTIPLIER, *RISING_MULTIPLIERS[1:])
         return (*nearly_free, MAX_MULTIPLIER, *RISING_MULTIPLIERS)
 
-    def _memory_ratio(self, found: CandidatePlan) -> float:
+    def _memory_ratio(self, plan: CandidatePlan) -> float:
         """A plan's memory over the limit."""
-        return self.search.bytes_needed(found) / self.search.limit_bytes
+        return self.search.bytes_needed(plan) / self.search.limit_bytes
 
     def _search_multipliers(self, fits: _PricedPlan) -> CandidatePlan:
         """The fastest feasible plan over all multipliers tried, starting from a feasible one."""
@@ -533,7 +533,7 @@ class LagrangianSearch:
         """A plan's bytes over the limit at a peak."""
         return self.model.bytes_at(peak, plan.decisions) - self.search.limit_bytes
 
-    def room_at_peak(self, plan: CandidatePlan, known: Sequence[CandidatePlan]) -> tuple[MemoryConstraint, float]:
+    def room_at_peak(self, plan: CandidatePlan, plans: Sequence[CandidatePlan]) -> tuple[MemoryConstraint, float]:
         """A plan's peak, and the bytes available there.
 
         Bytes needed outside the counted buffers are assumed equal in other plans. No known feasible plan exceeds the
@@ -542,7 +542,7 @@ class LagrangianSearch:
         limit, model = self.search.limit_bytes, self.model
         peak = model.constraint_of_buffers(plan.live_buffers, plan.decisions)
         counted = limit - self.search.bytes_needed(plan) + model.bytes_at(peak, plan.decisions)
-        return peak, max(counted, *(model.bytes_at(peak, other.decisions) for other in known if self.fits(other)))
+        return peak, max(counted, *(model.bytes_at(peak, other.decisions) for other in plans if self.fits(other)))
 
     def _next_multiplier(self, over: _PricedPlan, fits: _PricedPlan, halves: bool) -> float | None:
         """The multiplier with equal costs of both plans, or the geometric mean of theirs; None when these are close."""
@@ -558,8 +558,8 @@ class LagrangianSearch:
         saved = self._mean_constraint_bytes(over.candidate) - self._mean_constraint_bytes(fits.candidate)
         return (fits.candidate.cost.step_s - over.candidate.cost.step_s) / saved if saved > 0 else 0.0
 
-    def _mean_constraint_bytes(self, found: CandidatePlan) -> float:
-        return sum(self.model.bytes_at(peak, found.decisions) for peak in self.constraints) / len(self.constraints)
+    def _mean_constraint_bytes(self, plan: CandidatePlan) -> float:
+        return sum(self.model.bytes_at(peak, plan.decisions) for peak in self.constraints) / len(self.constraints)
 
 
 def _may_reach(limit_bytes: int, risen: Sequence[int]) -> bool:
@@ -575,12 +575,12 @@ def _append_latest(peaks: list[MemoryConstraint], peak: MemoryConstraint, most: 
     return peaks if peak in peaks else [*peaks, peak][-most:]
 
 
-def _is_same_plan(found: CandidatePlan, chain: Chain, solved: ChainSolution) -> bool:
+def _is_same_plan(plan: CandidatePlan, chain: Chain, solved: ChainSolution) -> bool:
     """Whether a plan equals a chain's solution."""
-    if found.chain.graph is chain.graph:
-        return found.solution.states == solved.states
-    return found.chain.strategies(found.solution.states) == chain.strategies(solved.states)
+    if plan.chain.graph is chain.graph:
+        return plan.solution.states == solved.states
+    return plan.chain.strategies(plan.solution.states) == chain.strategies(solved.states)
 
 
-def _choose_faster(best: CandidatePlan, tried: CandidatePlan) -> CandidatePlan:
-    return tried if tried.cost.step_s < best.cost.step_s else best
+def _choose_faster(best: CandidatePlan, other: CandidatePlan) -> CandidatePlan:
+    return other if other.cost.step_s < best.cost.step_s else best

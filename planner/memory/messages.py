@@ -65,10 +65,10 @@ def summarize_error(error: ShardwrightError) -> str:
     return error.message
 
 
-def too_slow_error(found: CandidatePlan, bound_s: float) -> MemoryBudgetError:
+def too_slow_error(plan: CandidatePlan, bound_s: float) -> MemoryBudgetError:
     """The error of a useless bound: every feasible plan takes at least `bound_s` seconds."""
     return MemoryBudgetError(
-        f"what fits over {found.mesh} takes {format_seconds(bound_s)} a step or more", where="memory_budget"
+        f"what fits over {plan.mesh} takes {format_seconds(bound_s)} a step or more", where="memory_budget"
     )
 
 

@@ -170,16 +170,16 @@ class _RestrictedMaster:
             limit=limit - sum(least),
         )
 
-    def to_states(self, chosen: IntArray) -> dict[Variable, int]:
+    def to_states(self, choice: IntArray) -> dict[Variable, int]:
         """The plan given by the states of the problem's variables."""
         decided = {
-            variable: int(self.state_options[number][chosen[number]]) for variable, number in self.choices.items()
+            variable: int(self.state_options[number][choice[number]]) for variable, number in self.choices.items()
         }
         return {**self.base, **decided}
 
 
-def _zero_problem(left: Sequence[IntArray]) -> Problem:
-    return Problem(costs=[np.zeros(len(states)) for states in left])
+def _zero_problem(state_numbers: Sequence[IntArray]) -> Problem:
+    return Problem(costs=[np.zeros(len(states)) for states in state_numbers])
 
 
 def _may_bind(row: ilp.Row) -> bool:

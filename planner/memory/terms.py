@@ -59,9 +59,9 @@ def operand_bytes(graph: CostGraph, node: int, use: Use) -> FloatArray:
     return _bytes_by_state(graph, use.source, graph.set_of((node, -1)).operand_ids[:, use.position])
 
 
-def _bytes_by_state(graph: CostGraph, leaf: Leaf, lies: IntArray) -> FloatArray:
+def _bytes_by_state(graph: CostGraph, leaf: Leaf, sharding_ids: IntArray) -> FloatArray:
     """Bytes of an array leaf in each of some shardings."""
-    return graph.prices.bytes_per_device(graph.flow.nodes[leaf[0]].shapes[leaf[1]], lies)
+    return graph.prices.bytes_per_device(graph.flow.nodes[leaf[0]].shapes[leaf[1]], sharding_ids)
 
 
 def reader_copy_bytes(graph: CostGraph, node: Node, use: Use) -> FloatArray:

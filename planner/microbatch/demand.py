@@ -171,15 +171,15 @@ class Demand:
         version = self.version(instruction, leaf, kind)
         self._wanted.setdefault(version[0], {})[version] = None
 
-    def _recipes(self, instruction: Instruction, wanted: dict[Version, None]) -> list[Recipe]:
+    def _recipes(self, instruction: Instruction, versions: dict[Version, None]) -> list[Recipe]:
         recipes: list[Recipe] = []
         done: set[Version] = set()
-        pending = [*wanted]
+        pending = [*versions]
         while pending:
             version = pending.pop(0)
             if version in done:
                 continue
-            recipe, needs = self._recipe(version, wanted, done)
+            recipe, needs = self._recipe(version, versions, done)
             if needs is not None and needs not in done:
                 pending = [needs, version, *pending]  # the whole value first
                 continue
@@ -194,7 +194,7 @@ class Demand:
 
     # ---- one version ---------------------------------------------------------------
     def _recipe(
-        self, version: Version, wanted: Collection[Version], made: Collection[Version]
+        self, version: Version, versions: Collection[Version], available: Collection[Version]
     ) -> tuple[Recipe, Version | None]:
         """The recipe of a version, and the other version of the same value it needs first, or None."""
         instruction, leaf, kind = version
@@ -206,7 +206,7 @@ class Demand:
             if kind in (natural, WHOLE):
                 return Recipe(mode=EmitMode.GIVEN, results=(version,)), None
         elif instruction.opcode in ("opt-barrier", "optimization-barrier"):
-            return self._barrier(instruction, [other for other in wanted if other not in made]), None
+            return self._barrier(instruction, [other for other in versions if other not in available]), None
         elif kind == OWN and isinstance(natural, Term):
             return Recipe(mode=EmitMode.OWN, results=(version,)), (instruction, leaf, natural)
         elif kind in (WHOLE, DONE, OWN):
@@ -218,7 +218,7 @@ class Demand:
         if isinstance(kind, Term):
             return Recipe(mode=EmitMode.FIRST, results=(version,)), whole
         assert isinstance(kind, Along)
-        recipe = None if whole in wanted and instruction.operands else self._in_parts(instruction, leaf, kind)
+        recipe = None if whole in versions and instruction.operands else self._in_parts(instruction, leaf, kind)
         return (recipe, None) if recipe else (Recipe(mode=EmitMode.CUT, results=(version,)), whole)
 
     def _natural(self, instruction: Instruction) -> Recipe:
@@ -280,12 +280,12 @@ class Demand:
     def _region(self, labels: KindLabels, root: tuple[Kind, ...]) -> Demand:
         return Demand(labels, self.labeller, _versions(labels.computation.root, root))
 
-    def _barrier(self, instruction: Instruction, wanted: Collection[Version]) -> Recipe:
+    def _barrier(self, instruction: Instruction, requests: Collection[Version]) -> Recipe:
         """One barrier for all needed leaves, except inputs."""
         count = len(instruction.shape.leaves)
         kinds: list[Kind | None] = [None] * count
         versions: list[Version] = []
-        for version in wanted:
+        for version in requests:
             _, leaf, kind = version
             if kind == DONE and self.labels.kinds[instruction][leaf] != DONE:
                 continue

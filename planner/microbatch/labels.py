@@ -315,8 +315,8 @@ class _Region:
             seen.update(current.operands)
         return True
 
-    def _is_cheap(self, instruction: Instruction, found: LocalRule) -> bool:
-        is_whole = found.results.count(WHOLE) == len(found.results)
+    def _is_cheap(self, instruction: Instruction, rule: LocalRule) -> bool:
+        is_whole = rule.results.count(WHOLE) == len(rule.results)
         return not is_whole and self._labeller.is_early(self.labels, instruction)
 
     def _once(self, instruction: Instruction, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:

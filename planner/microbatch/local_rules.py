@@ -70,23 +70,23 @@ class LocalRules:
 _WHOLE_ALONE = frozenset({Whole})
 
 
-def localize(instruction: Instruction, leaf: int, wanted: Along, rules: RuleCache) -> LocalRule | None:
+def localize(instruction: Instruction, leaf: int, along: Along, rules: RuleCache) -> LocalRule | None:
     """A micro-batch's part of a whole value, from parts of the operands; None: it must be cut out."""
     if instruction.opcode == "reshape":
         source, target = instruction.operands[0].shape.leaves[0], instruction.shape.leaves[0]
-        cut = _cut_after_reshape(target.dimensions, source.dimensions, wanted)
-        return None if cut is None else LocalRule((cut[0],), (wanted,), cut[1])
+        cut = _cut_after_reshape(target.dimensions, source.dimensions, along)
+        return None if cut is None else LocalRule((cut[0],), (along,), cut[1])
     for candidate in _factors(instruction, rules):
         if (
             candidate.contracted
-            or candidate.results[leaf] != wanted.dim
-            or not _keeps(instruction, candidate, wanted.outer)
+            or candidate.results[leaf] != along.dim
+            or not _keeps(instruction, candidate, along.outer)
         ):
             continue
         return LocalRule(
-            _cut(candidate.operands, wanted.outer),
-            _cut(candidate.results, wanted.outer),
-            candidate.size // wanted.outer,
+            _cut(candidate.operands, along.outer),
+            _cut(candidate.results, along.outer),
+            candidate.size // along.outer,
         )
     return None
 
@@ -194,31 +194,31 @@ def _factors(instruction: Instruction, rules: RuleCache) -> Iterator[Factor]:
 def _lookup_predicate(instruction: Instruction) -> Callable[[Factor], bool]:
     """A predicate for table factors: each part holds some rows and serves the indices into them."""
     if instruction.opcode in ("gather", "dynamic-slice"):
-        return lambda each: each.operands[1] is None and each.contracted
+        return lambda factor: factor.operands[1] is None and factor.contracted
     if instruction.opcode == "dynamic-update-slice":
-        return lambda each: each.operands[1] is None
+        return lambda factor: factor.operands[1] is None
     if instruction.opcode == "scatter":
-        return lambda each: each.operands[-1] is None
-    return lambda each: False
+        return lambda factor: factor.operands[-1] is None
+    return lambda factor: False
 
 
-def _repeats(instruction: Instruction, each: Factor) -> bool:
+def _repeats(instruction: Instruction, factor: Factor) -> bool:
     """Whether a scatter's operand would count in every micro-batch."""
-    return instruction.opcode == "scatter" and each.reduction not in (None, "add", "maximum", "minimum")
+    return instruction.opcode == "scatter" and factor.reduction not in (None, "add", "maximum", "minimum")
 
 
-def _keeps(instruction: Instruction, each: Factor, outer: int) -> bool:
+def _keeps(instruction: Instruction, factor: Factor, outer: int) -> bool:
     """Whether every dimension of the factor is cut alike: of one size for a cut below outer blocks."""
     if outer == 1:
-        return each.size > 1
+        return factor.size > 1
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     sizes = {
         leaves[i].dimensions[dim]
-        for leaves, dims in ((inputs, each.operands), (outputs, each.results))
+        for leaves, dims in ((inputs, factor.operands), (outputs, factor.results))
         for i, dim in enumerate(dims)
         if dim is not None
     }
-    return len(sizes) == 1 and each.size % outer == 0 and each.size > outer
+    return len(sizes) == 1 and factor.size % outer == 0 and factor.size > outer
 
 
 @lru_cache(maxsize=4096)

@@ -83,10 +83,10 @@ def _line(module: Module, instruction: Instruction) -> SourceLocation | None:
     return None
 
 
-def _remedy(found: Instruction) -> str:
+def _remedy(culprit: Instruction) -> str:
     otherwise = "plan without micro-batches, or give each its own with micro_batch_inexact"
-    if found.opcode == "reduce":
+    if culprit.opcode == "reduce":
         return f"normalise each example or group by itself (group norm, layer norm); {otherwise}"
-    if found.opcode in ("reduce-window", "sort", "while"):
+    if culprit.opcode in ("reduce-window", "sort", "while"):
         return f"do it for each example or group of tokens (expert capacity per group); {otherwise}"
     return "compute it for each example by itself, or plan without micro-batches"

@@ -128,7 +128,7 @@ def split_step(module: Module, options: PlanOptions | None = None) -> StepSplit:
                 where="micro_batches",
                 remedy="hand the batch to the step as an argument that is not donated",
             )
-        _, batch, error = max(refused, key=lambda found: found[0])  # the candidate with the latest conflict
+        _, batch, error = max(refused, key=lambda refusal: refusal[0])  # the candidate with the latest conflict
         if options.micro_batch_inexact:
             labeller, labels = label_step(module, batch, inexact=True)
             if not labels.conflicts:
@@ -213,7 +213,7 @@ def _divisor(micro: Demand, batch: Mapping[int, Along], module: Module, names: t
     divisors = [(leaves[n].dimensions[along.dim], describe_argument(module, names, n)) for n, along in batch.items()]
     divisors += [(size, f"{i.opcode} {i.name}") for size, i in micro.divisors()]
     divisor = gcd(*(size for size, _ in divisors))
-    return divisor, min(divisors, key=lambda each: each[0])[1]
+    return divisor, min(divisors, key=lambda entry: entry[0])[1]
 
 
 def _parts(labels: KindLabels, micro: Demand, once: Demand) -> dict[str, frozenset[str]]:

@@ -19,7 +19,7 @@ class Writer:
 
     demand: the versions.
     parts: the number of micro-batches.
-    given: the instruction of an input version.
+    input_of: the instruction of an input version.
     index: the s32[] number of the micro-batch.
     """
 
@@ -28,13 +28,13 @@ class Writer:
         demand: Demand,
         parts: int,
         block: Block,
-        given: Callable[[Version], Instruction],
+        input_of: Callable[[Version], Instruction],
         index: Callable[[], Instruction],
     ) -> None:
         self._demand = demand
         self._parts = parts
         self._block = block
-        self._given = given
+        self._given = input_of
         self._index = index
         self._made: dict[Version, Instruction] = {}
         self._tuples: dict[Version, tuple[Instruction, int]] = {}  # results not taken out of their tuple yet
@@ -232,12 +232,12 @@ class Writer:
             operands.append(values[0] if is_array else self._block.tuple(values, operand))
         return operands
 
-    def _register(self, made: Instruction, recipe: Recipe) -> None:
+    def _register(self, instruction: Instruction, recipe: Recipe) -> None:
         for leaf, version in enumerate(recipe.results):
-            if isinstance(made.shape, TupleShape):
-                self._tuples[version] = (made, leaf)
+            if isinstance(instruction.shape, TupleShape):
+                self._tuples[version] = (instruction, leaf)
             else:
-                self._made[version] = made
+                self._made[version] = instruction
 
 
 _WRITE: dict[EmitMode, Callable[[Writer, Instruction, Recipe], None]] = {

@@ -69,13 +69,13 @@ def place_arguments(step: PipelineStep, totals: Mapping[Instruction, Total]) -> 
 
 
 def _stage(
-    instruction: Instruction, wanted: Mapping[Instruction, int], stages: Mapping[Instruction, int]
+    instruction: Instruction, update_stages: Mapping[Instruction, int], stages: Mapping[Instruction, int]
 ) -> int | None:
     for operand in instruction.operands:
         if operand in stages and not isinstance(operand.shape, ArrayShape):
             return stages[operand]  # tuples stay where they are
-    if instruction in wanted:
-        return wanted[instruction]
+    if instruction in update_stages:
+        return update_stages[instruction]
     return next((stages[operand] for operand in instruction.operands if operand in stages), None)
 
 

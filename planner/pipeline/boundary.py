@@ -45,21 +45,21 @@ def origins(
 
 
 def argument_entries(
-    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
+    step: PipelineStep, applied: UpdatePrograms, values: Values, origins: Sequence[Origin]
 ) -> tuple[ArgumentEntry, ...]:
     """One entry for every argument and stage that has it from the start.
 
     An argument that is replaced every step is kept by one stage and sent to others; every other argument goes to each
     stage that reads it.
     """
-    return tuple(_argument_entries(step, applied, values, given))
+    return tuple(_argument_entries(step, applied, values, origins))
 
 
 def _argument_entries(
-    step: PipelineStep, applied: UpdatePrograms, values: Values, given: Sequence[Origin]
+    step: PipelineStep, applied: UpdatePrograms, values: Values, origins: Sequence[Origin]
 ) -> Iterator[ArgumentEntry]:
     passed_on = set(applied.outputs)
-    for number, origin in enumerate(given):
+    for number, origin in enumerate(origins):
         whole, parts = argument_value(number), batch_stack_value(number)
         if number in applied.stage_of_argument:
             stages = [applied.stage_of_argument[number]] if _is_there(whole, values, passed_on) else []
@@ -106,12 +106,12 @@ def output_entries(
     applied: UpdatePrograms,
     values: Values,
     arguments: Sequence[ArgumentEntry],
-    given: Sequence[Origin],
+    origins: Sequence[Origin],
 ) -> tuple[OutputEntry, ...]:
     """One entry for every output of the planned program, in order."""
     at = {(entry.value, entry.stage): position for position, entry in enumerate(arguments)}
     entries = []
-    for number, ((value, stage), origin) in enumerate(zip(applied.outputs, given, strict=True)):
+    for number, ((value, stage), origin) in enumerate(zip(applied.outputs, origins, strict=True)):
         variable = _users(values[value, stage].variable, origin)
         alias = None
         if number in step.aliases:

@@ -77,40 +77,40 @@ def build_pipeline(
     return plan
 
 
-def to_pipeline_spec(program: Program, found: PipelineChoice) -> PipelineSpec:
+def to_pipeline_spec(program: Program, choice: PipelineChoice) -> PipelineSpec:
     """The input of `make_pipeline`. program: the searched one."""
     original = program.original
     parameters = sorted(original.entry.parameters, key=lambda parameter: parameter.index)
     sides = [leaf for parameter in parameters for leaf in parameter.shape.leaves], original.entry.root.shape.leaves
     return PipelineSpec(
-        module=found.module,
-        groups=found.groups,
-        chunk_of=found.chunk_of,
-        micro_batches=found.micro_batches,
-        schedule=found.schedule,
-        chunks=found.chunks,
-        arguments=_origins(found.arguments, sides[0], program.arguments),
-        outputs=_origins(found.outputs, sides[1], program.outputs),
-        candidates=found.candidates,
-        notes=found.notes,
-        whole=tuple(_whole(found)),
+        module=choice.module,
+        groups=choice.groups,
+        chunk_of=choice.chunk_of,
+        micro_batches=choice.micro_batches,
+        schedule=choice.schedule,
+        chunks=choice.chunks,
+        arguments=_origins(choice.arguments, sides[0], program.arguments),
+        outputs=_origins(choice.outputs, sides[1], program.outputs),
+        candidates=choice.candidates,
+        notes=choice.notes,
+        whole=tuple(_whole(choice)),
     )
 
 
-def _whole(found: PipelineChoice) -> Iterator[WholeStep]:
+def _whole(choice: PipelineChoice) -> Iterator[WholeStep]:
     """The plans on which the search measured stages: equal stages share one."""
     steps: dict[int, WholeStep] = {}
-    for plan in found.stage_plans:
+    for plan in choice.stage_plans:
         if id(plan) not in steps:
             steps[id(plan)] = WholeStep(
                 mesh=plan.mesh,
                 instructions=plan.instructions,
                 parameters=plan.parameters,
                 outputs=plan.outputs,
-                module=found.whole,
-                split=found.whole_split,
-                argument_numbers=tuple(piece.number for piece in found.arguments),
-                output_numbers=tuple(piece.number for piece in found.outputs),
+                module=choice.whole,
+                split=choice.whole_split,
+                argument_numbers=tuple(piece.number for piece in choice.arguments),
+                output_numbers=tuple(piece.number for piece in choice.outputs),
             )
         yield steps[id(plan)]
 

@@ -95,7 +95,7 @@ def _to_shared(term: Instruction) -> SharedValue:
 
 
 def _remove_sums(
-    micro: PartModule, taken: frozenset[Instruction], terms: Mapping[SharedValue, Sequence[Instruction]]
+    micro: PartModule, inner_sums: frozenset[Instruction], terms: Mapping[SharedValue, Sequence[Instruction]]
 ) -> PartModule:
     """The micro part with the summands in place of the sums."""
     entry = micro.module.entry
@@ -107,7 +107,9 @@ def _remove_sums(
             outputs[shared] = value
     shape = TupleShape(tuple(value.shape for value in outputs.values()))
     root = copy_of(entry.root, tuple(outputs.values()), shape=shape)
-    instructions = [instruction for instruction in entry if instruction not in taken and instruction is not entry.root]
+    instructions = [
+        instruction for instruction in entry if instruction not in inner_sums and instruction is not entry.root
+    ]
     computations = [computation for computation in micro.module.computations if computation is not entry]
     made_entry = computation_of(entry, [*instructions, root], root)
     return PartModule(
@@ -119,7 +121,7 @@ def _add_sums(
     once: PartModule,
     moved: Mapping[SharedValue, Instruction],
     terms: Mapping[SharedValue, Sequence[Instruction]],
-    taken: frozenset[Instruction],
+    inner_sums: frozenset[Instruction],
 ) -> PartModule:
     """The once part with the sums of the chunks' accumulated terms."""
     entry = once.module.entry
@@ -136,7 +138,7 @@ def _add_sums(
             for term in terms[shared]:
                 if _to_shared(term) not in inputs:
                     inputs[_to_shared(term)] = Instruction(term.name, "parameter", _plain(term), index=len(inputs))
-            copies[parameter] = _write_sum(moved[shared], taken, inputs, sums)
+            copies[parameter] = _write_sum(moved[shared], inner_sums, inputs, sums)
     rest = []
     for instruction in entry:
         if instruction not in copies:
@@ -150,11 +152,11 @@ def _add_sums(
 
 
 def _write_sum(
-    value: Instruction, taken: frozenset[Instruction], inputs: Mapping[Input, Instruction], sums: list[Instruction]
+    value: Instruction, inner_sums: frozenset[Instruction], inputs: Mapping[Input, Instruction], sums: list[Instruction]
 ) -> Instruction:
     """A sum in the once part; appended to `sums` after its operands."""
-    if value not in taken:
+    if value not in inner_sums:
         return inputs[_to_shared(value)]
-    new_sum = copy_of(value, [_write_sum(operand, taken, inputs, sums) for operand in value.operands])
+    new_sum = copy_of(value, [_write_sum(operand, inner_sums, inputs, sums) for operand in value.operands])
     sums.append(new_sum)
     return new_sum

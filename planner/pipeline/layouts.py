@@ -178,17 +178,17 @@ def _of_rows(variable: VariablePlan, shape: ArrayShape, mesh: Mesh) -> TensorSha
     return fit_sharding(sharding, shape, mesh)
 
 
-def fit_sharding(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
+def fit_sharding(sharding: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorSharding:
     """The sharding, or a similar one if it does not divide the shape.
 
     Each axis of a dimension with too many moves to the largest unsplit dimension that it divides, or is dropped.
     Dimensions that are split already are excluded: their shards would be in another order than a reduce-scattered sum.
     """
-    if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, lies.dims, strict=True)):
-        return lies
+    if all(size % mesh.size(axes) == 0 for size, axes in zip(shape.dimensions, sharding.dims, strict=True)):
+        return sharding
     new_dims: list[tuple[str, ...]] = []
     homeless: list[str] = []
-    for size, axes in zip(shape.dimensions, lies.dims, strict=True):
+    for size, axes in zip(shape.dimensions, sharding.dims, strict=True):
         fits = size % mesh.size(axes) == 0
         new_dims.append(axes if fits else ())
         homeless += () if fits else axes
@@ -197,7 +197,7 @@ def fit_sharding(lies: TensorSharding, shape: ArrayShape, mesh: Mesh) -> TensorS
             if not new_dims[dim] and shape.dimensions[dim] % mesh.size((axis,)) == 0:
                 new_dims[dim] = (axis,)
                 break
-    return TensorSharding(tuple(new_dims), lies.unreduced)
+    return TensorSharding(tuple(new_dims), sharding.unreduced)
 
 
 def whole_sharding(shape: ArrayShape) -> TensorSharding:

@@ -137,7 +137,11 @@ def chunk_programs(step: PipelineStep, totals: Sequence[Total]) -> Iterator[Prog
 
 
 def _chunk_program(
-    step: PipelineStep, home: ProgramId, content: ProgramContent, wanted: set[Instruction], totals: Sequence[Total]
+    step: PipelineStep,
+    home: ProgramId,
+    content: ProgramContent,
+    inputs_of_others: set[Instruction],
+    totals: Sequence[Total],
 ) -> ProgramDraft:
     kind = _kind(home, step.program_assignment)
     stage = step.stage_of_chunk[home.chunk]
@@ -150,7 +154,7 @@ def _chunk_program(
     for instruction in content.instructions:
         program.copy(instruction)
     for instruction in content.instructions:
-        if instruction in wanted and step.program_assignment.of.get(instruction) == home:
+        if instruction in inputs_of_others and step.program_assignment.of.get(instruction) == home:
             program.output(instruction.name, program.of(instruction), layouts.boundary_sharding(instruction))
     for total in dict.fromkeys(totals):
         if program_of_total(step, total.term) == home:
@@ -179,11 +183,11 @@ def _input(step: PipelineStep, program: ProgramWriter, source: Instruction) -> I
 
 
 def argument_as_used(
-    step: PipelineStep, layouts: StageLayouts, stage: int, given: Argument
+    step: PipelineStep, layouts: StageLayouts, stage: int, argument: Argument
 ) -> tuple[str, TensorSharding]:
     """The value that a micro-batch reads for an argument, and its layout."""
-    number = given.number
-    if given.local:
+    number = argument.number
+    if argument.local:
         along = step.split.batch[number]
         return batch_value(number, stage), micro_batch_sharding(batch_sharding(step, layouts, number), along)
     if number in step.split.batch:  # the whole batch argument, stored separately from its parts

@@ -159,11 +159,11 @@ def _find_shared_layouts(
                 yield (node.index, leaf), sharding
 
 
-def _value(lies: TensorSharding) -> Strategy:
-    return Strategy(operands=(lies,), results=(lies,))
+def _value(sharding: TensorSharding) -> Strategy:
+    return Strategy(operands=(sharding,), results=(sharding,))
 
 
-def _before_reduction(lies: TensorSharding, summed: tuple[str, ...], order: list[str]) -> TensorSharding:
+def _before_reduction(sharding: TensorSharding, summed: tuple[str, ...], order: list[str]) -> TensorSharding:
     """The layout of a result before its reduction, or scatter, over `summed`."""
-    dims = tuple(tuple(axis for axis in axes if axis not in summed) for axes in lies.dims)
-    return TensorSharding(dims, tuple(axis for axis in order if axis in {*lies.unreduced, *summed}))
+    dims = tuple(tuple(axis for axis in axes if axis not in summed) for axes in sharding.dims)
+    return TensorSharding(dims, tuple(axis for axis in order if axis in {*sharding.unreduced, *summed}))

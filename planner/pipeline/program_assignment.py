@@ -49,10 +49,10 @@ class ProgramAssignment:
         """Whether there is a backward pass at all."""
         return any(home.is_backward for home in self.of.values() if home.chunk < self.chunks - 1) or self.chunks == 1
 
-    def without(self, taken: Collection[Instruction]) -> ProgramAssignment:
+    def without(self, instructions: Collection[Instruction]) -> ProgramAssignment:
         """The assignment of all others."""
         return ProgramAssignment(
-            of={instruction: home for instruction, home in self.of.items() if instruction not in taken},
+            of={instruction: home for instruction, home in self.of.items() if instruction not in instructions},
             chunks=self.chunks,
         )
 

@@ -75,7 +75,7 @@ class ProgramWriter:
         value: str,
         name: str,
         shape: ArrayShape,
-        lies: TensorSharding,
+        sharding: TensorSharding,
         *,
         like: Instruction | None = None,
         view_of: tuple[int, ...] | None = None,
@@ -91,15 +91,15 @@ class ProgramWriter:
         self._parameters[value] = instruction
         self._variables.append(
             VariablePlan.from_sharding(
-                number, value, shape.element_type, shape.dimensions, lies, self.layouts.mesh, view_of=view_of
+                number, value, shape.element_type, shape.dimensions, sharding, self.layouts.mesh, view_of=view_of
             )
         )
-        self._enter(instruction, (), (lies,))
+        self._enter(instruction, (), (sharding,))
         return instruction
 
-    def stand_in(self, original: Instruction, made: Instruction) -> None:
-        """Lets copies read `made` in place of the source's `original`."""
-        self._copies[original] = made
+    def stand_in(self, original: Instruction, replacement: Instruction) -> None:
+        """Lets copies read `replacement` in place of the source's `original`."""
+        self._copies[original] = replacement
 
     def has(self, original: Instruction) -> bool:
         return original in self._copies
@@ -126,21 +126,23 @@ class ProgramWriter:
         name: str,
         shape: ArrayShape,
         operands: Sequence[tuple[Instruction, TensorSharding]],
-        lies: TensorSharding,
+        sharding: TensorSharding,
         *,
         attributes: Sequence[Attribute] = (),
         payload: str = "",
     ) -> Instruction:
-        """A new instruction. operands: each with its layout at this use; lies: layout of the result."""
+        """A new instruction. operands: each with its layout at this use; sharding: layout of the result."""
         instruction = Instruction(name, opcode, shape, tuple(operand for operand, _ in operands), payload=payload)
         instruction.attributes.update({extra.name: extra for extra in attributes})
         self._instructions.append(check_consistency(instruction))
-        self._enter(instruction, tuple((used,) for _, used in operands), (lies,))
+        self._enter(instruction, tuple((used,) for _, used in operands), (sharding,))
         return instruction
 
-    def _enter(self, made: Instruction, operands: tuple[ValueSharding, ...], result: ValueSharding) -> None:
+    def _enter(self, instruction: Instruction, operands: tuple[ValueSharding, ...], result: ValueSharding) -> None:
         self._put(
-            InstructionPlan(computation=ENTRY, name=made.name, opcode=made.opcode, operands=operands, result=result)
+            InstructionPlan(
+                computation=ENTRY, name=instruction.name, opcode=instruction.opcode, operands=operands, result=result
+            )
         )
 
     def _put(self, entry: InstructionPlan) -> InstructionPlan:
@@ -171,15 +173,15 @@ class ProgramWriter:
         self._called.setdefault(computation)
 
     def _plan_body(
-        self, computation: Computation, given: Sequence[ValueSharding], result: ValueSharding | None
+        self, computation: Computation, parameters: Sequence[ValueSharding], result: ValueSharding | None
     ) -> None:
-        """Entries of a body planned like the entry. given: of its parameters; result: of its root, if known."""
+        """Entries of a body planned like the entry. parameters: their layouts; result: of its root, if known."""
         if computation.root.name in self._entries:
             return  # a callee of several places is planned once, for all of them
         for instruction in computation:
             if instruction.opcode == "parameter":
                 operands: tuple[ValueSharding, ...] = ()
-                layout = given[instruction.index]
+                layout = parameters[instruction.index]
             elif instruction is computation.root and instruction.opcode == "tuple" and result is not None:
                 operands, layout = group_by_operand(instruction, result), result
             else:
@@ -199,12 +201,12 @@ class ProgramWriter:
         self,
         value: str,
         instruction: Instruction,
-        lies: TensorSharding,
+        sharding: TensorSharding,
         *,
         view_of: tuple[int, ...] | None = None,
     ) -> None:
         """Write `value`, an instruction of this program; it reuses the buffer of a parameter of the same name."""
-        self._outputs[value] = _Output(value, instruction, lies, view_of)
+        self._outputs[value] = _Output(value, instruction, sharding, view_of)
 
     @property
     def is_empty(self) -> bool:

@@ -87,18 +87,20 @@ class _UpdateSplitter:
         phases = [place.wave - (place.stage != total.stage) for place in places]
         return UpdateProgramId(max(0, min(phases, default=0)), total.stage)
 
-    def _output(self, number: int, made: Instruction) -> tuple[str, UpdateProgramId | int]:
+    def _output(self, number: int, result: Instruction) -> tuple[str, UpdateProgramId | int]:
         """The value of an output, and the program that writes it, or the stage that has it anyway."""
         step = self._step
-        if made in self._totals:
-            total = self._totals[made]
-            return (output_value(number), self._reduced[made]) if made in self._reduced else (total.value, total.stage)
-        if made.opcode == "parameter":
-            given = step.input_of(step.once, made)
+        if result in self._totals:
+            total = self._totals[result]
+            return (
+                (output_value(number), self._reduced[result]) if result in self._reduced else (total.value, total.stage)
+            )
+        if result.opcode == "parameter":
+            given = step.input_of(step.once, result)
             assert isinstance(given, Argument)
-            return argument_value(given.number), self._owners.stages.get(made, 0)
+            return argument_value(given.number), self._owners.stages.get(result, 0)
         stage = self._owners.stage_of_argument[step.aliases[number]] if number in step.aliases else 0
-        return output_value(number), self._phases.of.get(made, UpdateProgramId(self._phases.last, stage))
+        return output_value(number), self._phases.of.get(result, UpdateProgramId(self._phases.last, stage))
 
     # ---- contents --------------------------------------------------------------
     def _contents(
@@ -120,13 +122,13 @@ class _UpdateSplitter:
                 for place, (instructions, inputs) in contents.items()}  # fmt: skip
 
     def _content(
-        self, place: UpdateProgramId, own: set[Instruction], given: Sequence[Instruction]
+        self, place: UpdateProgramId, own: set[Instruction], outputs: Sequence[Instruction]
     ) -> tuple[set[Instruction], set[Instruction]]:
         """The instructions of a program, unplaced ones included, and its inputs from other programs.
 
-        own: instructions placed there. given: its further outputs.
+        own: instructions placed there. outputs: its further outputs.
         """
-        todo = [*given, *(operand for instruction in own for operand in instruction.operands)]
+        todo = [*outputs, *(operand for instruction in own for operand in instruction.operands)]
         inputs: set[Instruction] = set()
         while todo:
             value = todo.pop()
@@ -144,9 +146,9 @@ class _UpdateSplitter:
         place: UpdateProgramId,
         instructions: Sequence[Instruction],
         inputs: Sequence[Instruction],
-        taken: Mapping[Instruction, set[UpdateProgramId]],
+        readers: Mapping[Instruction, set[UpdateProgramId]],
     ) -> ProgramDraft:
-        """taken: per instruction, the programs that read it and do not compute it."""
+        """readers: per instruction, the programs that read it and do not compute it."""
         step = self._step
         layouts = step.layouts[place.stage]
         program = ProgramWriter(
@@ -157,7 +159,7 @@ class _UpdateSplitter:
         for instruction in instructions:
             program.copy(instruction)
         for instruction in instructions:
-            if taken.get(instruction, set()) - {place} and self._phases.of.get(instruction) == place:
+            if readers.get(instruction, set()) - {place} and self._phases.of.get(instruction) == place:
                 program.output(instruction.name, program.of(instruction), layouts.boundary_sharding(instruction))
         for parameter, at in self._reduced.items():
             if at == place and self._is_read_apart(parameter, place):
@@ -170,7 +172,7 @@ class _UpdateSplitter:
             result = self._entry.root.operands[number]
             sharding = layouts.output(number)
             program.output(value, program.of(result), sharding)
-            donated = self._argument_to_donate(number, place, taken)
+            donated = self._argument_to_donate(number, place, readers)
             if donated is not None and layouts.argument(donated) == sharding:
                 reuses[value] = argument_value(donated)
         return program.finish(reuses)
@@ -179,7 +181,7 @@ class _UpdateSplitter:
         return any(self._phases.of.get(user, place) != place for user in self._users[parameter])
 
     def _argument_to_donate(
-        self, output: int, place: UpdateProgramId, taken: Mapping[Instruction, set[UpdateProgramId]]
+        self, output: int, place: UpdateProgramId, readers: Mapping[Instruction, set[UpdateProgramId]]
     ) -> int | None:
         """The argument whose buffer an output may reuse: kept by this stage, and last read here."""
         number = self._step.aliases.get(output)
@@ -187,7 +189,7 @@ class _UpdateSplitter:
             return None
         if argument_value(number) in self._handed_out:
             return None  # as it came, too
-        reading = [at for parameter in self._parameters.get(number, ()) for at in taken.get(parameter, ())]
+        reading = [at for parameter in self._parameters.get(number, ()) for at in readers.get(parameter, ())]
         here = [at for at in reading if at.stage == place.stage]
         return number if here and max(here) == place and place in here else None
 

@@ -58,10 +58,10 @@ def _value_uses(programs: Sequence[PipelineProgram]) -> Iterator[tuple[PipelineP
 
 
 def _unread_values(
-    step: PipelineStep, applied: UpdatePrograms, found: dict[tuple[str, int], PipelineValue]
+    step: PipelineStep, applied: UpdatePrograms, values: dict[tuple[str, int], PipelineValue]
 ) -> Iterator[tuple[int, int]]:
     """(argument, stage) of arguments that a stage keeps for others, or returns unchanged, without computing on them."""
-    names = {name for name, _ in found}
+    names = {name for name, _ in values}
     handed_out = {value for value, _ in applied.outputs}
     stages = dict(applied.outputs)
     for number in range(len(step.arguments)):
@@ -69,10 +69,10 @@ def _unread_values(
         if (
             number in applied.stage_of_argument
             and name in names | handed_out
-            and (name, applied.stage_of_argument[number]) not in found
+            and (name, applied.stage_of_argument[number]) not in values
         ):
             yield number, applied.stage_of_argument[number]
-        elif name in handed_out and (name, stages[name]) not in found:
+        elif name in handed_out and (name, stages[name]) not in values:
             yield number, stages[name]
 
 

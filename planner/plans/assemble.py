@@ -85,8 +85,8 @@ def _shardings(
             if is_sum[use.source[0]]:
                 wanted.setdefault(use.source, strategies[node.index].operands[use.position])
 
-    def reduce_leaf(leaf: Leaf, made: TensorSharding) -> TensorSharding:
-        return made if not made.unreduced or leaf in apart else _reduce_to(made, wanted.get(leaf))
+    def reduce_leaf(leaf: Leaf, sharding: TensorSharding) -> TensorSharding:
+        return sharding if not sharding.unreduced or leaf in apart else _reduce_to(sharding, wanted.get(leaf))
 
     return tuple(
         [
@@ -101,7 +101,7 @@ def _shardings(
 def _find_shared_layouts(
     graph: CostGraph,
     strategies: Sequence[Strategy],
-    lies: Sequence[Sequence[TensorSharding]],
+    shardings: Sequence[Sequence[TensorSharding]],
     hubs: Mapping[Leaf, TensorSharding],
 ) -> dict[Leaf, TensorSharding]:
     """Shared layouts to which a value is resharded before a reader reshards it to a layout of its own.
@@ -123,31 +123,31 @@ def _find_shared_layouts(
             if is_carried and not is_behind:
                 continue
             used = strategies[node.index].operands[use.position]
-            if used not in (lies[index][leaf], hub) and not used.unreduced and hub != lies[index][leaf]:
+            if used not in (shardings[index][leaf], hub) and not used.unreduced and hub != shardings[index][leaf]:
                 second_layouts[use.source] = hub
     return second_layouts
 
 
-def _reduce_to(made: TensorSharding, wanted: TensorSharding | None) -> TensorSharding:
-    """Reduces a partial sum over the axes that `wanted` reduces.
+def _reduce_to(source: TensorSharding, target: TensorSharding | None) -> TensorSharding:
+    """Reduces a partial sum over the axes that `target` reduces.
 
-    It is scattered if `wanted` is split over them and nothing else moves.
+    It is scattered if `target` is split over them and nothing else moves.
     """
-    ending = [axis for axis in made.unreduced if wanted is None or axis not in wanted.unreduced]
-    remaining = tuple(axis for axis in made.unreduced if axis not in ending)
-    whole = TensorSharding(made.dims, remaining)
-    if wanted is None:
+    ending = [axis for axis in source.unreduced if target is None or axis not in target.unreduced]
+    remaining = tuple(axis for axis in source.unreduced if axis not in ending)
+    whole = TensorSharding(source.dims, remaining)
+    if target is None:
         return whole
-    dims = list(made.dims)
+    dims = list(source.dims)
     for axis in ending:
-        for dim, axes in enumerate(wanted.dims):
+        for dim, axes in enumerate(target.dims):
             if axis in axes:
                 split = {*dims[dim], axis}
                 if not split <= set(axes):
                     return whole
                 dims[dim] = tuple(name for name in axes if name in split)
     for dim, axes in enumerate(dims):
-        if axes[: len(made.dims[dim])] != made.dims[dim]:  # the axis would go between existing ones
+        if axes[: len(source.dims[dim])] != source.dims[dim]:  # the axis would go between existing ones
             return whole
     return TensorSharding(tuple(dims), remaining)
 
@@ -167,12 +167,12 @@ def _fill_free_nodes(graph: CostGraph, strategies: list[Strategy | None]) -> Ite
         yield strategy
 
 
-def _strategy_for_readers(graph: CostGraph, node: int, wanted: Sequence[TensorSharding]) -> Strategy:
+def _strategy_for_readers(graph: CostGraph, node: int, layouts: Sequence[TensorSharding]) -> Strategy:
     """The strategy of a rematerialized node with the result common to all readers; replicated if there is none."""
     instruction = graph.flow.nodes[node].instruction
     whole = TensorSharding.replicated(graph.flow.nodes[node].shapes[0].rank)
-    common = wanted[0] if wanted else whole
-    for other in wanted[1:]:
+    common = layouts[0] if layouts else whole
+    for other in layouts[1:]:
         dims = tuple(
             tuple(axis for axis in a if axis in b) if a != b else a
             for a, b in zip(common.dims, other.dims, strict=True)
@@ -234,24 +234,24 @@ def _instruction_plan(decisions: Decisions, computation: str, instruction: Instr
 
 
 def _second_layouts(
-    decisions: Decisions, computation: str, instruction: Instruction, made: Sequence[Leaf]
+    decisions: Decisions, computation: str, instruction: Instruction, leaves: Sequence[Leaf]
 ) -> ValueSharding:
     """Second layouts of an instruction's results."""
-    if not decisions.shared or decisions.shared.keys().isdisjoint(made):
+    if not decisions.shared or decisions.shared.keys().isdisjoint(leaves):
         return ()
-    if not _hands_out(decisions.graph, computation, instruction, made):
+    if not _hands_out(decisions.graph, computation, instruction, leaves):
         return ()
-    return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in made)
+    return tuple(decisions.shared.get(leaf, decisions.result(leaf)) for leaf in leaves)
 
 
-def _hands_out(graph: CostGraph, computation: str, instruction: Instruction, made: Sequence[Leaf]) -> bool:
+def _hands_out(graph: CostGraph, computation: str, instruction: Instruction, leaves: Sequence[Leaf]) -> bool:
     """Whether readers find second layouts at an instruction: the producer of the value.
 
     Loop-carried values have them at the loop, and at its elements after it.
     """
-    loops = {graph.variables.after_loops[leaf] for leaf in made if leaf in graph.variables.after_loops}
+    loops = {graph.variables.after_loops[leaf] for leaf in leaves if leaf in graph.variables.after_loops}
     if not loops:
-        return graph.flow.nodes[made[0][0]].instruction is instruction
+        return graph.flow.nodes[leaves[0][0]].instruction is instruction
     is_inside = any(computation in computations_of(loop) for loop in loops)
     return instruction in loops or (instruction.opcode == "get-tuple-element" and not is_inside)
 

@@ -219,18 +219,18 @@ class _CollectiveLedger:
         mesh = self.decisions.graph.prices.mesh
         return groups_along(move.atoms, mesh) if move.group_size < mesh.size(move.axes) else ()
 
-    def add_exchange(self, node: Node, each: Exchange, cause: str) -> None:
+    def add_exchange(self, node: Node, exchange: Exchange, cause: str) -> None:
         prices = self.decisions.graph.prices
         self.collectives.append(
             PlannedCollective(
-                kind=each.kind,
-                axes=each.axes,
+                kind=exchange.kind,
+                axes=exchange.axes,
                 instruction=node.instruction.name,
                 cause=cause,
-                payload_bytes=each.payload_bytes,
-                wire_bytes=wire_bytes(each.kind, each.payload_bytes, prices.mesh.size(each.axes)),
+                payload_bytes=exchange.payload_bytes,
+                wire_bytes=wire_bytes(exchange.kind, exchange.payload_bytes, prices.mesh.size(exchange.axes)),
                 count=max(1, node.runs),
-                time_s=node.weight * prices.collective_s(each.kind, each.axes, each.payload_bytes),
+                time_s=node.weight * prices.collective_s(exchange.kind, exchange.axes, exchange.payload_bytes),
             )
         )
 

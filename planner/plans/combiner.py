@@ -63,10 +63,10 @@ def combine(collectives: Sequence[Combinable], flow: Dataflow, topology: Topolog
     return tuple(numbers)
 
 
-def _key(each: Combinable, flow: Dataflow) -> Hashable:
-    node = flow.nodes[each.leaf[0]]
-    element_type = node.shapes[each.leaf[1]].element_type if each.move.kind in _SUMS else ""
-    return node.computation, each.move.kind, element_type, each.move.atoms
+def _key(collective: Combinable, flow: Dataflow) -> Hashable:
+    node = flow.nodes[collective.leaf[0]]
+    element_type = node.shapes[collective.leaf[1]].element_type if collective.move.kind in _SUMS else ""
+    return node.computation, collective.move.kind, element_type, collective.move.atoms
 
 
 def _dependencies(collectives: Sequence[Combinable], flow: Dataflow) -> list[int]:

@@ -26,7 +26,7 @@ def expand_batch_norms(module: Module) -> Module:
     Unchanged: those of several element types, with XLA's own roundings, and of dynamic sizes. A normalization's result,
     or the tuple of its results, has its name.
     """
-    return rewrite_instructions(module, _can_expand, lambda *given: _Normalization(*given).write())
+    return rewrite_instructions(module, _can_expand, lambda *arguments: _Normalization(*arguments).write())
 
 
 def _can_expand(instruction: Instruction) -> bool:
@@ -91,20 +91,20 @@ class _Normalization:
         return (add("add", add("multiply", x, self._spread(factor)), self._spread(shift)),)
 
     def gradient(
-        self, x: Instruction, scale: Instruction, mean: Instruction, variance: Instruction, given: Instruction
+        self, x: Instruction, scale: Instruction, mean: Instruction, variance: Instruction, cotangent: Instruction
     ) -> tuple[Instruction, ...]:
         """(gradient of the array, of scale, of offset), of n elements a feature:
-        scale / deviation / n · (n · given − Σ given − centred · Σ (given · centred) / (variance + ε))."""
+        scale / deviation / n · (n · cotangent − Σ cotangent − centred · Σ (cotangent · centred) / (variance + ε))."""
         add = self._writer.elementwise
         inverse = self._inverse_deviation(variance)
         centred = add("subtract", x, self._spread(mean))
-        of_offset = self._sum(given)
-        along = self._sum(add("multiply", given, centred))
+        of_offset = self._sum(cotangent)
+        along = self._sum(add("multiply", cotangent, centred))
         of_scale = add("multiply", along, inverse)
         count = self._spread(self._number(self._count), whole=True)
         pulled = add("multiply", self._spread(along), centred)
         pulled = add("divide", pulled, self._spread(self._above_zero(variance)))
-        less = add("subtract", add("multiply", count, given), self._spread(of_offset))
+        less = add("subtract", add("multiply", count, cotangent), self._spread(of_offset))
         factor = add("divide", add("multiply", scale, inverse), self._of_features(self._number(self._count)))
         return add("multiply", self._spread(factor), add("subtract", less, pulled)), of_scale, of_offset
 

@@ -54,7 +54,7 @@ def batch_lookups(module: Module) -> Module:
     if not dim_columns:
         return module
     names = edit.Names(module)
-    return edit.insert_ahead_of(module, dim_columns, lambda old, made: _make_batching(made, *dim_columns[old], names))
+    return edit.insert_ahead_of(module, dim_columns, lambda old, copy: _make_batching(copy, *dim_columns[old], names))
 
 
 class _Counts:

@@ -99,22 +99,28 @@ def _cut_classes(graph: _Graph, forced: Mapping[Dim, int]) -> list[DimClass]:
     return list({id(dim_class): dim_class for dim_class in classes.values()}.values())
 
 
-def _decide(graph: _Graph, found: DimClass, forced: Mapping[Dim, int], fixed: set[Dim], chosen: SplitChoice) -> None:
+def _decide(
+    graph: _Graph, dim_class: DimClass, forced: Mapping[Dim, int], fixed: set[Dim], choice: SplitChoice
+) -> None:
     """Split the class, or note the reason against it."""
-    blocks = {forced[dim] for dim in found.dims if dim in forced}
-    if not blocks and (not 1 < found.pieces <= min(MAX_PIECES, found.block) or not graph.has_parameter(found)):
+    blocks = {forced[dim] for dim in dim_class.dims if dim in forced}
+    if not blocks and (
+        not 1 < dim_class.pieces <= min(MAX_PIECES, dim_class.block) or not graph.has_parameter(dim_class)
+    ):
         return
-    first = next(iter(found.dims))
-    what = f"{first[0].name}: dimension {first[2]} holds {found.pieces} blocks of {found.block}"
-    if found.denied_by is not None:
-        chosen.notes.append(f"{what} but stays whole: {found.denied_by.opcode} {found.denied_by.name} takes no split")
+    first = next(iter(dim_class.dims))
+    what = f"{first[0].name}: dimension {first[2]} holds {dim_class.pieces} blocks of {dim_class.block}"
+    if dim_class.denied_by is not None:
+        choice.notes.append(
+            f"{what} but stays whole: {dim_class.denied_by.opcode} {dim_class.denied_by.name} takes no split"
+        )
         return
-    block = blocks.pop() if blocks else found.block
-    stored = {dim for dim in found.dims if dim in fixed}
-    if blocks or found.block % block or stored - forced.keys():
-        chosen.notes.append(f"{what} but stays whole: an array that it is part of is stored otherwise already")
+    block = blocks.pop() if blocks else dim_class.block
+    stored = {dim for dim in dim_class.dims if dim in fixed}
+    if blocks or dim_class.block % block or stored - forced.keys():
+        choice.notes.append(f"{what} but stays whole: an array that it is part of is stored otherwise already")
         return
-    chosen.factors.update(dict.fromkeys(found.dims, (found.size // block, block)))
+    choice.factors.update(dict.fromkeys(dim_class.dims, (dim_class.size // block, block)))
 
 
 def _blocks_required(graph: _Graph, required: Required) -> dict[Dim, int]:
@@ -168,8 +174,8 @@ class _Graph:
         arguments = [(*self.parameters[leaf], wanted) for leaf, wanted in required.parameters.items()]
         return [*arguments, *((self.module.entry.root, leaf, wanted) for leaf, wanted in required.outputs.items())]
 
-    def has_parameter(self, found: DimClass) -> bool:
-        return any(value in self._of_entry for value, _, _ in found.dims)
+    def has_parameter(self, dim_class: DimClass) -> bool:
+        return any(value in self._of_entry for value, _, _ in dim_class.dims)
 
     def cut_dims(self) -> Iterator[Dim]:
         """Dimensions one instruction cuts into at most `MAX_PIECES` pieces.
@@ -208,18 +214,18 @@ class _Graph:
                     pending.append(other)
         return dim_class
 
-    def _ties_of(self, dim: Dim, found: DimClass) -> Iterator[Dim]:
-        """The ties of one dimension; adds its cuts, merges and denials to `found`."""
+    def _ties_of(self, dim: Dim, dim_class: DimClass) -> Iterator[Dim]:
+        """The ties of one dimension; adds its cuts, merges and denials to `dim_class`."""
         value, leaf, number = dim
         alias = self._aliased.get((value, leaf))
         if alias is not None:
             yield (*alias, number)
         for instruction in (value, *self._users.get(value, ()), *self._callers.get(value, ())):
             seen = self.links(instruction)
-            if dim in seen.denied and found.denied_by is None:
-                found.denied_by = instruction
-            found.block = gcd(found.block, *seen.cuts.get(dim, ()))
-            found.merged += [(part, whole) for part, whole in seen.merged if part == dim]
+            if dim in seen.denied and dim_class.denied_by is None:
+                dim_class.denied_by = instruction
+            dim_class.block = gcd(dim_class.block, *seen.cuts.get(dim, ()))
+            dim_class.merged += [(part, whole) for part, whole in seen.merged if part == dim]
             yield from seen.ties.get(dim, ())
 
 

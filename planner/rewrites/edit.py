@@ -121,9 +121,9 @@ def copy_of(instruction: Instruction, operands: Sequence[Instruction], **changes
 
 
 def insert_ahead_of(
-    module: Module, found: Collection[Instruction], write: Callable[[Instruction, Instruction], Iterable[Instruction]]
+    module: Module, targets: Collection[Instruction], write: Callable[[Instruction, Instruction], Iterable[Instruction]]
 ) -> Module:
-    """A copy of `module` with new instructions ahead of each one in `found`, in any computation.
+    """A copy of `module` with new instructions ahead of each one in `targets`, in any computation.
 
     write: takes the instruction and its copy, changes the copy in place, and returns the copy's new inputs, in order.
     """
@@ -137,7 +137,7 @@ def insert_ahead_of(
                 for name, callees in old.called.items()
             }
             copies[old] = copy_of(old, [copies[operand] for operand in old.operands], called=called)
-            if old in found:
+            if old in targets:
                 out += write(old, copies[old])
             out.append(copies[old])
         computations[computation] = computation_of(computation, out, copies[computation.root])

@@ -101,9 +101,9 @@ def _as_written(variable: VariablePlan) -> VariablePlan | None:
     )
 
 
-def _instructions(made: Module, plan: Plan, settled: _WithoutViews) -> Iterator[InstructionPlan]:
+def _instructions(module: Module, plan: Plan, settled: _WithoutViews) -> Iterator[InstructionPlan]:
     """The plan's entries, and those of the reshapes beside arguments and outputs."""
-    entry = made.entry
+    entry = module.entry
     entries = {entry.name: entry for entry in plan.instructions}
     of_entry = {instruction.name for instruction in entry}
     for instruction in entry:

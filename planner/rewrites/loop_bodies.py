@@ -14,15 +14,15 @@ def is_carried(instruction: Instruction, body: Computation) -> bool:
 
 
 class LoopBody:
-    """A loop's rewritten body: without the carried elements `gone`, with others appended.
+    """A loop's rewritten body: without the carried elements `dropped`, with others appended.
 
     shapes: of all carried elements afterwards.
     """
 
-    def __init__(self, source: Instruction, names: edit.Names, gone: Sequence[int], shapes: Sequence[Shape]) -> None:
+    def __init__(self, source: Instruction, names: edit.Names, dropped: Sequence[int], shapes: Sequence[Shape]) -> None:
         self.source = source
         self.names = names
-        self.gone = gone
+        self.gone = dropped
         self.shape = TupleShape(tuple(shapes))
         (self.computation,) = source.called["body"]
         (parameter,) = self.computation.parameters
@@ -31,8 +31,8 @@ class LoopBody:
         self.out = [self.parameter]
         self._elements: dict[int, Instruction] = {}
         for element in self.computation:
-            if is_carried(element, self.computation) and element.index not in gone:
-                index = element.index - sum(other < element.index for other in gone)
+            if is_carried(element, self.computation) and element.index not in dropped:
+                index = element.index - sum(other < element.index for other in dropped)
                 self.made[element] = self._elements[index] = self._read(element.name, index, element)
                 self.out.append(self.made[element])
 

@@ -53,41 +53,41 @@ class PartialLoopBody:
         name = f"{source.name}.{self.suffix}"
         return Computation(self.names.like(name, "part"), out, root, parameters, attributes=source.attributes)
 
-    def _regions(self, made: Instruction) -> None:
-        made.called = {
+    def _regions(self, instruction: Instruction) -> None:
+        instruction.called = {
             which: tuple(self.copy(callee, is_body=False) for callee in callees) if which in _REGIONS else callees
-            for which, callees in made.called.items()
+            for which, callees in instruction.called.items()
         }
-        for which, callees in made.called.items():
+        for which, callees in instruction.called.items():
             if which in _REGIONS:
                 text = ", ".join(f"%{callee.name}" for callee in callees)
-                is_list = made.attributes[which].text.startswith("{")
-                made.attributes[which] = edit.attribute(which, f"{{{text}}}" if is_list else text)
+                is_list = instruction.attributes[which].text.startswith("{")
+                instruction.attributes[which] = edit.attribute(which, f"{{{text}}}" if is_list else text)
 
     def _fit(
         self,
         source: Instruction,
-        made: Instruction,
+        instruction: Instruction,
         takers: Mapping[Instruction, int],
         shifted: dict[Instruction, Instruction],
         out: list[Instruction],
     ) -> None:
         """Shorter stacks' shapes, and rows counted from the first one (in place)."""
         if source.opcode == "parameter" or source is self._root_of(source):
-            made.shape = self.shape
+            instruction.shape = self.shape
         elif source.opcode == "get-tuple-element" and source.operands[0].opcode == "parameter":
-            made.shape = self.shape.elements[source.index]
+            instruction.shape = self.shape.elements[source.index]
         if source not in takers:
             return
         if source.opcode == "dynamic-update-slice":
-            made.shape = self.shape.elements[takers[source]]
+            instruction.shape = self.shape.elements[takers[source]]
         at = 1 if source.opcode == "dynamic-slice" else 2
-        row = made.operands[at]
+        row = instruction.operands[at]
         if row not in shifted:
             first = Instruction(self.names.like(row.name, "first"), "constant", row.shape, payload=str(self.rows[0]))
             shifted[row] = Instruction(self.names.like(row.name, "row"), "subtract", row.shape, (row, first))
             out += [first, shifted[row]]
-        made.operands = (*made.operands[:at], shifted[row], *made.operands[at + 1 :])
+        instruction.operands = (*instruction.operands[:at], shifted[row], *instruction.operands[at + 1 :])
 
     def _root_of(self, source: Instruction) -> Instruction:
         (body,) = self.stacked.loop.called["body"]

@@ -214,9 +214,9 @@ class _Rematerializer:
     def _readers_of(self, segment: Sequence[Instruction]) -> list[Instruction]:
         return [user for value in segment for user in self.readers.get(value, ())]
 
-    def _find_needed(self, read: Collection[Instruction]) -> list[Instruction]:
+    def _find_needed(self, roots: Collection[Instruction]) -> list[Instruction]:
         """The values read, and their inputs in `recompute`, in program order."""
-        needed = dict.fromkeys(read)
+        needed = dict.fromkeys(roots)
         for instruction in reversed(self.in_order):
             if instruction in needed:
                 needed.update(dict.fromkeys(operand for operand in instruction.operands if operand in self.recompute))
@@ -256,10 +256,10 @@ class _Rematerializer:
             self.clones[value] = clone
             self.out.append(clone)
 
-    def _read_by_clone(self, operand: Instruction, held: dict[Instruction, Instruction]) -> Instruction:
+    def _read_by_clone(self, operand: Instruction, stand_ins: dict[Instruction, Instruction]) -> Instruction:
         if operand in self.recompute:
             return self.clones[operand]
-        return held.get(operand) or self.made[operand]
+        return stand_ins.get(operand) or self.made[operand]
 
     def _trigger(self, segment: Sequence[Instruction], reader: Instruction) -> Instruction | None:
         """The value of the backward pass a segment waits for, made before all its readers.
@@ -279,7 +279,7 @@ class _Rematerializer:
                     seen.add(operand)
                     todo.append(operand)
         if made_before:
-            return max(made_before, key=lambda each: (self.depth[each], self.order[each]))
+            return max(made_before, key=lambda value: (self.depth[value], self.order[value]))
         previous = self.in_order[before - 1]
         return previous if previous in self.backward else None
 

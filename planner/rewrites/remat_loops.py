@@ -194,8 +194,8 @@ class _Rewrite:
         return [row.read for row in self.dropped]
 
     @staticmethod
-    def _shift_index(index: int, gone: Sequence[int]) -> int:
-        return index - sum(other < index for other in gone)
+    def _shift_index(index: int, dropped: Sequence[int]) -> int:
+        return index - sum(other < index for other in dropped)
 
     def _look_for_sources(self) -> None:
         """Fill `clones`, `stacked` and `backward_elements`: the sources of the dropped rows."""
@@ -220,15 +220,15 @@ class _Rewrite:
             elif element != self.pair.forward.counter:
                 self.backward_elements[element] = -1
 
-    def _is_cloned(self, value: Instruction, kept: Set[Instruction]) -> bool:
-        if value in kept or self.pair.element(value) is not None:
+    def _is_cloned(self, value: Instruction, stored: Set[Instruction]) -> bool:
+        if value in stored or self.pair.element(value) is not None:
             return False
         return value.name in self.recompute or self.pair.is_at_hand(value)
 
     # ---- the forward loop ----------------------------------------------------------
-    def _forward_loop(self, made: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
+    def _forward_loop(self, copies: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
         old = self.pair.forward.loop
-        carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._gone]
+        carried = [copies[o] for k, o in enumerate(old.operands[0].operands) if k not in self._gone]
         carried += [self._zeros(value, out) for value in self.stacked]
         body = LoopBody(self.pair.forward.loop, self.names, self._gone, [element.shape for element in carried])
         for instruction in self.pair.body:
@@ -263,13 +263,13 @@ class _Rewrite:
         return name
 
     # ---- the backward loop ---------------------------------------------------------
-    def _backward_loop(self, made: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
+    def _backward_loop(self, copies: Mapping[Instruction, Instruction], out: list[Instruction]) -> Instruction:
         old, forward = self.pair.backward.loop, self.pair.forward.loop
-        carried = [made[o] for k, o in enumerate(old.operands[0].operands) if k not in self._unread]
+        carried = [copies[o] for k, o in enumerate(old.operands[0].operands) if k not in self._unread]
         (source,) = old.called["body"]
         rows = {row.read: row for row in self.dropped}
         for element in self.backward_elements:
-            value = made[forward.operands[0].operands[element]]
+            value = copies[forward.operands[0].operands[element]]
             self.backward_elements[element] = next(
                 (k for k, operand in enumerate(carried) if operand is value and self._stays(k)), -1
             )
@@ -281,7 +281,7 @@ class _Rewrite:
         assert isinstance(forward_shape, TupleShape)
         count = len(forward_shape.elements) - len(self.dropped)
         for number, value in enumerate(self.stacked):
-            carried.append(self._element(made[forward], count + number, value, out, self._name(value, "stack")))
+            carried.append(self._element(copies[forward], count + number, value, out, self._name(value, "stack")))
         body = LoopBody(self.pair.backward.loop, self.names, self._unread, [operand.shape for operand in carried])
         index_of = next(taker for k in self.pair.backward.reads for taker in self.pair.backward.indices[k])
         clones = self._write_clones(body, index_of, carried, first_stack)

@@ -73,11 +73,11 @@ def rewrite(module: Module, required: Required | None = None) -> Rewritten:
     return views_between(module, rewritten, tuple(notes))
 
 
-def views_between(module: Module, made: Module, notes: tuple[str, ...] = ()) -> Rewritten:
-    """`made` as a rewrite of `module`: the variables with other dimensions."""
-    (parameters, outputs), (new_parameters, new_outputs) = variable_dims(module), variable_dims(made)
+def views_between(module: Module, new_module: Module, notes: tuple[str, ...] = ()) -> Rewritten:
+    """`new_module` as a rewrite of `module`: the variables with other dimensions."""
+    (parameters, outputs), (new_parameters, new_outputs) = variable_dims(module), variable_dims(new_module)
     return Rewritten(
-        module=made,
+        module=new_module,
         parameters=_diff(parameters, new_parameters),
         outputs=_diff(outputs, new_outputs),
         notes=notes,

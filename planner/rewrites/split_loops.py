@@ -211,9 +211,9 @@ class _Splitter:
         self.out.append(new_root)
         return tuple(pieces), new_root
 
-    def _aliases(self, made: Module, numbers: Mapping[int, Sequence[int]]) -> None:
+    def _aliases(self, module: Module, numbers: Mapping[int, Sequence[int]]) -> None:
         """The header's aliases, part by part (in place)."""
-        if "input_output_alias" not in made.header:
+        if "input_output_alias" not in module.header:
             return
         lines = []
         for alias in self.source.aliases:
@@ -222,7 +222,7 @@ class _Splitter:
             for result, parameter in zip(results, numbers[alias.parameter_number], strict=True):
                 output = ", ".join(map(str, [result, *alias.output_index[1:]]))
                 lines.append(f"{{{output}}}: ({parameter}, {{{index}}}, {alias.kind})")
-        made.header["input_output_alias"] = edit.attribute("input_output_alias", f"{{ {', '.join(lines)} }}")
+        module.header["input_output_alias"] = edit.attribute("input_output_alias", f"{{ {', '.join(lines)} }}")
 
     def _positions(self, position: int) -> list[int]:
         """Elements of the new root for one element of the old root."""
@@ -353,16 +353,16 @@ class _Splitter:
             return instruction.operands[0], instruction.index
         return instruction, 0
 
-    def _add(self, made: Instruction, value: Value) -> None:
-        self.out.append(made)
-        self.whole[value] = made
+    def _add(self, instruction: Instruction, value: Value) -> None:
+        self.out.append(instruction)
+        self.whole[value] = instruction
 
-    def _in_part(self, made: Instruction, rows: Rows) -> None:
+    def _in_part(self, instruction: Instruction, rows: Rows) -> None:
         """Names and shapes an instruction for some rows (in place)."""
-        assert isinstance(made.shape, ArrayShape)
-        made.name = self.names.like(made.name, f"rows{rows[0]}_{rows[1]}")
-        made.shape = _with_rows(made.shape, rows[1] - rows[0])
-        self.label_of[made.name] = rows.label
+        assert isinstance(instruction.shape, ArrayShape)
+        instruction.name = self.names.like(instruction.name, f"rows{rows[0]}_{rows[1]}")
+        instruction.shape = _with_rows(instruction.shape, rows[1] - rows[0])
+        self.label_of[instruction.name] = rows.label
 
     def _get(self, value: Value) -> Instruction:
         """A value as a whole."""

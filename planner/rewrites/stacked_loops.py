@@ -119,8 +119,8 @@ def _is_element(instruction: Instruction, parameter: Instruction) -> bool:
     return instruction.opcode == "get-tuple-element" and instruction.operands[0] is parameter
 
 
-def _is_untouched(made: Instruction, parameter: Instruction, k: int) -> bool:
-    return _is_element(made, parameter) and made.index == k
+def _is_untouched(result: Instruction, parameter: Instruction, k: int) -> bool:
+    return _is_element(result, parameter) and result.index == k
 
 
 def _users(instructions: list[Instruction]) -> dict[Instruction, list[Instruction]]:
@@ -155,7 +155,7 @@ def _row_order(
     carried: Instruction | None,
     rows: int,
     counter: int,
-    made: Instruction,
+    result: Instruction,
     *,
     is_fixed: bool,
 ) -> tuple[int, ...] | None:
@@ -167,7 +167,7 @@ def _row_order(
     body_counter = None
     orders = set()
     for taker in takers:
-        if not _takes_a_row(taker, carried) or (taker.opcode == "dynamic-update-slice") != (taker is made):
+        if not _takes_a_row(taker, carried) or (taker.opcode == "dynamic-update-slice") != (taker is result):
             return None
         starts = taker.operands[1:] if taker.opcode == "dynamic-slice" else taker.operands[2:]
         if any(_value(start, {}) != 0 for start in starts[1:]):
@@ -176,7 +176,7 @@ def _row_order(
         if body_counter is None:
             return None
         orders.add(tuple(_value(starts[0], {body_counter: trip}) for trip in range(rows)))
-    if len(orders) != 1 or (not is_fixed and not any(taker is made for taker in takers)):
+    if len(orders) != 1 or (not is_fixed and not any(taker is result for taker in takers)):
         return None
     (order,) = orders
     ascending = tuple(range(rows))
@@ -211,16 +211,16 @@ def _sibling(carried: Instruction, counter: int, index: Instruction) -> Instruct
     return None
 
 
-def _value(instruction: Instruction, known: Mapping[Instruction, int]) -> int | None:
+def _value(instruction: Instruction, scalars: Mapping[Instruction, int]) -> int | None:
     """The integer (or truth value) of a scalar, from known other scalars."""
-    if instruction in known:
-        return known[instruction]
+    if instruction in scalars:
+        return scalars[instruction]
     if instruction.opcode == "constant":
         text = instruction.payload.strip()
         return {"true": 1, "false": 0}.get(text) if not text.lstrip("-").isdigit() else int(text)
     if instruction.opcode in _SAME:
-        return _value(instruction.operands[0], known)
-    values = [_value(operand, known) for operand in instruction.operands]
+        return _value(instruction.operands[0], scalars)
+    values = [_value(operand, scalars) for operand in instruction.operands]
     if any(value is None for value in values):
         return None
     integers = [value for value in values if value is not None]

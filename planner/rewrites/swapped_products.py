@@ -62,12 +62,12 @@ def _swaps(transpose: Instruction, readers: Counter[Instruction]) -> bool:
     return lhs.element_type == rhs.element_type and tuple(transpose.get("dimensions", ())) == order
 
 
-def _swap(dot: Instruction, transpose: Instruction, made: dict[Instruction, Instruction]) -> Instruction:
+def _swap(dot: Instruction, transpose: Instruction, copies: dict[Instruction, Instruction]) -> Instruction:
     attributes = dict(dot.attributes)
     for side, other in (("lhs", "rhs"), ("rhs", "lhs")):
         name = f"{side}_contracting_dims"
         attributes[name] = edit.int_list(name, dot.get(f"{other}_contracting_dims", ()))
-    operands = [made[operand] for operand in reversed(dot.operands)]
+    operands = [copies[operand] for operand in reversed(dot.operands)]
     (leaf,) = transpose.shape.leaves
     shape = type(leaf)(leaf.element_type, leaf.dimensions)
     return edit.check_consistency(edit.copy_of(dot, operands, shape=shape, attributes=attributes))

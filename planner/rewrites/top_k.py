@@ -38,7 +38,7 @@ def expand_top_k(module: Module) -> Module:
     Unchanged: searches of one row, with only the searched dimension to split, and element types of unknown order. The
     tuple of a top-k's results has its name.
     """
-    return rewrite_instructions(module, _can_expand, lambda *given: _Rounds(*given).write())
+    return rewrite_instructions(module, _can_expand, lambda *arguments: _Rounds(*arguments).write())
 
 
 def _can_expand(instruction: Instruction) -> bool:
@@ -83,14 +83,16 @@ class _Rounds:
         self._top_k.attributes = {name: value for name, value in attributes if name not in _OF_TOP_K}
         return [edit.check_consistency(instruction) for instruction in self._writer.written]
 
-    def _search(self, keys: Instruction, places: Instruction, lowest: Instruction, found: Instruction) -> Instruction:
+    def _search(
+        self, keys: Instruction, places: Instruction, lowest: Instruction, first_place: Instruction
+    ) -> Instruction:
         """(the largest key, its first position) of each row."""
         if self._key_type not in self._regions:
             self._regions[self._key_type] = _larger(self._names.like("larger", self._key_type), self._key_type)
         region = self._regions[self._key_type]
         rows = self._dims[:-1]
         shape = TupleShape((ArrayShape(self._key_type, rows), ArrayShape("s32", rows)))
-        return self._writer.reduce(shape, region, (len(rows),), keys, places, lowest, found)
+        return self._writer.reduce(shape, region, (len(rows),), keys, places, lowest, first_place)
 
     def _keys(self, array: Instruction) -> Instruction:
         """Integers in the order of the elements; in reverse order for the smallest."""

@@ -100,20 +100,22 @@ class _SplitUndo:
             shared=self._value(old, split, entry.shared, is_alike) if entry.shared else (),
         )
 
-    def _value(self, old: Instruction, made: Instruction, lies: ValueSharding, is_alike: bool) -> ValueSharding:
-        leaves = zip(old.shape.leaves, made.shape.leaves, lies, strict=True)
+    def _value(
+        self, old: Instruction, instruction: Instruction, shardings: ValueSharding, is_alike: bool
+    ) -> ValueSharding:
+        leaves = zip(old.shape.leaves, instruction.shape.leaves, shardings, strict=True)
         return tuple(
             self._array(before.dimensions, after.dimensions, sharding, is_alike) for before, after, sharding in leaves
         )
 
     def _array(
-        self, whole: tuple[int, ...], parts: tuple[int, ...], lies: TensorSharding, is_alike: bool
+        self, whole: tuple[int, ...], parts: tuple[int, ...], sharding: TensorSharding, is_alike: bool
     ) -> TensorSharding:
         if whole == parts:
-            return lies
-        key = whole, parts, lies, is_alike
+            return sharding
+        key = whole, parts, sharding, is_alike
         if key not in self._known:
-            self._known[key] = _merge_dims(whole, parts, lies, self.plan.mesh, is_alike)
+            self._known[key] = _merge_dims(whole, parts, sharding, self.plan.mesh, is_alike)
         return self._known[key]
 
     def _variables(self, variables: tuple[VariablePlan, ...], dims: list[tuple[int, ...]]) -> tuple[VariablePlan, ...]:
@@ -175,22 +177,22 @@ def _is_alike(instruction: Instruction) -> bool:
 
 
 def _merge_dims(
-    whole: tuple[int, ...], parts: tuple[int, ...], lies: TensorSharding, mesh: Mesh, is_alike: bool
+    whole: tuple[int, ...], parts: tuple[int, ...], sharding: TensorSharding, mesh: Mesh, is_alike: bool
 ) -> TensorSharding:
-    """The sharding in dimensions `whole` of an array with sharding `lies` in dimensions `parts`."""
+    """The sharding in dimensions `whole` of an array with `sharding` in dimensions `parts`."""
     dims: list[tuple[str, ...]] = [()] * len(whole)
-    unmerged = {number for number, axes in enumerate(lies.dims) if axes}
+    unmerged = {number for number, axes in enumerate(sharding.dims) if axes}
     for joined, several in reshape_groups(whole, parts):
-        split = [number for number in several if lies.dims[number]]
+        split = [number for number in several if sharding.dims[number]]
         if not split:
             continue
         if len(joined) != 1 or len(split) > 1 or not (is_alike or split[0] == several[0]):
             raise _NotExpressibleError
-        axes = lies.dims[split[0]]
+        axes = sharding.dims[split[0]]
         if len(several) > 1 and parts[split[0]] % mesh.size(axes):
             raise _NotExpressibleError
         dims[joined[0]] = axes
         unmerged -= {split[0]}
     if unmerged or prod(whole) == 0:
         raise _NotExpressibleError
-    return replace(lies, dims=tuple(dims))
+    return replace(sharding, dims=tuple(dims))

@@ -17,13 +17,13 @@ def rewrite_for(
     module: Module,
     options: PlanOptions,
     pinned_arguments: Collection[int] = (),
-    given: Module | None = None,
+    original: Module | None = None,
     *,
     pinned_outputs: Collection[int] = (),
 ) -> Rewritten:
     """The program planned under these options.
 
-    given: the user's program, for a `module` with changed storage of some arguments; changes are relative to it.
+    original: the user's program, for a `module` with changed storage of some arguments; changes are relative to it.
     pinned_arguments: array leaves with dimensions in the user's constraints, by number; they stay.
     pinned_outputs: the same for outputs.
 
@@ -31,8 +31,8 @@ def rewrite_for(
     `rewrites="none"` changes nothing else.
     Raises PlanError for a view that does not fit the program.
     """
-    given = given or module
-    arguments, outputs = variable_dims(given)
+    original = original or module
+    arguments, outputs = variable_dims(original)
     required = Required(
         parameters={
             **{leaf: arguments[leaf] for leaf in pinned_arguments},
@@ -45,8 +45,8 @@ def rewrite_for(
     )
     if options.rewrites != "none":
         rewritten = rewrite(module, required)
-        return views_between(given, rewritten.module, rewritten.notes)
-    return views_between(given, reshape_variables(module, check_required(module, required)))
+        return views_between(original, rewritten.module, rewritten.notes)
+    return views_between(original, reshape_variables(module, check_required(module, required)))
 
 
 def _views_required(axes: Collection[int], views: Views, dims: list[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -191,15 +191,15 @@ def coverage() -> dict[str, str]:
     return dict(sorted({**dict.fromkeys(RULES, "rule"), **REPLICATED}.items()))
 
 
-def _without_dynamic(instruction: Instruction, found: OpRule) -> OpRule:
+def _without_dynamic(instruction: Instruction, op_rule: OpRule) -> OpRule:
     """Drop factors over dimensions of dynamic size: no even split exists."""
     inputs, outputs = operand_leaves(instruction), instruction.shape.leaves
     if not any(leaf.dynamic and any(leaf.dynamic) for leaf in (*inputs, *outputs)):
-        return found
-    static = [f for f in (*found.factors, *found.exchange_factors) if not _splits_dynamic(f, inputs, outputs)]
-    return rule(static, "a dimension has a size known only at run time", leafwise=found.leafwise)
+        return op_rule
+    static = [f for f in (*op_rule.factors, *op_rule.exchange_factors) if not _splits_dynamic(f, inputs, outputs)]
+    return rule(static, "a dimension has a size known only at run time", leafwise=op_rule.leafwise)
 
 
-def _splits_dynamic(found: Factor, inputs: tuple[ArrayShape, ...], outputs: tuple[ArrayShape, ...]) -> bool:
-    pairs = [*zip(inputs, found.operands, strict=True), *zip(outputs, found.results, strict=True)]
+def _splits_dynamic(factor: Factor, inputs: tuple[ArrayShape, ...], outputs: tuple[ArrayShape, ...]) -> bool:
+    pairs = [*zip(inputs, factor.operands, strict=True), *zip(outputs, factor.results, strict=True)]
     return any(dim is not None and leaf.dynamic and leaf.dynamic[dim] for leaf, dim in pairs)

@@ -155,6 +155,6 @@ def _through(instruction: Instruction, dims: list[int]) -> list[Factor | None]:
     return [factor(instruction, f"d{dim}", {0: dim}, {0: dim}) for dim in dims]
 
 
-def _explain_left_out(rank: int, kept: list[int], how: str) -> str:
-    dims = [str(dim) for dim in range(rank) if dim not in kept]
+def _explain_left_out(rank: int, split_dims: list[int], how: str) -> str:
+    dims = [str(dim) for dim in range(rank) if dim not in split_dims]
     return f"dimension {', '.join(dims)} is {how}" if dims else ""

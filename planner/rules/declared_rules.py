@@ -95,11 +95,11 @@ def read_declared_rule(instruction: Instruction) -> OpRule | None:
     return rule(op_rule.factors, reason)
 
 
-def _whole(found: OpRule, instruction: Instruction) -> str:
+def _whole(op_rule: OpRule, instruction: Instruction) -> str:
     """`1, 2 of operand 0`: the operands' dimensions split by no factor."""
     arrays = []
     for array, leaf in enumerate(operand_leaves(instruction)):
-        split = {one.operands[array] for one in found.factors}
+        split = {one.operands[array] for one in op_rule.factors}
         dims = [str(dim) for dim, size in enumerate(leaf.dimensions) if size > 1 and dim not in split]
         arrays += [f"{', '.join(dims)} of operand {array}"] if dims else []
     return "; ".join(arrays)

@@ -68,17 +68,17 @@ def becomes_partial(element_type: str) -> bool:
     return _is_summable(element_type) and not element_type.startswith("c")
 
 
-def why_not_partial(instruction: Instruction, taken: Iterable[Factor] = ()) -> str | None:
+def why_not_partial(instruction: Instruction, factors: Iterable[Factor] = ()) -> str | None:
     """Why nothing may stay partial when `instruction` has a contracted factor on some axis; None when it may.
 
-    taken: the axes' factors; none: only reasons independent of them.
+    factors: the axes' factors; none: only reasons independent of them.
 
     XLA reduces such a sum by itself, whatever its result's sharding, and then mistakes the whole sum for a summand:
     lookups before `XLA_KEEPS_SUMS`, images split with borders in some layouts ever since (pinned by
     tests/planner/rules/test_linear.py and test_image_sums.py). Every contracted axis is reduced at the instruction
     then, and no other axis is partial in its result.
     """
-    if instruction.opcode == "convolution" and any(factor.halo for factor in taken):
+    if instruction.opcode == "convolution" and any(factor.halo for factor in factors):
         return "XLA reduces what a convolution sums over an image that is split with borders at once"
     if xla_version() >= XLA_KEEPS_SUMS:
         return None

@@ -117,16 +117,16 @@ def neutral_element(reduction: str, element_type: str) -> float:
 _BOOLEANS = {"false": 0, "true": 1}
 
 
-def _is_constant(value: Instruction, wanted: float) -> bool:
+def _is_constant(value: Instruction, expected: float) -> bool:
     if value.opcode != "constant":
         return False
     literal = value.payload.replace(" ", "")
     if literal in _BOOLEANS:
-        return _BOOLEANS[literal] == wanted
+        return _BOOLEANS[literal] == expected
     try:
-        return (int(literal) if literal.lstrip("-").isdigit() else float(literal)) == wanted
+        return (int(literal) if literal.lstrip("-").isdigit() else float(literal)) == expected
     except ValueError:  # a complex literal
-        return literal == f"({wanted},0)"
+        return literal == f"({expected},0)"
 
 
 @strategy_rule("reduce-window")

@@ -62,19 +62,19 @@ def _splits_indices(factor: Factor) -> bool:
     return factor.operands[0] is None and factor.operands[len(factor.operands) // 2] is not None
 
 
-def _is_image_sum_bug(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
+def _is_image_sum_bug(instruction: Instruction, factors: list[Factor], idle: bool) -> bool:
     """Right only when every axis sums, too."""
-    summed = any(factor.contracted and factor.halo for factor in taken)
-    return summed and (idle or not all(factor.contracted for factor in taken))
+    summed = any(factor.contracted and factor.halo for factor in factors)
+    return summed and (idle or not all(factor.contracted for factor in factors))
 
 
-def _is_image_feature_bug(instruction: Instruction, taken: list[Factor], idle: bool) -> bool:
+def _is_image_feature_bug(instruction: Instruction, factors: list[Factor], idle: bool) -> bool:
     dims, window = instruction.get("dim_labels"), instruction.get("window")
     if window is None:
         return False
     wide = [dim for dim, size in zip(dims.input_spatial, window.sizes, strict=True) if size > 1]
-    split = any(factor.operands[0] in wide and not factor.contracted for factor in taken)
-    return split and any(factor.operands[1] == dims.kernel_output_feature for factor in taken)
+    split = any(factor.operands[0] in wide and not factor.contracted for factor in factors)
+    return split and any(factor.operands[1] == dims.kernel_output_feature for factor in factors)
 
 
 _CONVOLUTION_DEFECTS: tuple[tuple[_Defect, str], ...] = (

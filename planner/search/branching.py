@@ -51,19 +51,19 @@ class Branch:
     is_tight: bool = False
 
 
-def branch_and_bound(search: Search, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+def branch_and_bound(search: Search, incumbent: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
     """The plan that fits, or a faster one, with the bound of the branches.
 
     root: the branch of all plans.
     most_open: target optimality gap.
     """
     assert not root.dual.chain.runs, "what one repeat takes is no branch of what all of them take"
-    branches = [tighten_branch(root, found.cost.step_s * (1 - most_open))]
-    found = _raise_bound(search, found, branches)
+    branches = [tighten_branch(root, incumbent.cost.step_s * (1 - most_open))]
+    incumbent = _raise_bound(search, incumbent, branches)
     in_vain = 0
     for _ in range(search.limits.max_branched):
         widest = min(branches, key=lambda branch: branch.bound_s)
-        if _is_pruned(found, widest.bound_s, most_open) or search.must_stop():
+        if _is_pruned(incumbent, widest.bound_s, most_open) or search.must_stop():
             break
         parted, ranges = widest, split_branch(widest)
         if not ranges:
@@ -73,30 +73,30 @@ def branch_and_bound(search: Search, found: CandidatePlan, root: Branch, most_op
             break
         branches.remove(widest)
         for within in ranges:
-            branch = bound_branch(parted, within, found.cost.step_s * (1 - most_open))
+            branch = bound_branch(parted, within, incumbent.cost.step_s * (1 - most_open))
             branches.append(branch)
-            if not _is_pruned(found, branch.bound_s, most_open) and in_vain < MAX_FAILED_SEARCHES:
-                plan = search.fit_over_all_strategies(found, branch.low.chain, branch.low.solution, within)
-                in_vain = 0 if plan is not found else in_vain + 1
-                found = plan
-        branches = [tighten_branch(branch, found.cost.step_s * (1 - most_open)) for branch in branches]
-        found = _raise_bound(search, found, branches)
-    return found
+            if not _is_pruned(incumbent, branch.bound_s, most_open) and in_vain < MAX_FAILED_SEARCHES:
+                plan = search.fit_over_all_strategies(incumbent, branch.low.chain, branch.low.solution, within)
+                in_vain = 0 if plan is not incumbent else in_vain + 1
+                incumbent = plan
+        branches = [tighten_branch(branch, incumbent.cost.step_s * (1 - most_open)) for branch in branches]
+        incumbent = _raise_bound(search, incumbent, branches)
+    return incumbent
 
 
-def _raise_bound(search: MeshSearch, found: CandidatePlan, branches: Sequence[Branch]) -> CandidatePlan:
+def _raise_bound(search: MeshSearch, incumbent: CandidatePlan, branches: Sequence[Branch]) -> CandidatePlan:
     """The plan with the minimum bound of exhaustive branches, when that is higher."""
     least = min(branches, key=lambda branch: branch.bound_s)
-    if least.bound_s <= found.cost.lower_bound_s:
-        return found
-    found = replace(found, cost=LowerBound(least.bound_s, least.low.chain).apply_to(found.cost))
-    search.report_plan(found)
-    return found
+    if least.bound_s <= incumbent.cost.lower_bound_s:
+        return incumbent
+    incumbent = replace(incumbent, cost=LowerBound(least.bound_s, least.low.chain).apply_to(incumbent.cost))
+    search.report_plan(incumbent)
+    return incumbent
 
 
-def _is_pruned(found: CandidatePlan, bound_s: float, most_open: float) -> bool:
+def _is_pruned(incumbent: CandidatePlan, bound_s: float, most_open: float) -> bool:
     """Whether the bound leaves the branch no plan faster by more than the target gap."""
-    return bound_s >= found.cost.step_s * (1 - most_open)
+    return bound_s >= incumbent.cost.step_s * (1 - most_open)
 
 
 def tighten_branch(branch: Branch, enough_s: float) -> Branch:

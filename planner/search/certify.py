@@ -86,66 +86,66 @@ def _compute_bound(chain: Chain, time_limit_s: float) -> float:
         clock.may_stop = interrupts
 
 
-def bound_plan(search: Search, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
+def bound_plan(search: Search, plan: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
     """The plan with a lower bound over all plans on its mesh."""
-    cost = found.cost
+    cost = plan.cost
     if cost.bound_scope:  # an expert's plan
-        return found if search.clock.is_expired or search.is_fast else _bound_expert_plan(search, found, bounding)
+        return plan if search.clock.is_expired or search.is_fast else _bound_expert_plan(search, plan, bounding)
     if search.carried is not None:
         return replace(
-            found, cost=replace(cost, bound_scope="the decisions are an earlier plan's; no other was searched")
+            plan, cost=replace(cost, bound_scope="the decisions are an earlier plan's; no other was searched")
         )
     if search.options.mode == "propagate":
-        return replace(found, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
+        return replace(plan, cost=replace(cost, bound_scope="nothing was searched: the pins were propagated"))
     if search.is_fast:
-        return _bound_by_own_search(search, found)
-    if found.is_refined:
-        return _bound_on_mesh(search, found, bounding)
-    bound_s = _chain_bound_s(search, bounding, found.chain, found.solution, found.dual_bound_s)
+        return _bound_by_own_search(search, plan)
+    if plan.is_refined:
+        return _bound_on_mesh(search, plan, bounding)
+    bound_s = _chain_bound_s(search, bounding, plan.chain, plan.solution, plan.dual_bound_s)
     bound_s = max(
         (
             bound_s,
             *(
                 _chain_bound_s(search, bounding, solution.chain, solution.solution)
-                for solution in found.relaxed_solutions
+                for solution in plan.relaxed_solutions
             ),
         )
     )
-    scope = _bound_scope(search, found.chain)
-    if found.dual_bound_s:
+    scope = _bound_scope(search, plan.chain)
+    if plan.dual_bound_s:
         scope += SCOPE_FEASIBLE + SCOPE_TIED
-    bounded_plan = replace(found, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
+    bounded_plan = replace(plan, cost=replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope))
     return search.refine_multipliers(bounded_plan)
 
 
-def _bound_by_own_search(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
+def _bound_by_own_search(search: MeshSearch, plan: CandidatePlan) -> CandidatePlan:
     """The plan with its own search's bound: a weak one, of its mesh alone."""
-    bound_s = (found.dual_bound_s or found.solution.tied_bound) + constant_cost_s(found.chain.graph)
-    scope = f'{_bound_scope(search, found.chain)}{SCOPE_TIED}; a weak bound, for effort="fast" does nothing to raise it'
-    lower_bound_s = max(0.0, min(bound_s, found.cost.step_s))
-    return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
+    bound_s = (plan.dual_bound_s or plan.solution.tied_bound) + constant_cost_s(plan.chain.graph)
+    scope = f'{_bound_scope(search, plan.chain)}{SCOPE_TIED}; a weak bound, for effort="fast" does nothing to raise it'
+    lower_bound_s = max(0.0, min(bound_s, plan.cost.step_s))
+    return replace(plan, cost=replace(plan.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
-def _bound_expert_plan(search: MeshSearch, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
+def _bound_expert_plan(search: MeshSearch, plan: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
     """An expert's plan with a bound over all feasible plans on its mesh."""
-    free = tighten_dual_bound(search, remove_force(search, found, search.solve_mesh(found.mesh)))
+    free = tighten_dual_bound(search, remove_force(search, plan, search.solve_mesh(plan.mesh)))
     bound_s = _chain_bound_s(search, bounding, free.chain, free.solution, free.dual_bound_s)
-    scope = f"{found.cost.bound_scope}; bounded is every plan {_bound_scope(search, free.chain)}"
+    scope = f"{plan.cost.bound_scope}; bounded is every plan {_bound_scope(search, free.chain)}"
     if free.dual_bound_s:
         scope += SCOPE_FEASIBLE + SCOPE_TIED
-    lower_bound_s = min(bound_s, found.cost.step_s)
-    return replace(found, cost=replace(found.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
+    lower_bound_s = min(bound_s, plan.cost.step_s)
+    return replace(plan, cost=replace(plan.cost, lower_bound_s=lower_bound_s, bound_scope=scope))
 
 
-def _bound_on_mesh(search: Search, found: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
+def _bound_on_mesh(search: Search, plan: CandidatePlan, bounding: BackgroundBound) -> CandidatePlan:
     """A refined plan with a bound over all plans on its mesh and on coarser meshes."""
-    cost, time_limit_s = found.cost, search.time_limit_s()
-    chain = bounding.chain_on(found.mesh, search.flow)
+    cost, time_limit_s = plan.cost, search.time_limit_s()
+    chain = bounding.chain_on(plan.mesh, search.flow)
     if chain is None and not search.clock.is_expired:
-        chain = search.build_bounding_chain(found.mesh)
+        chain = search.build_bounding_chain(plan.mesh)
     bound_s = bounding.bound_of(chain, time_limit_s) if chain is not None else 0.0
     if chain is None or bound_s <= 0:
-        return _bound_by_coarse_solution(search, found)
+        return _bound_by_coarse_solution(search, plan)
     scope = f"{_bound_scope(search, chain)}; repeats decide each for itself"
     is_followed = search.with_exact_moves(chain, search.max_rank) is chain
     if not is_followed:
@@ -154,20 +154,20 @@ def _bound_on_mesh(search: Search, found: CandidatePlan, bounding: BackgroundBou
             "what a device must receive"
         )
     first = replace(cost, lower_bound_s=min(bound_s, cost.step_s), bound_scope=scope)
-    found = replace(found, cost=first)
-    search.report_plan(found)  # gap closing may take long
-    refined_plan = search.refine_multipliers(search.close_gap(found, chain))
+    plan = replace(plan, cost=first)
+    search.report_plan(plan)  # gap closing may take long
+    refined_plan = search.refine_multipliers(search.close_gap(plan, chain))
     return replace(refined_plan, missed_target_gap=is_followed or first.gap > search.limits.target_gap)
 
 
-def _bound_by_coarse_solution(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
+def _bound_by_coarse_solution(search: MeshSearch, plan: CandidatePlan) -> CandidatePlan:
     """A refined plan with its coarse solution's bound, after a deadline."""
-    cost, start, late = found.cost, found.coarse_solution, f"{search.clock.end} came before a bound on {found.mesh}"
+    cost, start, late = plan.cost, plan.coarse_solution, f"{search.clock.end} came before a bound on {plan.mesh}"
     if start is None:
-        return replace(found, cost=replace(cost, bound_scope=late))
+        return replace(plan, cost=replace(cost, bound_scope=late))
     bound_s = start.solution.tied_bound + start.chain.graph.min_recompute_s()
     scope = f"{_bound_scope(search, start.chain)}; {late}"
-    return replace(found, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
+    return replace(plan, cost=replace(cost, lower_bound_s=bound_s, bound_scope=scope, is_bounded=False))
 
 
 def _chain_bound_s(
@@ -197,29 +197,29 @@ def _bound_scope(search: MeshSearch, chain: Chain) -> str:
     )
 
 
-def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Candidate, ...]) -> Plan:
-    decisions, program = found.decisions, search.program
+def assemble_plan(search: MeshSearch, winner: CandidatePlan, candidates: tuple[Candidate, ...]) -> Plan:
+    decisions, program = winner.decisions, search.program
     plan = Plan(
         module_name=program.module.name,
         hlo_sha256=hashlib.sha256(program.text.encode()).hexdigest(),
-        mesh=found.mesh,
+        mesh=winner.mesh,
         hardware=search.profile.name,
         origin=origin(search.options),
-        instructions=found.instructions,
-        parameters=found.parameters,
-        outputs=found.outputs,
+        instructions=winner.instructions,
+        parameters=winner.parameters,
+        outputs=winner.outputs,
         collectives=list_collectives(decisions, Causes(search.flow, program.arguments, program.outputs)),
-        cost=found.cost,
-        memory=found.memory,
+        cost=winner.cost,
+        memory=winner.memory,
         candidates=candidates,
-        segments=segment_plans(decisions, found.chain),
+        segments=segment_plans(decisions, winner.chain),
         recomputed=search.recomputation.segments if search.recomputation else (),
         micro_batches=program.micro_batches,
-        compile_options=_compile_options(search, found),
+        compile_options=_compile_options(search, winner),
         notes=(
-            *found.notes,
-            *scaling_notes(program.pins, found.mesh),
-            *_note_replication(found.instructions),
+            *winner.notes,
+            *scaling_notes(program.pins, winner.mesh),
+            *_note_replication(winner.instructions),
             *_note_bucket(search),
         ),
         hlo_text=program.text,
@@ -228,10 +228,10 @@ def assemble_plan(search: MeshSearch, found: CandidatePlan, candidates: tuple[Ca
     return plan_with_views(plan, program.rewritten, program.original, original)
 
 
-def _compile_options(search: MeshSearch, found: CandidatePlan) -> dict[str, OptionValue]:
+def _compile_options(search: MeshSearch, plan: CandidatePlan) -> dict[str, OptionValue]:
     """XLA options that the plan's cost assumes: to overlap gradient communication, and the bucket of combined ones."""
     option = search.profile.compiler.hiding_option
-    hiding: dict[str, OptionValue] = {option: True} if option and found.cost.hidden_s else {}
+    hiding: dict[str, OptionValue] = {option: True} if option and plan.cost.hidden_s else {}
     return hiding | search.profile.bucket_options(search.options.bucket_bytes)
 
 

@@ -208,36 +208,38 @@ class DualCut(NamedTuple):
         return self.multiplier + (seconds - self.lagrangian_s) / self.slope
 
 
-def remove_force(search: MeshSearch, found: CandidatePlan, tried: MeshSolution) -> CandidatePlan:
-    """The forced plan within the unforced chain of its mesh (`tried`). When the fastest unforced plan exceeds the
+def remove_force(search: MeshSearch, plan: CandidatePlan, unforced: MeshSolution) -> CandidatePlan:
+    """The forced plan within the unforced chain of its mesh (`unforced`). When the fastest unforced plan exceeds the
     budget, with an initial multiplier for `tighten_dual_bound`."""
-    model = search.memory_model(tried.chain.graph.variables.shared_layouts)
-    fastest = decide(tried.chain.graph, tried.solution.states)
+    model = search.memory_model(unforced.chain.graph.variables.shared_layouts)
+    fastest = decide(unforced.chain.graph, unforced.solution.states)
     peak = model.constraint_at_peak(fastest)
     needed_bytes = model.bytes_at(peak, fastest)
-    free_plan = replace(found, chain=tried.chain, solution=tried.solution, unconstrained_solution=tried.solution)
+    free_plan = replace(
+        plan, chain=unforced.chain, solution=unforced.solution, unconstrained_solution=unforced.solution
+    )
     if (
-        not model.bytes_at(peak, found.decisions) <= search.limit_bytes < needed_bytes
+        not model.bytes_at(peak, plan.decisions) <= search.limit_bytes < needed_bytes
     ):  # the constraint must be violated by the fastest and met by the plan
         return free_plan
-    price = Multipliers(constraints=((peak, tried.step_s / needed_bytes),))
-    return replace(free_plan, multipliers=price, dual_bound_s=tried.solution.tied_bound)
+    price = Multipliers(constraints=((peak, unforced.step_s / needed_bytes),))
+    return replace(free_plan, multipliers=price, dual_bound_s=unforced.solution.tied_bound)
 
 
-def tighten_dual_bound(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
+def tighten_dual_bound(search: MeshSearch, plan: CandidatePlan) -> CandidatePlan:
     """A feasible plan with the best Lagrangian bound over its chain."""
-    price, fastest = found.multipliers, found.unconstrained_solution
-    if price is None or fastest is None or not price.total or found.is_from_coarser_mesh:  # bounded by all strategies
-        return found
+    price, fastest = plan.multipliers, plan.unconstrained_solution
+    if price is None or fastest is None or not price.total or plan.is_from_coarser_mesh:  # bounded by all strategies
+        return plan
     if search.clock.is_expired:
-        return found
+        return plan
 
     def nearly(chain: Chain, close: float) -> ChainSolution:
         return chain.solve(search.time_limit_s(), close)
 
     dual = LagrangianDual(
-        search=search, chain=found.chain, constraints=[peak for peak, _ in price.constraints], solve=nearly
+        search=search, chain=plan.chain, constraints=[peak for peak, _ in price.constraints], solve=nearly
     )
-    low, high = dual.to_cut(0.0, found.chain, fastest), dual.evaluate(price.total)
-    bounds_s = (cut.bound_s for cut in dual.maximize(low, high, found.dual_bound_s))
-    return replace(found, dual_bound_s=max((found.dual_bound_s, *bounds_s)))
+    low, high = dual.to_cut(0.0, plan.chain, fastest), dual.evaluate(price.total)
+    bounds_s = (cut.bound_s for cut in dual.maximize(low, high, plan.dual_bound_s))
+    return replace(plan, dual_bound_s=max((plan.dual_bound_s, *bounds_s)))

@@ -170,10 +170,10 @@ def expert_candidates(search: Search) -> list[Candidate]:
     return [prices[key] for key in sorted(prices, key=lambda key: list(EXPERTS).index(key[0]))]
 
 
-def _to_candidate(search: Search, name: str, mesh: Mesh, made: MeshSolution | Refusal) -> Candidate:
-    if isinstance(made, Refusal):
-        return Candidate(mesh=mesh, step_s=None, note=made.message, name=name)
-    return Candidate(mesh=mesh, step_s=search.step_with_overlap_s(made), name=name)
+def _to_candidate(search: Search, name: str, mesh: Mesh, outcome: MeshSolution | Refusal) -> Candidate:
+    if isinstance(outcome, Refusal):
+        return Candidate(mesh=mesh, step_s=None, note=outcome.message, name=name)
+    return Candidate(mesh=mesh, step_s=search.step_with_overlap_s(outcome), name=name)
 
 
 def _record_cost(
@@ -187,11 +187,11 @@ def _record_cost(
     return solution
 
 
-def _evaluate_if_fits(search: Search, made: MeshSolution | Refusal) -> CandidatePlan | None:
+def _evaluate_if_fits(search: Search, outcome: MeshSolution | Refusal) -> CandidatePlan | None:
     """The plan, when it exists and fits the memory."""
-    if isinstance(made, Refusal):
+    if isinstance(outcome, Refusal):
         return None
-    plan = search.evaluate(made.chain, made.solution, made.notes)
+    plan = search.evaluate(outcome.chain, outcome.solution, outcome.notes)
     return plan if search.fits(plan) else None
 
 

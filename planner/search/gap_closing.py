@@ -63,55 +63,57 @@ WIDE_GAP = 0.03
 _MULTIPLIERS = (MIN_MULTIPLIER, 8 * MIN_MULTIPLIER, 64 * MIN_MULTIPLIER)
 
 
-def close_gap(search: Search, found: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
+def close_gap(search: Search, incumbent: CandidatePlan, bounding: Chain | None = None) -> CandidatePlan:
     """A three-axis plan that fits, or a faster one, with a better bound. A deadline returns the best so far.
 
     bounding: the chain of its bound, if any.
     """
     clock, target_gap = search.clock, search.limits.target_gap
-    if found.cost.gap <= target_gap or clock.is_expired:
-        return found
+    if incumbent.cost.gap <= target_gap or clock.is_expired:
+        return incumbent
     most = search.max_rank
     interrupts, clock.may_stop = clock.may_stop, True
     try:
-        search.report("search", str(found.mesh))
-        if search.is_large and found.multipliers is None and found.cost.gap <= WIDE_GAP:
-            found = search.block_coordinate_descent(found, target_gap, together=1)
-            if found.cost.gap <= target_gap:
-                return found
+        search.report("search", str(incumbent.mesh))
+        if search.is_large and incumbent.multipliers is None and incumbent.cost.gap <= WIDE_GAP:
+            incumbent = search.block_coordinate_descent(incumbent, target_gap, together=1)
+            if incumbent.cost.gap <= target_gap:
+                return incumbent
         is_followed = bounding is not None and search.with_exact_moves(bounding, most) is bounding
         if bounding is not None and is_followed:
             chain = priced = bounding
         else:
-            chain = priced = search.build_bounding_chain(found.mesh, even_rank=most, uneven_rank=most)
-        if found.multipliers is not None or not is_followed:
-            bound = bound_feasible_plans(chain, found.multipliers, search.limit_bytes, search.time_limit_s())
-            found, priced = (
-                replace(found, cost=bound.apply_to(found.cost), multipliers=bound.chain.multipliers),
+            chain = priced = search.build_bounding_chain(incumbent.mesh, even_rank=most, uneven_rank=most)
+        if incumbent.multipliers is not None or not is_followed:
+            bound = bound_feasible_plans(chain, incumbent.multipliers, search.limit_bytes, search.time_limit_s())
+            incumbent, priced = (
+                replace(incumbent, cost=bound.apply_to(incumbent.cost), multipliers=bound.chain.multipliers),
                 bound.chain,
             )
-            search.report_plan(found)
+            search.report_plan(incumbent)
         better = search.limits.fine_target_gap if _has_few_entries(search, priced) else target_gap
-        if found.multipliers is None:
-            found = search.block_coordinate_descent(found, better, together=2)
+        if incumbent.multipliers is None:
+            incumbent = search.block_coordinate_descent(incumbent, better, together=2)
             better = target_gap if search.is_large else better
         ranks = [(EXACT_RANK, better), (most, target_gap)]
-        if found.cost.gap > target_gap and found.multipliers is None:
-            found = _raise_bound(search, found, LowerBound(solve_tied(chain.untie()).tied_bound, chain))
-        if found.cost.gap > target_gap and _has_few_entries(search, chain.untie()):
-            found, ranks = _close_gap_untied(search, found, chain.untie()), [(EXACT_RANK, target_gap)]
+        if incumbent.cost.gap > target_gap and incumbent.multipliers is None:
+            incumbent = _raise_bound(search, incumbent, LowerBound(solve_tied(chain.untie()).tied_bound, chain))
+        if incumbent.cost.gap > target_gap and _has_few_entries(search, chain.untie()):
+            incumbent, ranks = _close_gap_untied(search, incumbent, chain.untie()), [(EXACT_RANK, target_gap)]
         for rank, most_open in ranks:
-            if found.cost.gap <= most_open or clock.is_expired:
+            if incumbent.cost.gap <= most_open or clock.is_expired:
                 break
-            search.report("search", str(found.mesh))
-            found = _recover_at(search, found, search.with_exact_moves(chain, rank).with_multipliers(found.multipliers))
-        if found.cost.gap > target_gap and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
-            found = search.refine_over_all_strategies(found, chain.untie())
+            search.report("search", str(incumbent.mesh))
+            incumbent = _recover_at(
+                search, incumbent, search.with_exact_moves(chain, rank).with_multipliers(incumbent.multipliers)
+            )
+        if incumbent.cost.gap > target_gap and _count_edge_entries(chain.untie()) <= MAX_REFINED_ENTRIES:
+            incumbent = search.refine_over_all_strategies(incumbent, chain.untie())
     except OutOfTimeError:
-        found = search.reported_plan or found  # including the last plan of an interrupted pass
+        incumbent = search.reported_plan or incumbent  # including the last plan of an interrupted pass
     finally:
         clock.may_stop = interrupts
-    return found
+    return incumbent
 
 
 def _has_few_entries(search: MeshSearch, chain: Chain) -> bool:
@@ -125,7 +127,7 @@ def _count_edge_entries(chain: Chain) -> int:
     return sum(edge.size for kind in kinds for edge in kind.reduction.core.edges.values())
 
 
-def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+def _close_gap_untied(search: Search, incumbent: CandidatePlan, chain: Chain) -> CandidatePlan:
     """The plan with the best Lagrangian bound, or a faster one rounded at some multiplier.
 
     chain: with untied repeats.
@@ -133,61 +135,63 @@ def _close_gap_untied(search: Search, found: CandidatePlan, chain: Chain) -> Can
     target_gap = search.limits.target_gap
     chain.warm_start = WarmStart()
     solution, model = solve_tied(chain), search.memory_model(chain.graph.variables.shared_layouts)
-    found = _raise_bound(search, found, LowerBound(solution.tied_bound, chain))
-    if found.cost.gap <= search.limits.fine_target_gap:
-        return found
-    peaks = [peak for peak, _ in found.multipliers.constraints] if found.multipliers is not None else []
+    incumbent = _raise_bound(search, incumbent, LowerBound(solution.tied_bound, chain))
+    if incumbent.cost.gap <= search.limits.fine_target_gap:
+        return incumbent
+    peaks = [peak for peak, _ in incumbent.multipliers.constraints] if incumbent.multipliers is not None else []
     peaks = peaks or [model.constraint_at_peak(decide(chain.graph, solution.states))]
-    peaks = [peak for peak in peaks if model.bytes_at(peak, found.decisions) <= search.limit_bytes]
+    peaks = [peak for peak in peaks if model.bytes_at(peak, incumbent.decisions) <= search.limit_bytes]
     dual = LagrangianDual(search=search, chain=chain, constraints=peaks, solve=solve_tied)
     low = dual.to_cut(0.0, chain, solution) if peaks else None  # else no peak bounds feasible plans
     if low is None or low.slope <= 0:
-        return _recover_feasible(search, found, chain, solution)
-    if found.cost.gap <= target_gap:
-        return found
+        return _recover_feasible(search, incumbent, chain, solution)
+    if incumbent.cost.gap <= target_gap:
+        return incumbent
     high: DualCut | None = None
     is_in_vain = False
-    for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(found.cost.step_s), low)):
-        found = _raise_bound(search, found, LowerBound(cut.bound_s, cut.chain))
-        if cut.slope <= 0 and found.cost.gap > target_gap and not is_in_vain:  # the next multipliers are close
-            previous, found = found, search.fit_over_all_strategies(found, cut.chain, cut.solution)
-            is_in_vain = found is previous
-        if found.cost.gap <= target_gap:
-            return found
+    for cut in dual.maximize(low, dual.evaluate(low.multiplier_for(incumbent.cost.step_s), low)):
+        incumbent = _raise_bound(search, incumbent, LowerBound(cut.bound_s, cut.chain))
+        if cut.slope <= 0 and incumbent.cost.gap > target_gap and not is_in_vain:  # the next multipliers are close
+            previous, incumbent = incumbent, search.fit_over_all_strategies(incumbent, cut.chain, cut.solution)
+            is_in_vain = incumbent is previous
+        if incumbent.cost.gap <= target_gap:
+            return incumbent
         low, high = (cut, high) if cut.slope > 0 else (low, cut)
     if high is None:
-        return found
-    root = Branch(bound_s=found.cost.lower_bound_s, dual=dual, low=low, high=high)
-    return search.branch_and_bound(found, root, target_gap)
+        return incumbent
+    root = Branch(bound_s=incumbent.cost.lower_bound_s, dual=dual, low=low, high=high)
+    return search.branch_and_bound(incumbent, root, target_gap)
 
 
-def _raise_bound(search: MeshSearch, found: CandidatePlan, bound: LowerBound) -> CandidatePlan:
+def _raise_bound(search: MeshSearch, incumbent: CandidatePlan, bound: LowerBound) -> CandidatePlan:
     """The plan with the bound and its multipliers, when that is higher."""
-    if bound.seconds <= found.cost.lower_bound_s:
-        return found
-    found = replace(found, cost=bound.apply_to(found.cost), multipliers=bound.chain.multipliers)
-    search.report_plan(found)
-    return found
+    if bound.seconds <= incumbent.cost.lower_bound_s:
+        return incumbent
+    incumbent = replace(incumbent, cost=bound.apply_to(incumbent.cost), multipliers=bound.chain.multipliers)
+    search.report_plan(incumbent)
+    return incumbent
 
 
-def _recover_at(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+def _recover_at(search: MeshSearch, incumbent: CandidatePlan, chain: Chain) -> CandidatePlan:
     """The plan descended from a chain's rounded messages, with the final bound."""
     solution = solve_tied(chain)
     if not chain.runs:
-        found = _raise_bound(search, found, subtract_budget(solution.tied_bound, chain, search.limit_bytes))
-    return recover_plan(search, found, chain, solution)
+        incumbent = _raise_bound(search, incumbent, subtract_budget(solution.tied_bound, chain, search.limit_bytes))
+    return recover_plan(search, incumbent, chain, solution)
 
 
-def _recover_feasible(search: MeshSearch, found: CandidatePlan, chain: Chain, read: ChainSolution) -> CandidatePlan:
+def _recover_feasible(
+    search: MeshSearch, incumbent: CandidatePlan, chain: Chain, assignment: ChainSolution
+) -> CandidatePlan:
     """Result of `recover_plan` when feasible; otherwise the fastest feasible plan rounded with multipliers at its own
     peaks.
 
     The bound's multipliers price the unsharded program's peak. A plan with slack there may peak elsewhere, in buffers
     of its own layouts; the mesh may have an equally fast plan without that peak.
     """
-    unit, peaks = found.cost.step_s / found.memory.peak_bytes, list[MemoryConstraint]()
+    unit, peaks = incumbent.cost.step_s / incumbent.memory.peak_bytes, list[MemoryConstraint]()
     model = search.memory_model(chain.graph.variables.shared_layouts)
-    other = descend_to_plan(search, found, chain, read)
+    other = descend_to_plan(search, incumbent, chain, assignment)
     for price in _MULTIPLIERS:
         if search.fits(other) or search.must_stop():
             break
@@ -196,8 +200,8 @@ def _recover_feasible(search: MeshSearch, found: CandidatePlan, chain: Chain, re
             model.constraint_of_buffers(other.live_buffers, other.decisions),
         ]
         chain = chain.with_multipliers(Multipliers.split_equally(peaks, price * unit))
-        candidate = descend_to_plan(search, found, chain, solve_tied(chain))
-        if candidate.cost.step_s >= found.cost.step_s:  # a feasible plan may lie between the two
+        candidate = descend_to_plan(search, incumbent, chain, solve_tied(chain))
+        if candidate.cost.step_s >= incumbent.cost.step_s:  # a feasible plan may lie between the two
             break
         other = candidate
-    return fit_if_faster(search, found, other)
+    return fit_if_faster(search, incumbent, other)

@@ -27,7 +27,7 @@ _MAX_ROUNDS = 3
 
 
 def block_coordinate_descent(
-    search: MeshSearch, found: CandidatePlan, most_open: float, *, together: int
+    search: MeshSearch, incumbent: CandidatePlan, most_open: float, *, together: int
 ) -> CandidatePlan:
     """A descended plan, or a faster feasible one near it, with the given plan's bound.
 
@@ -36,33 +36,35 @@ def block_coordinate_descent(
 
     Also ends when no block improves, or at the deadline.
     """
-    blocks, idle = list(combinations([axis.name for axis in found.mesh.axes], together)), 0
+    blocks, idle = list(combinations([axis.name for axis in incumbent.mesh.axes], together)), 0
     for number in range(_MAX_ROUNDS * len(blocks)):
-        if found.cost.gap <= most_open or search.must_stop() or idle == len(blocks):
+        if incumbent.cost.gap <= most_open or search.must_stop() or idle == len(blocks):
             break
-        neighbor = _descend_along(search, found, blocks[number % len(blocks)])
-        idle = 1 if neighbor is not found else idle + 1  # the block just freed has no more gain
-        found = neighbor
-    return found
+        neighbor = _descend_along(search, incumbent, blocks[number % len(blocks)])
+        idle = 1 if neighbor is not incumbent else idle + 1  # the block just freed has no more gain
+        incumbent = neighbor
+    return incumbent
 
 
-def _descend_along(search: MeshSearch, found: CandidatePlan, axes: tuple[str, ...]) -> CandidatePlan:
+def _descend_along(search: MeshSearch, incumbent: CandidatePlan, axes: tuple[str, ...]) -> CandidatePlan:
     """The fastest plan differing along some axes, when it fits and is faster."""
-    chain, together = found.chain, len(axes)
-    at = chain.strategies(found.solution.states)
+    chain, together = incumbent.chain, len(axes)
+    at = chain.strategies(incumbent.solution.states)
     limit_s = search.time_limit_s()
     near, solved = descend(
         chain, at, chain.graph, axes, time_limit_s=limit_s, most_rounds=1, together=together, close=_GAP_TOLERANCE
     )
-    other = search.evaluate(near, solved, found.notes)
-    is_faster = other.cost.step_s < found.cost.step_s * (1 - _MIN_GAIN)
+    other = search.evaluate(near, solved, incumbent.notes)
+    is_faster = other.cost.step_s < incumbent.cost.step_s * (1 - _MIN_GAIN)
     if not is_faster or not search.fits(other):
-        return found
+        return incumbent
     cost = replace(
         other.cost,
-        lower_bound_s=min(found.cost.lower_bound_s, other.cost.step_s),
-        bound_scope=found.cost.bound_scope,
+        lower_bound_s=min(incumbent.cost.lower_bound_s, other.cost.step_s),
+        bound_scope=incumbent.cost.bound_scope,
     )
-    faster_plan = replace(other, coarse_solution=found.coarse_solution, multipliers=found.multipliers, cost=cost)
+    faster_plan = replace(
+        other, coarse_solution=incumbent.coarse_solution, multipliers=incumbent.multipliers, cost=cost
+    )
     search.report_plan(faster_plan)
     return faster_plan

@@ -200,7 +200,7 @@ class _TradeoffTable:
         ]
         self.best_result = min(
             (result for result in self.restricted_results if result.best_plan),
-            key=lambda each: each.step_s,
+            key=lambda result: result.step_s,
             default=None,
         )
 
@@ -450,10 +450,10 @@ class _TradeoffTable:
         return min(refused, key=attrgetter("min_needed_bytes"))
 
 
-def _min_step_by_mesh(tried: Sequence[MeshSolution]) -> dict[Mesh, float]:
+def _min_step_by_mesh(solutions: Sequence[MeshSolution]) -> dict[Mesh, float]:
     """Smallest lower bound of the plans on each mesh or refined from it, seconds."""
     least: dict[Mesh, float] = {}
-    for solution in tried:
+    for solution in solutions:
         bound_s = solution.step_s - (solution.solution.value - solution.solution.tied_bound)
         for mesh in {
             solution.mesh,

@@ -138,10 +138,10 @@ class MeshSearch:
         """The last reported plan: the result of an improvement step cut off by the deadline."""
         return self._reported_plan
 
-    def report_plan(self, found: CandidatePlan) -> None:
+    def report_plan(self, plan: CandidatePlan) -> None:
         """Report a feasible plan with its bound so far, now and in later reports."""
-        self._reported_plan = found
-        self.report("search", str(found.mesh))
+        self._reported_plan = plan
+        self.report("search", str(plan.mesh))
 
     def solve_mesh(self, mesh: Mesh, close: float = 0.0) -> MeshSolution:
         """The fastest plan on one mesh, memory aside, within a relative gap of `close`."""
@@ -168,13 +168,13 @@ class MeshSearch:
             mesh=chain.graph.prices.mesh, step_s=step_s, chain=chain, solution=solved, notes=tuple(notes)
         )
 
-    def step_with_overlap_s(self, tried: MeshSolution) -> float:
+    def step_with_overlap_s(self, solution: MeshSolution) -> float:
         """Seconds a step of a solution, with overlap capped by the available compute and a latency per combined
         collective."""
-        topology = tried.chain.graph.prices.topology
+        topology = solution.chain.graph.prices.topology
         if not (topology.overlap or topology.combiner_limits):
-            return tried.step_s
-        decisions = decide(tried.chain.graph, tried.solution.states)
+            return solution.step_s
+        decisions = decide(solution.chain.graph, solution.solution.states)
         return total_compute_s(decisions) + communication(decisions).exposed_s
 
     def _solve_chain(self, chain: Chain, close: float) -> ChainSolution:
@@ -222,13 +222,13 @@ class MeshSearch:
             overlap_excess_s=moved.promised_s,
         )
 
-    def bytes_needed(self, found: CandidatePlan) -> int:
+    def bytes_needed(self, plan: CandidatePlan) -> int:
         """Device memory a plan needs, bytes: predicted peak plus margin."""
-        return bytes_with_margin(found.memory, self.profile)
+        return bytes_with_margin(plan.memory, self.profile)
 
-    def fits(self, found: CandidatePlan) -> bool:
+    def fits(self, plan: CandidatePlan) -> bool:
         """Whether a plan's memory need is within the limit."""
-        return self.bytes_needed(found) <= self.limit_bytes
+        return self.bytes_needed(plan) <= self.limit_bytes
 
     def memory_model(self, hubs: Iterable[Leaf]) -> MemoryModel:
         """Memory model of the program, with the margin required of feasible plans.

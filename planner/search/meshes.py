@@ -135,27 +135,27 @@ def scale_program_mesh(cluster: Cluster, requirements: Requirements) -> list[tup
 
 @lru_cache(maxsize=4)
 def _scale_axes(
-    cluster: Cluster, axes: tuple[tuple[str, int], ...], given: tuple[str, ...], orders: frozenset[tuple[str, ...]]
+    cluster: Cluster, axes: tuple[tuple[str, int], ...], common: tuple[str, ...], orders: frozenset[tuple[str, ...]]
 ) -> list[tuple[Mesh, ...]]:
     """`scale_program_mesh` on plain values.
 
     axes: (name, size) of the program's axes.
-    given: further axes of every mesh.
+    common: further axes of every mesh.
     orders: axes splitting a dimension together.
     """
     own, nodes = dict(axes), _node_of_devices(cluster)
     if not own:
-        return [candidate_meshes(cluster, names=given)]
+        return [candidate_meshes(cluster, names=common)]
     groups: dict[tuple[int, bool, bool], dict[object, Mesh]] = {}
-    order = [name for name in order_axes(tuple(own), orders) if name not in given]
-    for kept_axes in combinations(order, min(len(order), max(MAX_MESH_AXES - len(given), 0))):
-        for mesh in candidate_meshes(cluster, names=(*given, *kept_axes), is_ordered=True):
+    order = [name for name in order_axes(tuple(own), orders) if name not in common]
+    for kept_axes in combinations(order, min(len(order), max(MAX_MESH_AXES - len(common), 0))):
+        for mesh in candidate_meshes(cluster, names=(*common, *kept_axes), is_ordered=True):
             if tuple(axis.name for axis in mesh.axes if axis.name in kept_axes) != kept_axes:
                 continue
             lost = sum(mesh.sizes.get(name, 1) == 1 and not _follows(name, orders) for name in order)
             shrinks = any(mesh.sizes[name] % own[name] for name in kept_axes)
-            key = (lost, shrinks, len(mesh.axes) > max(2, len(given) + len(kept_axes)))
-            groups.setdefault(key, {}).setdefault(_signature(mesh, nodes, (*given, *kept_axes)), mesh)
+            key = (lost, shrinks, len(mesh.axes) > max(2, len(common) + len(kept_axes)))
+            groups.setdefault(key, {}).setdefault(_signature(mesh, nodes, (*common, *kept_axes)), mesh)
     return [tuple(groups[key].values()) for key in sorted(groups)]
 
 

@@ -131,27 +131,25 @@ def _plan_with_micro_batches(
     return result
 
 
-def _check_type(search: Search, found: CandidatePlan) -> CandidatePlan:
-    if not search.fits(found):
-        raise too_large_error(search, found)
-    return found
+def _check_type(search: Search, plan: CandidatePlan) -> CandidatePlan:
+    if not search.fits(plan):
+        raise too_large_error(search, plan)
+    return plan
 
 
-def _next_micro_batches(search: Search, made: SearchResult, number: int, most: int) -> int:
+def _next_micro_batches(search: Search, result: SearchResult, number: int, most: int) -> int:
     """The next number of micro-batches after a refusal: the first possibly sufficient one, assuming per-part memory
     inversely proportional to the number."""
     number *= 2
-    if isinstance(made.memory_error, TooLargeError):
-        needed, stored = made.min_needed_bytes, made.memory_error.stored_bytes
+    if isinstance(result.memory_error, TooLargeError):
+        needed, stored = result.min_needed_bytes, result.memory_error.stored_bytes
         while number < most and stored + (needed - stored) / 2 > search.limit_bytes:
             number, needed = 2 * number, stored + (needed - stored) / 2
     return number
 
 
-def _full_recomputation(search: Search, found: CandidatePlan) -> Recomputation | None:
+def _full_recomputation(search: Search, plan: CandidatePlan) -> Recomputation | None:
     if search.options.remat == "none" or search.program.micro_batches > 1:  # levels derive from the whole batch
         return None
-    ladder = list_recomputations(
-        found.decisions, found.chain, found.cost.step_s, found.memory.peak_bytes, BYTE_PRICES[-1:]
-    )
+    ladder = list_recomputations(plan.decisions, plan.chain, plan.cost.step_s, plan.memory.peak_bytes, BYTE_PRICES[-1:])
     return ladder[-1] if ladder else None

@@ -22,42 +22,42 @@ from shardwright.planner.segments.segment_chain import Chain
 from shardwright.planner.strategies.tie_break import MAX_SHARE
 
 
-def refine_multipliers(search: MeshSearch, found: CandidatePlan) -> CandidatePlan:
+def refine_multipliers(search: MeshSearch, plan: CandidatePlan) -> CandidatePlan:
     """The feasible plan, or a faster one nearby, with a better bound. A deadline returns the best so far."""
     clock = search.clock
-    if found.cost.gap <= search.limits.target_gap or found.multipliers is None or clock.is_expired:
-        return found
+    if plan.cost.gap <= search.limits.target_gap or plan.multipliers is None or clock.is_expired:
+        return plan
     interrupts, clock.may_stop = clock.may_stop, True
     try:
-        search.report("search", str(found.mesh))
-        if found.is_refined or found.unconstrained_solution is None:
-            return _improve_plan(search, found, search.lagrangian_search(search, found, found.cost.step_s))
-        start = search.evaluate(found.chain.with_multipliers(None), found.unconstrained_solution, found.notes)
-        fitting = search.lagrangian_search(search, start, found.cost.step_s)
-        if found.dual_bound_s:
-            found = _improve_bound(search, found, fitting, found, constant_cost_s(found.chain.graph))
-        return _improve_plan(search, found, fitting)
+        search.report("search", str(plan.mesh))
+        if plan.is_refined or plan.unconstrained_solution is None:
+            return _improve_plan(search, plan, search.lagrangian_search(search, plan, plan.cost.step_s))
+        start = search.evaluate(plan.chain.with_multipliers(None), plan.unconstrained_solution, plan.notes)
+        fitting = search.lagrangian_search(search, start, plan.cost.step_s)
+        if plan.dual_bound_s:
+            plan = _improve_bound(search, plan, fitting, plan, constant_cost_s(plan.chain.graph))
+        return _improve_plan(search, plan, fitting)
     finally:
         clock.may_stop = interrupts
 
 
-def refine_over_all_strategies(search: MeshSearch, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+def refine_over_all_strategies(search: MeshSearch, plan: CandidatePlan, chain: Chain) -> CandidatePlan:
     """`refine_multipliers` over all strategies of the plan's mesh.
 
     chain: a bounding chain without runs, with all moves followed.
     """
-    if found.cost.gap <= search.limits.target_gap or search.must_stop():
-        return found
+    if plan.cost.gap <= search.limits.target_gap or search.must_stop():
+        return plan
     chain = chain.with_multipliers(None)
-    incumbent, start = to_bounding_chain(search, chain, found), search.evaluate(chain, solve_tied(chain), found.notes)
+    incumbent, start = to_bounding_chain(search, chain, plan), search.evaluate(chain, solve_tied(chain), plan.notes)
     if incumbent is None or search.fits(start):
-        return found
-    fitting = search.lagrangian_search(search, start, found.cost.step_s, (), incumbent)
-    found = _improve_bound(search, found, fitting, incumbent)
-    if found.cost.gap <= search.limits.target_gap:
-        return found
-    candidate = refined_by_prices(fitting, incumbent, _target_step_s(search, found))
-    return from_bounding_chain(search, found, candidate) if candidate is not incumbent else found
+        return plan
+    fitting = search.lagrangian_search(search, start, plan.cost.step_s, (), incumbent)
+    plan = _improve_bound(search, plan, fitting, incumbent)
+    if plan.cost.gap <= search.limits.target_gap:
+        return plan
+    candidate = refined_by_prices(fitting, incumbent, _target_step_s(search, plan))
+    return from_bounding_chain(search, plan, candidate) if candidate is not incumbent else plan
 
 
 def constant_cost_s(graph: CostGraph) -> float:
@@ -66,29 +66,29 @@ def constant_cost_s(graph: CostGraph) -> float:
 
 
 def _improve_bound(
-    search: MeshSearch, found: CandidatePlan, fitting: LagrangianSearch, known: CandidatePlan, besides_s: float = 0.0
+    search: MeshSearch, plan: CandidatePlan, fitting: LagrangianSearch, incumbent: CandidatePlan, besides_s: float = 0.0
 ) -> CandidatePlan:
     """The plan with the bound of per-peak multipliers, when that is higher.
 
-    known: the same plan in the fitted chain.
+    incumbent: the same plan in the fitted chain.
     besides_s: cost outside that chain, seconds.
     """
-    bound_s, price = improve_bound(fitting, known, found.cost.step_s * (1 - search.limits.target_gap) - besides_s)
-    if bound_s + besides_s <= found.cost.lower_bound_s:
-        return found
+    bound_s, price = improve_bound(fitting, incumbent, plan.cost.step_s * (1 - search.limits.target_gap) - besides_s)
+    if bound_s + besides_s <= plan.cost.lower_bound_s:
+        return plan
     bound = LowerBound(bound_s + besides_s, fitting.start_plan.chain.with_multipliers(price))
-    bounded_plan = replace(found, cost=bound.apply_to(found.cost), multipliers=price)
+    bounded_plan = replace(plan, cost=bound.apply_to(plan.cost), multipliers=price)
     search.report_plan(bounded_plan)
     return bounded_plan
 
 
-def _improve_plan(search: MeshSearch, found: CandidatePlan, fitting: LagrangianSearch) -> CandidatePlan:
+def _improve_plan(search: MeshSearch, plan: CandidatePlan, fitting: LagrangianSearch) -> CandidatePlan:
     """The plan, or a faster one from per-peak multipliers when the gap exceeds the target."""
-    if found.cost.gap <= search.limits.target_gap:
-        return found
-    return choose_faster(search, found, refined_by_prices(fitting, found, _target_step_s(search, found)))
+    if plan.cost.gap <= search.limits.target_gap:
+        return plan
+    return choose_faster(search, plan, refined_by_prices(fitting, plan, _target_step_s(search, plan)))
 
 
-def _target_step_s(search: MeshSearch, found: CandidatePlan) -> float:
+def _target_step_s(search: MeshSearch, plan: CandidatePlan) -> float:
     """Step time at the target gap above the known bound, seconds."""
-    return found.cost.lower_bound_s / (1 - search.limits.target_gap)
+    return plan.cost.lower_bound_s / (1 - search.limits.target_gap)

@@ -40,7 +40,7 @@ def enforce_overlap_cap(outcome: SearchResult) -> SearchResult:
         except OutOfTimeError:
             break
         outcomes.append(other)
-        best = min(best, other, key=lambda each: each.step_s)
+        best = min(best, other, key=lambda solution: solution.step_s)
         if other.best_plan is not None and other.best_plan.overlap_excess_s > 0:
             high = share
         else:

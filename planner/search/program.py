@@ -174,10 +174,10 @@ class Program:
         self._batch_dims: Mapping[int, int] | None = None
         self._ties: dict[tuple[bool, ...], TiedDims] = {}
 
-    def adopt_shardings(self, said: VariableShardings, batch: Mapping[int, int] | None) -> None:
+    def adopt_shardings(self, shardings: VariableShardings, batch: Mapping[int, int] | None) -> None:
         """Adopt another program's shardings of the same arguments and outputs; batch: see the class."""
-        self.own_shardings, self.batch = said, batch
-        self.pins = collect_requirements(self.flow, self.options, said, batch)
+        self.own_shardings, self.batch = shardings, batch
+        self.pins = collect_requirements(self.flow, self.options, shardings, batch)
 
     @property
     def text(self) -> str:
@@ -340,9 +340,9 @@ def _pair_nodes(flow: Dataflow, twins: Mapping[str, str]) -> dict[int, int]:
     return {i: nodes[old][0] for new, old in twins.items() if old in nodes for i in nodes.get(new, ())}
 
 
-def _split_variables(said: Mapping[int, ImportedSharding]) -> set[int]:
+def _split_variables(shardings: Mapping[int, ImportedSharding]) -> set[int]:
     """Numbers of the variables with dimensions split by the program."""
-    return {number for number, sharding in said.items() if sharding.is_split}
+    return {number for number, sharding in shardings.items() if sharding.is_split}
 
 
 def _arguments_pinned_by_name(module: Module, options: PlanOptions) -> set[int]:

@@ -52,11 +52,11 @@ def _unsplit_shardings(instruction: Instruction) -> tuple[list[TensorSharding], 
 
 
 def replicate_if_faster(
-    search: Search, found: CandidatePlan, why: str = experts.BEST_AT_DEADLINE
+    search: Search, incumbent: CandidatePlan, why: str = experts.BEST_AT_DEADLINE
 ) -> CandidatePlan | None:
     """The fully replicated plan, when it fits the memory and is faster."""
-    step_s = found.cost.step_s * (1 - MIN_GAIN)
-    if compute_replicated_step_s(found.chain.graph) >= step_s:
+    step_s = incumbent.cost.step_s * (1 - MIN_GAIN)
+    if compute_replicated_step_s(incumbent.chain.graph) >= step_s:
         return None
     whole = experts.build_expert_plan(search, experts.REPLICATED, why)
     is_faster = whole is not None and whole.cost.step_s < step_s

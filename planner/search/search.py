@@ -307,7 +307,7 @@ class Search(MeshSearch):
             error = next(late, None) or next(iter(refusals.values()), PlanError("no mesh can be planned"))
             raise suggest_other_mesh(self, error)
         solutions += self._refine_solutions(solutions)
-        fastest = min(solutions, key=lambda each: each.step_s)
+        fastest = min(solutions, key=lambda solution: solution.step_s)
         if fastest.coarse_solution is not None:
             self.start_bounding(fastest.mesh)
         elif fastest.chain.runs and self.is_base_variant and not self.is_fast:
@@ -382,31 +382,31 @@ class Search(MeshSearch):
 
     # ---- steps that improve the plan while it is bounded; each returns the plan it was given or a better one
 
-    def close_gap(self, found: CandidatePlan, bounding: Chain) -> CandidatePlan:
+    def close_gap(self, incumbent: CandidatePlan, bounding: Chain) -> CandidatePlan:
         """See `gap_closing`. bounding: the chain of the plan's bound."""
-        return close_gap(self, found, bounding)
+        return close_gap(self, incumbent, bounding)
 
-    def block_coordinate_descent(self, found: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
+    def block_coordinate_descent(self, incumbent: CandidatePlan, most_open: float, *, together: int) -> CandidatePlan:
         """See `local_search`."""
-        return block_coordinate_descent(self, found, most_open, together=together)
+        return block_coordinate_descent(self, incumbent, most_open, together=together)
 
-    def branch_and_bound(self, found: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
+    def branch_and_bound(self, incumbent: CandidatePlan, root: Branch, most_open: float) -> CandidatePlan:
         """See `branching`."""
-        return branch_and_bound(self, found, root, most_open)
+        return branch_and_bound(self, incumbent, root, most_open)
 
     def fit_over_all_strategies(
-        self, found: CandidatePlan, chain: Chain, read: ChainSolution, within: tuple[BranchingBound, ...] = ()
+        self, incumbent: CandidatePlan, chain: Chain, assignment: ChainSolution, within: tuple[BranchingBound, ...] = ()
     ) -> CandidatePlan:
         """See `primal_recovery`."""
-        return fit_over_all_strategies(self, found, chain, read, within)
+        return fit_over_all_strategies(self, incumbent, chain, assignment, within)
 
-    def refine_multipliers(self, found: CandidatePlan) -> CandidatePlan:
+    def refine_multipliers(self, plan: CandidatePlan) -> CandidatePlan:
         """See `multiplier_refinement`."""
-        return refine_multipliers(self, found)
+        return refine_multipliers(self, plan)
 
-    def refine_over_all_strategies(self, found: CandidatePlan, chain: Chain) -> CandidatePlan:
+    def refine_over_all_strategies(self, plan: CandidatePlan, chain: Chain) -> CandidatePlan:
         """See `multiplier_refinement`."""
-        return refine_over_all_strategies(self, found, chain)
+        return refine_over_all_strategies(self, plan, chain)
 
     def _deadline_error(self) -> PlanError:
         """The error of a search ended by the deadline, with the smallest memory need found."""
@@ -414,10 +414,10 @@ class Search(MeshSearch):
             return too_short_error(self.clock)
         return note_deadline(too_large_error(*self.incumbent.smallest_infeasible), self.clock)
 
-    def _build_checked_plan(self, found: CandidatePlan, outcome: SearchResult) -> Plan:
+    def _build_checked_plan(self, plan: CandidatePlan, outcome: SearchResult) -> Plan:
         """Assemble and check the plan of a result."""
         checked_plan = assemble_plan(
-            self, found, (*self._list_candidates(outcome.solutions, outcome.mesh_errors), *outcome.other_candidates)
+            self, plan, (*self._list_candidates(outcome.solutions, outcome.mesh_errors), *outcome.other_candidates)
         )
         checked_plan = replace(checked_plan, notes=(*checked_plan.notes, *outcome.notes))
         module, checked_plan = remove_idle_views(self, checked_plan)
@@ -462,17 +462,17 @@ class Search(MeshSearch):
         """The meshes of three axes, targets of the descent."""
         return [m for m in meshes_to_search(self.cluster, self.options, {}) if len(m.axes) == MAX_SEARCHED_AXES + 1]
 
-    def _refine_solutions(self, tried: Sequence[MeshSolution]) -> list[MeshSolution]:
+    def _refine_solutions(self, solutions: Sequence[MeshSolution]) -> list[MeshSolution]:
         """Three-axis solutions refined from the fastest plan and others, on refinements of the fastest plan's mesh;
         only one in a large program."""
         if not self.refines_to_three_axes:
             return []
-        fastest = min(tried, key=lambda each: each.step_s)
+        fastest = min(solutions, key=lambda solution: solution.step_s)
         pairs = [
             (start, mesh)
             for mesh in self.three_axis_meshes()
             if refines(mesh, fastest.mesh)
-            for start in tried
+            for start in solutions
             if refines(mesh, start.mesh) and (len(start.mesh.axes) == MAX_SEARCHED_AXES or start is fastest)
         ]
         pairs.sort(key=lambda pair: pair[0] is not fastest)
@@ -502,7 +502,9 @@ class Search(MeshSearch):
     def _choose_plan(self, outcome: SearchResult, at_once: bool, below_s: float) -> CandidatePlan | None:
         best: CandidatePlan | None = None
         solutions, hopeless_bytes = outcome.solutions, math.inf
-        for solution in sorted(solutions, key=lambda each: each.step_s * (1 + MIN_GAIN * solutions.index(each))):
+        for solution in sorted(
+            solutions, key=lambda solution: solution.step_s * (1 + MIN_GAIN * solutions.index(solution))
+        ):
             limit_s = below_s if best is None else min(below_s, best.cost.step_s * (1 - MIN_GAIN))
             if solution.step_s >= limit_s:
                 break
@@ -525,13 +527,13 @@ class Search(MeshSearch):
         return best
 
     def _list_candidates(
-        self, tried: Sequence[MeshSolution], refusals: Mapping[Mesh, PlanError | AnnotationError]
+        self, solutions: Sequence[MeshSolution], refusals: Mapping[Mesh, PlanError | AnnotationError]
     ) -> tuple[Candidate, ...]:
         """Candidates with their costs, including the priced experts' plans."""
         name = origin(self.options)
         chosen_s = math.inf if self._reported_plan is None else self._reported_plan.cost.step_s
         taken_s = {
-            solution.mesh: self.step_with_overlap_s(solution) for solution in tried if solution.mesh not in refusals
+            solution.mesh: self.step_with_overlap_s(solution) for solution in solutions if solution.mesh not in refusals
         }
         candidates = {mesh: Candidate(mesh=mesh, step_s=step_s, name=name) for mesh, step_s in taken_s.items()}
         if self._reported_plan is not None:
@@ -558,33 +560,33 @@ class Search(MeshSearch):
             return meshes
         return tuple(mesh for mesh in meshes if not any(refines(fine, mesh) for fine in meshes if fine != mesh))
 
-    def _coarser_mesh(self, found: CandidatePlan) -> Mesh | None:
+    def _coarser_mesh(self, plan: CandidatePlan) -> Mesh | None:
         """The one-axis mesh omitted in favor of the plan's mesh, when the plan uses that mesh's axes jointly only."""
-        if len(found.mesh.axes) != MAX_SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
+        if len(plan.mesh.axes) != MAX_SEARCHED_AXES or not self.is_large or self.is_fast or self.options.force:
             return None
         joined = {
             frozenset(axes)
-            for node_shardings in found.decisions.shardings
+            for node_shardings in plan.decisions.shardings
             for sharding in node_shardings
             for axes in (*sharding.dims, sharding.unreduced)
         }
-        if not joined <= {frozenset(), frozenset(found.mesh.sizes)}:
+        if not joined <= {frozenset(), frozenset(plan.mesh.sizes)}:
             return None
         meshes = meshes_to_search(self.cluster, self.options, self.program.pins)
-        return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(found.mesh, mesh)), None)
+        return next((mesh for mesh in meshes if len(mesh.axes) == 1 and refines(plan.mesh, mesh)), None)
 
-    def fits(self, found: CandidatePlan) -> bool:
-        fits = super().fits(found)
+    def fits(self, plan: CandidatePlan) -> bool:
+        fits = super().fits(plan)
         if not fits:
-            self.incumbent.record_infeasible(self, found)
+            self.incumbent.record_infeasible(self, plan)
         return fits
 
-    def offer(self, found: CandidatePlan) -> None:
+    def offer(self, plan: CandidatePlan) -> None:
         """Offer a feasible plan to the incumbent; the deadline may return it from now on. Ignored under `remat="full"`
         when the plan does not rematerialize."""
         if self.options.remat == "full" and self.recomputation is None:
             return
-        self.incumbent.offer(self, found)
+        self.incumbent.offer(self, plan)
         self.clock.record_plan()
 
 

@@ -112,12 +112,12 @@ class SearchResult:
     used_multipliers: bool = False
     _plans: dict[int, CandidatePlan] = field(default_factory=dict)
 
-    def evaluate(self, tried: MeshSolution) -> CandidatePlan:
+    def evaluate(self, solution: MeshSolution) -> CandidatePlan:
         """The evaluated plan of a solution, memory aside; cached."""
-        plan = self._plans.get(id(tried))
+        plan = self._plans.get(id(solution))
         if plan is None:
-            candidate = self.search.evaluate(tried.chain, tried.solution, tried.notes)
-            plan = self._plans[id(tried)] = replace(candidate, coarse_solution=tried.coarse_solution)
+            candidate = self.search.evaluate(solution.chain, solution.solution, solution.notes)
+            plan = self._plans[id(solution)] = replace(candidate, coarse_solution=solution.coarse_solution)
         return plan
 
     def add_memory_error(self, error: MemoryBudgetError) -> None:
@@ -147,7 +147,7 @@ class SearchResult:
     @property
     def fastest(self) -> MeshSolution:
         """The fastest solution, memory aside."""
-        return min(self.solutions, key=lambda each: each.step_s)
+        return min(self.solutions, key=lambda solution: solution.step_s)
 
     @property
     def step_s(self) -> float:
@@ -168,16 +168,16 @@ class Incumbent:
     best_plan: CandidatePlan | None = None
     smallest_infeasible: tuple[Search, CandidatePlan] | None = None
 
-    def offer(self, search: Search, found: CandidatePlan) -> None:
-        if self.best_plan is None or found.cost.step_s < self.best_plan.cost.step_s:
-            self.search, self.best_plan = search, found
+    def offer(self, search: Search, plan: CandidatePlan) -> None:
+        if self.best_plan is None or plan.cost.step_s < self.best_plan.cost.step_s:
+            self.search, self.best_plan = search, plan
 
-    def record_infeasible(self, search: Search, found: CandidatePlan) -> None:
+    def record_infeasible(self, search: Search, plan: CandidatePlan) -> None:
         """Record an infeasible plan."""
-        if self.smallest_infeasible is None or search.bytes_needed(found) < self.smallest_infeasible[0].bytes_needed(
+        if self.smallest_infeasible is None or search.bytes_needed(plan) < self.smallest_infeasible[0].bytes_needed(
             self.smallest_infeasible[1]
         ):
-            self.smallest_infeasible = search, found
+            self.smallest_infeasible = search, plan
 
     def clear(self) -> None:
         """Drop all references: incumbent and search refer to each other, a cycle left to the garbage collector."""

@@ -94,11 +94,11 @@ def _bound_rest(
     variables: dict[Variable, int] = {}
     problem = Problem()
 
-    def variable(found: Variable, key: Key) -> int:
-        if found not in variables:
-            variables[found] = len(problem.costs)
+    def variable(program_variable: Variable, key: Key) -> int:
+        if program_variable not in variables:
+            variables[program_variable] = len(problem.costs)
             problem.costs.append(np.zeros(len(states[key])))
-        return variables[found]
+        return variables[program_variable]
 
     for layout, messages in shared.items():
         problem.costs[variable(layout, chain.key_of(layout))] += messages

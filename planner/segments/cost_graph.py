@@ -214,25 +214,25 @@ class CostGraph:
             matrix, stored, wanted
         )  # a whole value may be stored in its producer's split
 
-    def _forbid_new_partial_sums(self, matrix: FloatArray, made: IntArray, wanted: IntArray) -> FloatArray:
+    def _forbid_new_partial_sums(self, matrix: FloatArray, origins: IntArray, targets: IntArray) -> FloatArray:
         """A matrix of moves without those from a whole value to a partial sum; the same object for equal edges."""
-        key = (id(matrix), made.tobytes(), wanted.tobytes())
+        key = (id(matrix), origins.tobytes(), targets.tobytes())
         matrices = self._partial.get(key)
         if matrices is None:
-            is_becoming = self.prices.is_made_partial(made, wanted)
+            is_becoming = self.prices.is_made_partial(origins, targets)
             matrices = matrix, np.where(is_becoming, np.inf, matrix) if is_becoming.any() else matrix
             self._partial[key] = matrices  # with the matrix: its number stays its own
         return matrices[1]
 
     def _move_costs(
-        self, source: Leaf, made: IntArray, wanted: IntArray, weight: float, ends: MoveEnds, *, is_rounded: bool
+        self, source: Leaf, origins: IntArray, targets: IntArray, weight: float, ends: MoveEnds, *, is_rounded: bool
     ) -> FloatArray:
         index, leaf = source
         shape, combinable_bytes = self.flow.nodes[index].shapes[leaf], self.combinable_bytes.get(source, 0)
         shape = rounded_shape(shape) if is_rounded else shape
         waited = weight * self.exposed_fraction if source in self.overlappable else weight
-        matrix = self.prices.reshard_matrix(shape, made, wanted, waited, combinable_bytes)
+        matrix = self.prices.reshard_matrix(shape, origins, targets, waited, combinable_bytes)
         if self.variables.kernels.is_fused[index]:
             matrix = self.prices.with_launch(matrix, waited)
-        matrix = self.prices.with_transposes(matrix, shape, made, wanted, weight, ends)
+        matrix = self.prices.with_transposes(matrix, shape, origins, targets, weight, ends)
         return np.where(matrix > 0, np.inf, matrix) if index in self.in_place else matrix

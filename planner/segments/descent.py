@@ -69,7 +69,7 @@ def descend(
         near = _build_neighborhood(instances, runs, fine, at, free)
         priced = near.with_multipliers(price)
         priced.warm_start = _find_warm_start(priced, free)
-        solved = priced.solve(time_limit_s, close=close, known=at)
+        solved = priced.solve(time_limit_s, close=close, plan=at)
         fine.neighborhood_cache.saved_messages[free] = priced.graph.restrictions, priced.warm_start
         gains = best is None or solved.value < best[1].value * (1 - MIN_GAIN)
         idle = 0 if gains else idle + 1
@@ -87,7 +87,7 @@ def reprice_plan(
 ) -> tuple[Chain, ChainSolution]:
     """A plan of another search, with the prices of the mesh of `fine`: `descend` with no free axis."""
     near = _build_neighborhood(chain.instances, chain.runs, fine, at, frozenset())
-    return near, near.solve(time_limit_s, close=GAP_TOLERANCE, known=at)
+    return near, near.solve(time_limit_s, close=GAP_TOLERANCE, plan=at)
 
 
 def _find_warm_start(chain: Chain, free: frozenset[str]) -> WarmStart[Key]:
@@ -145,11 +145,11 @@ class _Lift:
             choices=tuple(choice for choice, names in pairs for _ in names),
         )
 
-    def _sharding(self, lies: TensorSharding) -> TensorSharding:
-        lifted = self._shardings.get(lies)
+    def _sharding(self, sharding: TensorSharding) -> TensorSharding:
+        lifted = self._shardings.get(sharding)
         if lifted is None:
-            lifted = TensorSharding(tuple(map(self._axes, lies.dims)), self._axes(lies.unreduced))
-            self._shardings[lies] = lifted
+            lifted = TensorSharding(tuple(map(self._axes, sharding.dims)), self._axes(sharding.unreduced))
+            self._shardings[sharding] = lifted
         return lifted
 
     def _axes(self, names: tuple[str, ...]) -> tuple[str, ...]:

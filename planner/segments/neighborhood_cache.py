@@ -45,10 +45,12 @@ class NeighborhoodCache:
             restriction = self._restrictions[key] = Restriction(strategy=strategy, free=free)
         return restriction
 
-    def kind(self, instances: Sequence[SegmentInstance], instance: SegmentInstance, left: Sequence[Restriction]) -> int:
+    def kind(
+        self, instances: Sequence[SegmentInstance], instance: SegmentInstance, restrictions: Sequence[Restriction]
+    ) -> int:
         """The kind of a segment under its variables' restrictions: equal for equal problems.
 
         instances: all segments; their kinds distinguish them.
         """
         self._instances.setdefault(id(instances), instances)  # kept alive: its id stays unique
-        return self._kinds.setdefault((id(instances), instance.kind, *map(id, left)), len(self._kinds))
+        return self._kinds.setdefault((id(instances), instance.kind, *map(id, restrictions)), len(self._kinds))

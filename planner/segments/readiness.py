@@ -263,9 +263,9 @@ def _topological_order(items: Iterable[int], sources: dict[int, list[int]]) -> I
                 stack.append((following, iter(sources.get(following, ()))))
 
 
-def _frame_overlap_s(waits: _Dependencies, jobs: Sequence[_Job], left: FloatArray) -> float:
-    """Seconds of overlap between the jobs of a frame and its items. left: seconds of each item."""
-    seconds = left[list(waits.items)]
+def _frame_overlap_s(waits: _Dependencies, jobs: Sequence[_Job], item_s: FloatArray) -> float:
+    """Seconds of overlap between the jobs of a frame and its items. item_s: seconds of each item."""
+    seconds = item_s[list(waits.items)]
     rows = waits.predecessor_rows(jobs)
     ready = [float(seconds[row].sum()) for row in rows]
     done = np.zeros(len(seconds), bool)

@@ -264,11 +264,11 @@ class Chain:
         return len({instance.kind for instance in self.instances})
 
     def solve(
-        self, time_limit_s: float, close: float = 0.0, known: Mapping[Variable, Strategy] | None = None
+        self, time_limit_s: float, close: float = 0.0, plan: Mapping[Variable, Strategy] | None = None
     ) -> ChainSolution:
         """The best states of all variables with tied runs, within a relative gap of `close`.
 
-        known: a plan; the solution is no worse.
+        plan: the solution is no worse than it.
 
         Raises PlanError when no plan satisfies the pins.
         """
@@ -281,7 +281,7 @@ class Chain:
             time_limit_s=time_limit_s,
             close=close,
             clock=self.graph.clock,
-            start=self.translate_warm_start(variables, states, known),
+            start=self.translate_warm_start(variables, states, plan),
             enough=self.target_s - self.constant if self.runs else -np.inf,
         )
         self.save_messages(solution.warm_start, variables, states)
@@ -296,16 +296,16 @@ class Chain:
         self,
         variables: Mapping[Key, int],
         states: Mapping[Key, IntArray],
-        known: Mapping[Variable, Strategy] | None = None,
+        plan: Mapping[Variable, Strategy] | None = None,
     ) -> WarmStart[int] | None:
         """The warm start by variables of the tied program and the states left to them; with the remaining states of a
         known plan."""
         start: WarmStart[int] | None = None
         if self.warm_start is not None:
             start = translate(self.warm_start, {key: [VariableImage(i, states[key])] for key, i in variables.items()})
-        if known is None:
+        if plan is None:
             return start
-        at = {i: np.flatnonzero(states[key] == self._state(key, known)) for key, i in variables.items()}
+        at = {i: np.flatnonzero(states[key] == self._state(key, plan)) for key, i in variables.items()}
         return replace(start or WarmStart(), states={i: int(place[0]) for i, place in at.items() if len(place)})
 
     def save_messages(
@@ -319,10 +319,10 @@ class Chain:
             }
             self.warm_start = translate(end, places)
 
-    def _state(self, key: Key, known: Mapping[Variable, Strategy]) -> int:
+    def _state(self, key: Key, plan: Mapping[Variable, Strategy]) -> int:
         """The state of a key's variable in a plan; -1 without one."""
         variable = self.variable(key)
-        choices, strategy = self.graph.set_of(variable).strategies, known[variable]
+        choices, strategy = self.graph.set_of(variable).strategies, plan[variable]
         return choices.index(strategy) if strategy in choices else -1
 
     def variable(self, key: Key) -> Variable:
@@ -374,7 +374,7 @@ class Chain:
                 states[key] = np.intersect1d(states[key], kind_states) if key in states else kind_states
         return states
 
-    def expand_tied(self, chosen: dict[Key, int]) -> dict[Variable, int]:
+    def expand_tied(self, tied_states: dict[Key, int]) -> dict[Variable, int]:
         """The state of every variable of the program, from the chosen ones per key."""
         expanded: dict[Variable, int] = {}
         completed: dict[tuple[SegmentKind, tuple[Key, ...]], list[int]] = {}
@@ -383,7 +383,7 @@ class Chain:
             if states is None:
                 reduction = core[0].reduction
                 submatrix = [
-                    np.searchsorted(kind_states, chosen[key])
+                    np.searchsorted(kind_states, tied_states[key])
                     for kind_states, key in zip(reduction.states, core[1], strict=True)
                 ]
                 states = completed[core] = reduction.complete(np.array(submatrix, np.int64)).tolist()

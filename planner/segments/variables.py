@@ -322,9 +322,9 @@ def _reader_kind(node: Node, use: Use) -> int:
     return STORED if node.is_value else reader_of(node.instruction, use.position)
 
 
-def _count_choosers(found: Sequence[tuple[Node, Use]]) -> int:
+def _count_choosers(readers: Sequence[tuple[Node, Use]]) -> int:
     """The number of readers with a free choice of operand shardings."""
-    return sum([node.instruction.opcode in CHOICE_OPCODES and not node.is_value for node, _ in found])
+    return sum([node.instruction.opcode in CHOICE_OPCODES and not node.is_value for node, _ in readers])
 
 
 def _is_partial(node: Node, way: frozenset[int], can: Sequence[bool]) -> bool:
@@ -360,13 +360,13 @@ def _find_after_loops(
 def _can_be_partial(
     flow: Dataflow,
     free: Sequence[bool],
-    made: Sequence[bool],
+    contracting: Sequence[bool],
     ways: Sequence[tuple[frozenset[int], ...]],
     pinned: frozenset[int],
 ) -> list[bool]:
     """Per node, whether its value may be a partial sum: computed with a contracted factor, or linear in a partial sum.
 
-    made: nodes with such a factor.
+    contracting: nodes with such a factor.
 
     A loop-carried value may be one when any of its inputs may: a whole value can become a partial sum. Assumed at
     first, then dropped until a fixed point.
@@ -399,7 +399,7 @@ def _can_be_partial(
                 may_be_partial = can[i] and any(can[use.source[0]] for use in node.uses if use.source[0] != i)
             else:
                 may_be_partial = (
-                    made[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
+                    contracting[i] or zero[i] or (bool(ways[i]) and any(_is_partial(node, way, can) for way in ways[i]))
                 )
             if may_be_partial != can[i]:
                 can[i] = may_be_partial

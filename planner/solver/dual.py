@@ -124,16 +124,16 @@ class _Work:
         if sum(map(len, surviving)) <= _WORTH_DROPPING * sum(map(len, self.left)) and self._has_only_finite(surviving):
             self._restrict(surviving)
 
-    def _has_only_finite(self, kept: Sequence[IntArray]) -> bool:
+    def _has_only_finite(self, survivors: Sequence[IntArray]) -> bool:
         """Whether every surviving state is compatible with some of each neighbour's."""
-        edges = (matrix[np.ix_(kept[v], kept[w])] for v, w, matrix in self.passing.edges)
+        edges = (matrix[np.ix_(survivors[v], survivors[w])] for v, w, matrix in self.passing.edges)
         return all(np.isfinite(edge.min(axis=0)).all() and np.isfinite(edge.min(axis=1)).all() for edge in edges)
 
-    def _restrict(self, kept: Sequence[IntArray]) -> None:
+    def _restrict(self, survivors: Sequence[IntArray]) -> None:
         self._note_messages()
-        self.left = [numbers[states] for numbers, states in zip(self.left, kept, strict=True)]
-        self.problem, self.passing = self.problem.restrict(kept), self.passing.restrict(kept)
-        self.states = np.array([np.searchsorted(k, s) for k, s in zip(kept, self.states, strict=True)], np.int64)
+        self.left = [numbers[states] for numbers, states in zip(self.left, survivors, strict=True)]
+        self.problem, self.passing = self.problem.restrict(survivors), self.passing.restrict(survivors)
+        self.states = np.array([np.searchsorted(k, s) for k, s in zip(survivors, self.states, strict=True)], np.int64)
 
     def to_bound(self, bound: float, *, has_end: bool) -> DualBound:
         raised = [np.full(size, np.inf) for size in self.sizes]

@@ -46,7 +46,7 @@ class _Limit:
     end_s: float
     rounds_left: float
 
-    def __call__(self, kind: Any, message: str, out: Any, said: Any, data: Any) -> None:
-        """HiGHS' callback: `said` carries the interrupt request."""
+    def __call__(self, kind: Any, message: str, out: Any, request: Any, data: Any) -> None:
+        """HiGHS' callback: `request` carries the interrupt request."""
         self.rounds_left -= 1
-        said.user_interrupt = self.rounds_left < 0 or thread_time() > self.end_s
+        request.user_interrupt = self.rounds_left < 0 or thread_time() > self.end_s

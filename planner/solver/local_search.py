@@ -11,13 +11,13 @@ from shardwright.planner.solver.pbqp import FloatArray, IntArray, Problem
 _SWEEPS = 50
 
 
-def find_incumbent(problem: Problem, known: Mapping[int, int] | None = None) -> IntArray:
+def find_incumbent(problem: Problem, fixed_states: Mapping[int, int] | None = None) -> IntArray:
     """States by greedy elimination, improved one variable at a time until no change helps.
 
-    known: fixed states of some variables, assigned first.
+    fixed_states: of some variables, assigned first.
     """
     near = _neighbours(problem)
-    return _descend(problem, near, _greedy(problem, near, known or {}))
+    return _descend(problem, near, _greedy(problem, near, fixed_states or {}))
 
 
 def improve(problem: Problem, states: IntArray) -> IntArray:
@@ -32,11 +32,11 @@ def _neighbours(problem: Problem) -> list[dict[int, FloatArray]]:
     return near
 
 
-def _greedy(problem: Problem, near: list[dict[int, FloatArray]], known: Mapping[int, int]) -> IntArray:
+def _greedy(problem: Problem, near: list[dict[int, FloatArray]], fixed_states: Mapping[int, int]) -> IntArray:
     """Assign variables by decreasing degree. Each takes its best state, given assigned neighbours' states and the most
     favourable states of the others."""
     states = np.full(len(problem.costs), -1, np.int64)
-    for v, state in known.items():
+    for v, state in fixed_states.items():
         states[v] = state
     for v in sorted(np.flatnonzero(states < 0).tolist(), key=lambda v: (-len(near[v]), v)):
         total = problem.costs[v].copy()

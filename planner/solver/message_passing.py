@@ -64,9 +64,11 @@ class MessagePassing:
     itself: the variable then stands in place of a chain of equal ones, and the edge joins each to the next.
     """
 
-    def __init__(self, costs: Sequence[FloatArray], edges: Sequence[Edge], told: Sequence[_Ends] | None = None) -> None:
+    def __init__(
+        self, costs: Sequence[FloatArray], edges: Sequence[Edge], initial: Sequence[_Ends] | None = None
+    ) -> None:
         self.edges: list[Edge] = [(v, w, np.ascontiguousarray(matrix)) for v, w, matrix in edges]
-        messages = told or [(np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges]
+        messages = initial or [(np.zeros(len(matrix)), np.zeros(matrix.shape[1])) for *_, matrix in self.edges]
         self._momentum = _Momentum([*costs, *(said for pair in messages for said in pair)])
         self.unary = self._momentum.parts[: len(costs)]
         sides = iter(self._momentum.parts[len(costs) :])
@@ -159,12 +161,14 @@ class MessagePassing:
             raised[w] = raised[w] + (of_w - least)
         return raised
 
-    def restrict(self, kept: Sequence[IntArray]) -> MessagePassing:
-        """The same with only the states `kept` of each variable."""
-        costs = [cost[states] for cost, states in zip(self.unary, kept, strict=True)]
-        edges = [(v, w, matrix[np.ix_(kept[v], kept[w])]) for v, w, matrix in self.edges]
+    def restrict(self, survivors: Sequence[IntArray]) -> MessagePassing:
+        """The same with only the `survivors` among the states of each variable."""
+        costs = [cost[states] for cost, states in zip(self.unary, survivors, strict=True)]
+        edges = [(v, w, matrix[np.ix_(survivors[v], survivors[w])]) for v, w, matrix in self.edges]
         pairs = zip(self.edges, self.messages, strict=True)
-        return MessagePassing(costs, edges, [(to_v[kept[v]], to_w[kept[w]]) for (v, w, _), (to_v, to_w) in pairs])
+        return MessagePassing(
+            costs, edges, [(to_v[survivors[v]], to_w[survivors[w]]) for (v, w, _), (to_v, to_w) in pairs]
+        )
 
 
 class _Momentum:
@@ -197,16 +201,16 @@ class _Momentum:
         self._rounds = 1
 
 
-def _visit(cost: FloatArray, taken: Sequence[_End], given: Sequence[_End]) -> None:
-    """Collect a variable's costs from the edges `taken` and distribute them over the edges `given`, in place."""
-    for matrix, messages, of_other, axis, residual in taken:
+def _visit(cost: FloatArray, sources: Sequence[_End], targets: Sequence[_End]) -> None:
+    """Collect a variable's costs from the edges `sources` and distribute them over the edges `targets`, in place."""
+    for matrix, messages, of_other, axis, residual in sources:
         np.subtract(matrix, of_other, out=residual)
         least = MINIMUM(residual, axis)
         cost += least - messages
         messages[:] = least
-    if not given:
+    if not targets:
         return
-    share = cost / max(len(taken), len(given))
-    for end in given:
+    share = cost / max(len(sources), len(targets))
+    for end in targets:
         np.subtract(end.messages, share, out=end.messages)
-    cost[:] = cost - len(given) * share if len(given) < len(taken) else 0.0
+    cost[:] = cost - len(targets) * share if len(targets) < len(sources) else 0.0

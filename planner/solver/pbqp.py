@@ -52,11 +52,11 @@ class Problem:
         previous = self.edges.get((v, w))
         self.edges[v, w] = matrix if previous is None else previous + matrix
 
-    def restrict(self, kept: Sequence[IntArray]) -> Problem:
-        """The same problem with only the states `kept` of each variable."""
+    def restrict(self, survivors: Sequence[IntArray]) -> Problem:
+        """The same problem with only the `survivors` among the states of each variable."""
         return Problem(
-            costs=[cost[states] for cost, states in zip(self.costs, kept, strict=True)],
-            edges={(v, w): submatrix(matrix, kept[v], kept[w]) for (v, w), matrix in self.edges.items()},
+            costs=[cost[states] for cost, states in zip(self.costs, survivors, strict=True)],
+            edges={(v, w): submatrix(matrix, survivors[v], survivors[w]) for (v, w), matrix in self.edges.items()},
         )
 
     def value(self, states: IntArray) -> float:
@@ -80,14 +80,14 @@ class _Fold:
     neighbour_states: tuple[IntArray, ...]
     edges: tuple[FloatArray, ...]
 
-    def best(self, chosen: IntArray) -> int:
+    def best(self, assignment: IntArray) -> int:
         """Original number of its best state, given the neighbours' states. Computed once: a table over all their states
         would cost a second folding."""
         if len(self.states) == 1:
             return int(self.states[0])
         total = self.cost
         for w, states, matrix in zip(self.neighbours[::-1], self.neighbour_states[::-1], self.edges[::-1], strict=True):
-            total = matrix[:, states.searchsorted(chosen[w])] + total
+            total = matrix[:, states.searchsorted(assignment[w])] + total
         return int(self.states[total.argmin()])
 
 

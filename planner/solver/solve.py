@@ -127,32 +127,34 @@ def _solve_core(
 
 
 def _solve_surviving(
-    core: Problem, known: Solution, kept: Sequence[IntArray], time_limit_s: float, gap: float, *, is_all: bool
+    core: Problem, incumbent: Solution, survivors: Sequence[IntArray], time_limit_s: float, gap: float, *, is_all: bool
 ) -> Solution | None:
-    """The better of `known` and the best assignment of the states `kept`; None when these are too many.
+    """The better of `incumbent` and the best assignment of the states `survivors`; None when these are too many.
 
     is_all: every better assignment consists of these states.
     """
-    if not all(map(len, kept)):
-        return known
+    if not all(map(len, survivors)):
+        return incumbent
     try:
-        rest = pbqp.reduce(core.restrict(tuple(kept)))
+        rest = pbqp.reduce(core.restrict(tuple(survivors)))
         most = MAX_ENTRIES_WITH_GAP if gap > ilp.EXACT else MAX_ENTRIES
-        if _entries(rest.core) > most and np.isfinite(known.value):
+        if _entries(rest.core) > most and np.isfinite(incumbent.value):
             return None
-        below = known.value - rest.constant
+        below = incumbent.value - rest.constant
         solved = ilp.solve(rest.core, time_limit_s=time_limit_s, gap=gap, below=below, most_work=MOST_WORK)
     except (ValueError, PlanError):  # no finite assignment among these
-        if np.isfinite(known.value):
-            return known
+        if np.isfinite(incumbent.value):
+            return incumbent
         raise
     value = rest.constant + solved.value
-    bound = known.lower_bound
+    bound = incumbent.lower_bound
     if is_all:
-        bound = max(bound, min(rest.constant + solved.lower_bound, known.value))
-    if value >= known.value:
-        return Solution(states=known.states, value=known.value, lower_bound=bound)
-    states = np.array([numbers[i] for numbers, i in zip(kept, rest.complete(solved.states), strict=True)], np.int64)
+        bound = max(bound, min(rest.constant + solved.lower_bound, incumbent.value))
+    if value >= incumbent.value:
+        return Solution(states=incumbent.states, value=incumbent.value, lower_bound=bound)
+    states = np.array(
+        [numbers[i] for numbers, i in zip(survivors, rest.complete(solved.states), strict=True)], np.int64
+    )
     return Solution(states=states, value=value, lower_bound=min(bound, value))
 
 

@@ -66,7 +66,7 @@ STAGE_MESH_AXES = 2
 def search_pipeline(
     program: Program,
     cluster: Cluster,
-    wanted: PipelineRequest,
+    request: PipelineRequest,
     *,
     whole_s: float | None = None,
     why_not: str = "",
@@ -88,7 +88,7 @@ def search_pipeline(
     clock = clock or Clock(program.options.deadline_s)
     with gc_paused():
         program = program if program.micro_batches == 1 else program.rewrite_variant(None, 1)
-        return _Search(program, cluster, wanted, progress, clock).run(whole_s, why_not)
+        return _Search(program, cluster, request, progress, clock).run(whole_s, why_not)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +130,8 @@ class Pipeline:
         )
 
 
-def _best(found: Sequence[Pipeline], count: int) -> list[Pipeline]:
-    return sorted(found, key=lambda each: each.step_s)[:count]
+def _best(pipelines: Sequence[Pipeline], count: int) -> list[Pipeline]:
+    return sorted(pipelines, key=lambda pipeline: pipeline.step_s)[:count]
 
 
 @dataclass(slots=True, eq=False)
@@ -179,9 +179,9 @@ class _Search:
         if not pipelines:
             raise self._no_pipeline_error()
         simulated = self._simulate_schedules(pipelines)
-        best = min(simulated, key=lambda each: each.step_s)
+        best = min(simulated, key=lambda pipeline: pipeline.step_s)
         candidates = [
-            pipeline.candidate() for pipeline in sorted([*simulated, *pipelines], key=lambda each: each.step_s)
+            pipeline.candidate() for pipeline in sorted([*simulated, *pipelines], key=lambda pipeline: pipeline.step_s)
         ]
         same_placement = [pipeline for pipeline in simulated if pipeline.placement_key == best.placement_key]
         return realize_choice(
@@ -200,28 +200,30 @@ class _Search:
                     break
         return pipelines
 
-    def _try_meshes(self, found: list[Pipeline]) -> None:
+    def _try_meshes(self, pipelines: list[Pipeline]) -> None:
         """The best pipelines on every mesh (added in place)."""
-        for best in _best(found, MAX_REFINED):
+        for best in _best(pipelines, MAX_REFINED):
             for meshes in self._meshes(best.groups):
-                self._add(found, best.groups, meshes, self._micro_batches(best.groups.stages, meshes)[0])
+                self._add(pipelines, best.groups, meshes, self._micro_batches(best.groups.stages, meshes)[0])
 
-    def _try_micro_batches(self, found: list[Pipeline]) -> None:
+    def _try_micro_batches(self, pipelines: list[Pipeline]) -> None:
         """The best pipelines with other numbers of micro-batches (added in place)."""
-        for best in _best(found, MAX_REFINED):
+        for best in _best(pipelines, MAX_REFINED):
             for micro_batches in self._micro_batches(best.groups.stages, best.meshes)[1:]:
-                self._add(found, best.groups, best.meshes, micro_batches)
+                self._add(pipelines, best.groups, best.meshes, micro_batches)
 
-    def _add(self, found: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int) -> None:
+    def _add(
+        self, pipelines: list[Pipeline], groups: DeviceGroups, meshes: tuple[Mesh, ...], micro_batches: int
+    ) -> None:
         is_new = (groups, meshes, micro_batches) not in self._seen
         pipeline = self._try(groups, meshes, micro_batches) if is_new else None
         if pipeline is not None:
-            found.append(pipeline)
+            pipelines.append(pipeline)
 
-    def _simulate_schedules(self, found: list[Pipeline]) -> list[Pipeline]:
+    def _simulate_schedules(self, pipelines: list[Pipeline]) -> list[Pipeline]:
         """The best pipelines under every schedule."""
         simulated = []
-        for best in _best(found, MAX_SIMULATED):
+        for best in _best(pipelines, MAX_SIMULATED):
             simulated.append(self._with_pace(best))
             for schedule in self._schedules()[1:]:
                 pipeline = self._try(best.groups, best.meshes, best.micro_batches, schedule)
@@ -378,8 +380,8 @@ class _Search:
             estimate_s=estimate_step_s(problem, whole),
         )
 
-    def _with_pace(self, found: Pipeline) -> Pipeline:
-        return replace(found, pace=step_pace(found.problem, found.cut, found.schedule, found.groups))
+    def _with_pace(self, pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, pace=step_pace(pipeline.problem, pipeline.cut, pipeline.schedule, pipeline.groups))
 
     # ---- limits ------------------------------------------------------------------
     def _limit_bytes(self, part: Cluster) -> int:

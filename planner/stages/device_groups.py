@@ -171,13 +171,13 @@ def enumerate_groupings(cluster: Cluster, most: int, batch: int) -> tuple[Device
     return _select_few(dividing or groupings)
 
 
-def _select_few(found: list[DeviceGroups]) -> tuple[DeviceGroups, ...]:
+def _select_few(groupings: list[DeviceGroups]) -> tuple[DeviceGroups, ...]:
     """At most `MAX_GROUPINGS`: per range of numbers of stages the one with most devices, then most stages."""
-    if len(found) <= MAX_GROUPINGS:
-        return tuple(found)
-    low, high = log(found[0].stages), log(found[-1].stages + 1)
+    if len(groupings) <= MAX_GROUPINGS:
+        return tuple(groupings)
+    low, high = log(groupings[0].stages), log(groupings[-1].stages + 1)
     best: dict[int, DeviceGroups] = {}
-    for groups in found:
+    for groups in groupings:
         place = int(MAX_GROUPINGS * (log(groups.stages) - low) / (high - low))
         if place not in best or groups.devices >= best[place].devices:
             best[place] = groups

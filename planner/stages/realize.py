@@ -93,7 +93,7 @@ def _schedules(alike: Sequence[Pipeline]) -> list[str]:
     """A note: times of the same stages under each schedule."""
     times = [
         f"{pipeline.schedule} {format_seconds(pipeline.step_s)} ({100 * pipeline.pace.bubble_fraction:.0f} % idle)"
-        for pipeline in sorted(alike, key=lambda each: each.step_s)
+        for pipeline in sorted(alike, key=lambda pipeline: pipeline.step_s)
         if pipeline.pace is not None
     ]
     return [f"schedules of this cut into stages: {', '.join(times)}"] if len(times) > 1 else []

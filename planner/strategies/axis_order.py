@@ -36,11 +36,11 @@ def may_rotate(dims: Sequence[int], mesh: Mesh) -> bool:
     return len(divided) == 1 and any(divided[0] % (sizes[0] * size) == 0 for size in sizes[1:])
 
 
-def with_rotation(lies: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
+def with_rotation(sharding: TensorSharding, dims: Sequence[int], mesh: Mesh) -> tuple[TensorSharding, ...]:
     """A sharding in mesh order, and rotated, if allowed and different, with even shards."""
-    if lies.unreduced or not may_rotate(dims, mesh) or not lies.is_even(tuple(dims), mesh):
-        return (lies,)
-    return tuple(dict.fromkeys((lies, rotate_axes(lies, mesh))))
+    if sharding.unreduced or not may_rotate(dims, mesh) or not sharding.is_even(tuple(dims), mesh):
+        return (sharding,)
+    return tuple(dict.fromkeys((sharding, rotate_axes(sharding, mesh))))
 
 
 def may_rotate_all(leaves: Sequence[ArrayShape], factors: Sequence[Factor | None], mesh: Mesh) -> bool:

@@ -97,8 +97,10 @@ class Restriction:
             for a, b in zip(mine, (*other.operands, *other.results), strict=True)
         )
 
-    def _axes_not_free(self, lies: TensorSharding) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(axis for axis in dim if axis not in self.free) for dim in (*lies.dims, lies.unreduced))
+    def _axes_not_free(self, sharding: TensorSharding) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple(axis for axis in dim if axis not in self.free) for dim in (*sharding.dims, sharding.unreduced)
+        )
 
 
 def ways_through(instruction: Instruction) -> tuple[frozenset[int], ...]:
@@ -282,18 +284,18 @@ def _sharding(dims: tuple[tuple[str, ...], ...], unreduced: tuple[str, ...]) -> 
     return TensorSharding(dims, unreduced)
 
 
-def _axes_summed_first(taken: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
+def _axes_summed_first(axis_factors: Sequence[tuple[str, Factor]]) -> tuple[str, ...]:
     """Axes that sum over an image split with borders, beside others with any other sum."""
-    sums = [(axis, factor) for axis, factor in taken if factor.reduction == "add"]
+    sums = [(axis, factor) for axis, factor in axis_factors if factor.reduction == "add"]
     bordered = tuple(axis for axis, factor in sums if factor.halo)
     return bordered if len(bordered) < len(sums) else ()
 
 
-def _sizes_taken(taken: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:
+def _sizes_taken(axis_factors: Iterable[tuple[str, Factor]], mesh: Mesh) -> Iterable[tuple[Factor, list[int]]]:
     """The sizes of the axes of each factor."""
     sizes = mesh.sizes
     sizes_of: dict[str, tuple[Factor, list[int]]] = {}
-    for axis, factor in taken:
+    for axis, factor in axis_factors:
         sizes_of.setdefault(factor.name, (factor, []))[1].append(sizes[axis])
     return sizes_of.values()
 
@@ -305,21 +307,21 @@ def splits(factor: Factor, axes: Sequence[int], may_split: MaySplit) -> bool:
     return all(halo.permutes(prod(axes)) is not None for halo in factor.halo)
 
 
-def _is_even(leaves: Sequence[ArrayShape], lies: Sequence[TensorSharding], mesh: Mesh) -> bool:
+def _is_even(leaves: Sequence[ArrayShape], shardings: Sequence[TensorSharding], mesh: Mesh) -> bool:
     """Whether partial sums have even shards: XLA cannot mark others as partial."""
-    pairs = zip(leaves, lies, strict=True)
+    pairs = zip(leaves, shardings, strict=True)
     return all(not sharding.unreduced or sharding.is_even(leaf.dimensions, mesh) for leaf, sharding in pairs)
 
 
 def _borders(
-    taken: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
+    axis_factors: list[tuple[str, Factor]], inputs: tuple[ArrayShape, ...], used: tuple[TensorSharding, ...], mesh: Mesh
 ) -> Iterator[Exchange]:
     """The permutes of every operand's borders; each dimension's carry along the borders of earlier dimensions."""
-    factors = {factor.name: factor for _, factor in taken if factor.halo}
+    factors = {factor.name: factor for _, factor in axis_factors if factor.halo}
     if not factors:
         return
     axes_of: dict[str, tuple[str, ...]] = {}
-    for axis, factor in taken:
+    for axis, factor in axis_factors:
         axes_of[factor.name] = (*axes_of.get(factor.name, ()), axis)
     for i, (leaf, sharding) in enumerate(zip(inputs, used, strict=True)):
         shard = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
@@ -334,19 +336,22 @@ def _borders(
 
 
 def _gathers(
-    taken: list[tuple[str, Factor]], results: tuple[ArrayShape, ...], made: tuple[TensorSharding, ...], mesh: Mesh
+    axis_factors: list[tuple[str, Factor]],
+    results: tuple[ArrayShape, ...],
+    shardings: tuple[TensorSharding, ...],
+    mesh: Mesh,
 ) -> Iterator[Exchange]:
     """The all-gathers of each result's partial results: along one reduced dimension after the other, the last first.
 
     Nothing is reduced in between: each gathers the result of the one before.
     """
     axes_of: dict[int, tuple[str, ...]] = {}
-    for axis, factor in taken:
+    for axis, factor in axis_factors:
         if factor.reduction == "gather" and (reduced := factor.operands[0]) is not None:
             axes_of[reduced] = (*axes_of.get(reduced, ()), axis)
     if not axes_of:
         return
-    for leaf, sharding in zip(results, made, strict=True):
+    for leaf, sharding in zip(results, shardings, strict=True):
         gathered = ArrayShape(leaf.element_type, sharding.shard_shape(leaf.dimensions, mesh)).size_bytes
         for reduced in sorted(axes_of, reverse=True):
             axes = axes_of[reduced]
@@ -356,15 +361,15 @@ def _gathers(
 
 
 def _split(
-    leaf: ArrayShape, position: int, taken: list[tuple[str, str, tuple[int | None, ...]]]
+    leaf: ArrayShape, position: int, axis_factors: list[tuple[str, str, tuple[int | None, ...]]]
 ) -> list[tuple[str, ...]] | None:
     """Axes per dimension of one array leaf; None if two factors meet on one dimension.
 
-    taken: axes with their factor's name and the dimension it splits of each leaf.
+    axis_factors: axes with their factor's name and the dimension it splits of each leaf.
     """
     dims: list[tuple[str, ...]] = [()] * len(leaf.dimensions)
     owner: dict[int, str] = {}
-    for axis, name, splits in taken:
+    for axis, name, splits in axis_factors:
         dim = splits[position]
         if dim is None:
             continue

@@ -188,10 +188,10 @@ def _why_not(instruction: Instruction, rule: OpRule, use: _Use, entry: Instructi
 
 
 def _combination_problem(
-    instruction: Instruction, taken: Mapping[str, Explanation], entry: InstructionPlan, mesh: Mesh
+    instruction: Instruction, explanations: Mapping[str, Explanation], entry: InstructionPlan, mesh: Mesh
 ) -> str | None:
     """The conflict between these explanations, one per axis in use; None if they fit together."""
-    factors = {axis: factor for axis, factor in taken.items() if isinstance(factor, Factor)}
+    factors = {axis: factor for axis, factor in explanations.items() if isinstance(factor, Factor)}
     if not factors:
         return None
     sums = any(factor.contracted for factor in factors.values())

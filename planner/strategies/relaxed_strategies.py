@@ -125,21 +125,21 @@ class RelaxedStrategyBuilder(StrategyBuilder):
             choices=[tuple(choices[number] for number in row) for row in tuples[:, rows].T.tolist()],
         )
 
-    def _divides(self, factors: Sequence[Factor | None], taken: IntArray) -> BoolArray:
+    def _divides(self, factors: Sequence[Factor | None], assignment: IntArray) -> BoolArray:
         """Per combination, whether every factor may be split over its axes."""
-        legal = np.ones(taken.shape[1], np.bool_)
+        legal = np.ones(assignment.shape[1], np.bool_)
         for number, factor in enumerate(factors):
             if factor is not None:
                 may = [splits(factor, axes, self.may_split()) for axes in _subsets(self._sizes)]
-                legal &= np.array(may)[_bits(taken == number)]
+                legal &= np.array(may)[_bits(assignment == number)]
         return legal
 
     def _strategies(
-        self, operands: Sequence[IntArray], results: Sequence[IntArray], made: _StrategyCodes
+        self, operands: Sequence[IntArray], results: Sequence[IntArray], codes: _StrategyCodes
     ) -> tuple[Strategy, ...]:
         interned = self.prices.shardings
         partial = _subsets([axis.name for axis in self.prices.mesh.axes])
-        used, given = _columns(operands, made.count).tolist(), _columns(results, made.count).tolist()
+        used, given = _columns(operands, codes.count).tolist(), _columns(results, codes.count).tolist()
         return tuple(
             Strategy(
                 operands=tuple(interned[i] for i in a),
@@ -147,15 +147,15 @@ class RelaxedStrategyBuilder(StrategyBuilder):
                 partial=tuple(partial[bits]),
                 choices=choices,
             )
-            for a, b, bits, choices in zip(used, given, made.partial.tolist(), made.choices, strict=True)
+            for a, b, bits, choices in zip(used, given, codes.partial.tolist(), codes.choices, strict=True)
         )
 
     def _compute_s(
-        self, instruction: Instruction, inputs: Sequence[_Layouts], outputs: Sequence[_Layouts], made: _StrategyCodes
+        self, instruction: Instruction, inputs: Sequence[_Layouts], outputs: Sequence[_Layouts], codes: _StrategyCodes
     ) -> FloatArray:
         """Seconds of compute, once for equal shards."""
-        leaves = [*zip(inputs, made.operands, strict=True), *zip(outputs, made.local, strict=True)]
-        shard_keys = _number_rows([layouts.shard_number[code] for layouts, code in leaves], made.count)
+        leaves = [*zip(inputs, codes.operands, strict=True), *zip(outputs, codes.local, strict=True)]
+        shard_keys = _number_rows([layouts.shard_number[code] for layouts, code in leaves], codes.count)
         _, rows, number = np.unique(shard_keys, return_index=True, return_inverse=True)
         shards = [layouts.shards[code[rows]].tolist() for layouts, code in leaves]
         count, profile = len(inputs), self.prices.profile
@@ -264,12 +264,12 @@ def _result_digit(choice: AxisChoice, leaf: int) -> int:
     return _IDLE if dim is None else _FIRST + dim
 
 
-def _meet(digits: IntArray, taken: IntArray) -> BoolArray:
+def _meet(digits: IntArray, choices: IntArray) -> BoolArray:
     """Per combination, whether two factors meet on one dimension of a leaf, given each choice's digit."""
-    does = digits[taken]
-    meets = np.zeros(taken.shape[1], np.bool_)
-    for a, b in combinations(range(len(taken)), 2):
-        meets |= (does[a] == does[b]) & (does[a] >= _FIRST) & (taken[a] != taken[b])
+    does = digits[choices]
+    meets = np.zeros(choices.shape[1], np.bool_)
+    for a, b in combinations(range(len(choices)), 2):
+        meets |= (does[a] == does[b]) & (does[a] >= _FIRST) & (choices[a] != choices[b])
     return meets
 
 
@@ -285,9 +285,9 @@ def _number_rows(columns: Sequence[IntArray], count: int) -> IntArray:
     return numbers
 
 
-def _bits(chosen: BoolArray) -> IntArray:
+def _bits(membership: BoolArray) -> IntArray:
     """[axes, combinations] as sets of axes."""
-    sets: IntArray = (1 << np.arange(len(chosen))) @ chosen
+    sets: IntArray = (1 << np.arange(len(membership))) @ membership
     return sets
 
 

@@ -50,14 +50,14 @@ class StrategySet:
     def __len__(self) -> int:
         return len(self.strategies)
 
-    def subset(self, kept: Sequence[int] | IntArray) -> StrategySet:
+    def subset(self, indices: Sequence[int] | IntArray) -> StrategySet:
         """The strategies at the given indices."""
         return StrategySet(
-            strategies=tuple(self.strategies[i] for i in kept),
-            operand_ids=self.operand_ids[kept],
-            result_ids=self.result_ids[kept],
-            time_s=self.time_s[kept],
-            compute_s=self.compute_s[kept],
+            strategies=tuple(self.strategies[i] for i in indices),
+            operand_ids=self.operand_ids[indices],
+            result_ids=self.result_ids[indices],
+            time_s=self.time_s[indices],
+            compute_s=self.compute_s[indices],
             reason=self.reason,
         )
 
@@ -173,9 +173,9 @@ class StrategyBuilder:
         strategies = tuple(Strategy(operands=(sharding,), results=(sharding,)) for sharding in shardings)
         return self._set(strategies, np.zeros(len(strategies)), np.zeros(len(strategies)), "")
 
-    def restrict_values(self, found: StrategySet, near: Restriction) -> StrategySet:
+    def restrict_values(self, strategy_set: StrategySet, near: Restriction) -> StrategySet:
         """The strategies, from no rule, that `near` admits."""
-        return found.subset([i for i, strategy in enumerate(found.strategies) if near.admits(strategy)])
+        return strategy_set.subset([i for i, strategy in enumerate(strategy_set.strategies) if near.admits(strategy)])
 
     def _build(
         self,
@@ -197,14 +197,16 @@ class StrategyBuilder:
         combined_s = np.array([self._combine_seconds(instruction, strategy) for strategy in strategies])
         return self._set(strategies, compute_s, combined_s, rule.reason if len(strategies) == 1 else "")
 
-    def _compute_seconds(self, instruction: Instruction, found: StrategySet, traffic: Traffic | None) -> FloatArray:
+    def _compute_seconds(
+        self, instruction: Instruction, strategy_set: StrategySet, traffic: Traffic | None
+    ) -> FloatArray:
         """The seconds of the same strategies once the instruction's kernel is known to read and write `traffic`."""
         once: dict[tuple[object, ...], float] = {}  # strategies with equal shards
         inputs = [leaf.dimensions for operand in instruction.operands for leaf in operand.shape.leaves]
         outputs = [leaf.dimensions for leaf in instruction.shape.leaves]
         mesh, profile = self.prices.mesh, self.prices.profile
         seconds = []
-        for strategy in found.strategies:
+        for strategy in strategy_set.strategies:
             input_shards = tuple([s.shard_shape(dims, mesh) for dims, s in zip(inputs, strategy.operands, strict=True)])
             output_shards = tuple(
                 [s.shard_shape(dims, mesh) for dims, s in zip(outputs, local_results(strategy), strict=True)]

@@ -46,14 +46,14 @@ class TieBreak:
         self._added: dict[int, FloatArray] = {}
         self._kept: list[StrategySet] = []  # an id is only good while its object lives
 
-    def penalty_s(self, found: StrategySet) -> FloatArray:
+    def penalty_s(self, strategy_set: StrategySet) -> FloatArray:
         """Seconds per strategy of a set."""
-        added = self._added.get(id(found))
+        added = self._added.get(id(strategy_set))
         if added is None:
-            points = np.array([_points(strategy, self._first_axis) for strategy in found.strategies])
+            points = np.array([_points(strategy, self._first_axis) for strategy in strategy_set.strategies])
             spread = 1 + len(self._added) * _SPREAD % 1
-            added = self._added[id(found)] = self._unit * spread * np.minimum(points, _LARGEST / 2)
-            self._kept.append(found)
+            added = self._added[id(strategy_set)] = self._unit * spread * np.minimum(points, _LARGEST / 2)
+            self._kept.append(strategy_set)
         return added
 
 

@@ -93,9 +93,9 @@ class SearchRestriction:
     remat_choices: tuple[RematChoice, ...]
     without_multipliers: bool
 
-    def may_be_faster(self, mesh: Mesh, tried: Sequence[MeshSolution]) -> bool:
+    def may_be_faster(self, mesh: Mesh, solutions: Sequence[MeshSolution]) -> bool:
         """Whether a plan on the mesh may beat the solutions so far."""
-        return all(self.min_step_s.get(mesh, 0.0) < solution.step_s for solution in tried)
+        return all(self.min_step_s.get(mesh, 0.0) < solution.step_s for solution in solutions)
 
 
 def replan(search: Search, record: SearchRecord) -> SearchResult | None:
@@ -269,10 +269,10 @@ def _save_messages(history: SearchHistory, question: SearchQuery, outcome: Searc
             history.save_messages(question, solution.mesh, opcode_digest(chain.graph.flow), messages)
 
 
-def measure_cost(search: Search, found: CandidatePlan) -> RecordedCost:
+def measure_cost(search: Search, plan: CandidatePlan) -> RecordedCost:
     """Cost of a plan, and the unchanged program's work per device."""
     return RecordedCost(
-        compute_s=found.cost.compute_s, communication_s=found.cost.communication_s, work_s=work_per_device_s(search)
+        compute_s=plan.cost.compute_s, communication_s=plan.cost.communication_s, work_s=work_per_device_s(search)
     )
 
 
@@ -397,17 +397,17 @@ def _matching_meshes(mesh: Mesh, axes: int, candidates: Sequence[Mesh]) -> list[
     return [candidate for candidate in candidates if sorted(candidate.sizes.values()) == sorted(mesh.sizes.values())]
 
 
-def _describe_reuse(record: SearchRecord, search: Search, found: CandidatePlan) -> str:
+def _describe_reuse(record: SearchRecord, search: Search, plan: CandidatePlan) -> str:
     """Note of the parts reused from the earlier search."""
-    began = search.warm_start_notes.get((found.coarse_solution or found).mesh)
+    began = search.warm_start_notes.get((plan.coarse_solution or plan).mesh)
     reuse_note = f"; its search began with what was known of {began}" if began else ""
-    return _describe_omissions(record, search, found) + reuse_note
+    return _describe_omissions(record, search, plan) + reuse_note
 
 
-def _describe_omissions(record: SearchRecord, search: Search, found: CandidatePlan) -> str:
+def _describe_omissions(record: SearchRecord, search: Search, plan: CandidatePlan) -> str:
     """Note of the parts not searched again."""
     before = f"planned like an earlier plan over {record.winner.mesh}"
-    if found.is_refined and found.coarse_solution is None:
+    if plan.is_refined and plan.coarse_solution is None:
         return f'{before}: what that decides was the start, and no other mesh was searched (effort="best" does)'
     if _is_same_problem(record, search):
         return f"{before} that had less to satisfy: what its search found slower than this plan was not searched again"

@@ -165,12 +165,14 @@ class _StateLabels:
             labels = self._sets[id(strategies)] = tuple(map(self._label, strategies))
         return labels
 
-    def match(self, known: tuple[str, ...], wanted: tuple[str, ...]) -> IntArray:
-        """Index of each of `wanted` (from `labels_of`) among the known labels; -1 when absent."""
-        positions = self._places.get((known, id(wanted)))
+    def match(self, old_labels: tuple[str, ...], new_labels: tuple[str, ...]) -> IntArray:
+        """Index of each of `new_labels` (from `labels_of`) among the old labels; -1 when absent."""
+        positions = self._places.get((old_labels, id(new_labels)))
         if positions is None:
-            place = {label: i for i, label in enumerate(known)}
-            positions = self._places[known, id(wanted)] = np.array([place.get(label, -1) for label in wanted], np.int64)
+            place = {label: i for i, label in enumerate(old_labels)}
+            positions = self._places[old_labels, id(new_labels)] = np.array(
+                [place.get(label, -1) for label in new_labels], np.int64
+            )
         return positions
 
     def _label(self, strategy: Strategy) -> str:
@@ -180,10 +182,10 @@ class _StateLabels:
             (*shardings, _join_axes(strategy.partial), _join_axes(strategy.summed_first), _join_axes(strategy.gathered))
         )
 
-    def _sharding(self, lies: TensorSharding) -> str:
-        text = self._shardings.get(lies)
+    def _sharding(self, sharding: TensorSharding) -> str:
+        text = self._shardings.get(sharding)
         if text is None:
-            text = self._shardings[lies] = str(lies)
+            text = self._shardings[sharding] = str(sharding)
         return text
 
 

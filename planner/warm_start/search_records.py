@@ -72,11 +72,11 @@ class MeshRecord:
     step_s: float
 
     @classmethod
-    def of(cls, tried: MeshSolution) -> MeshRecord:
+    def of(cls, solution: MeshSolution) -> MeshRecord:
         return cls(
-            mesh=tried.mesh,
-            coarse_mesh=tried.coarse_solution.mesh if tried.coarse_solution else None,
-            step_s=tried.step_s,
+            mesh=solution.mesh,
+            coarse_mesh=solution.coarse_solution.mesh if solution.coarse_solution else None,
+            step_s=solution.step_s,
         )
 
     @property
@@ -84,8 +84,8 @@ class MeshRecord:
         """The mesh searched outright."""
         return self.coarse_mesh or self.mesh
 
-    def matches(self, found: CandidatePlan | MeshSolution) -> bool:
-        return (found.mesh, found.coarse_solution.mesh if found.coarse_solution else None) == (
+    def matches(self, plan: CandidatePlan | MeshSolution) -> bool:
+        return (plan.mesh, plan.coarse_solution.mesh if plan.coarse_solution else None) == (
             self.mesh,
             self.coarse_mesh,
         )
@@ -226,16 +226,18 @@ def _to_json(record: SearchRecord) -> dict[str, Any]:
     }
 
 
-def _from_json(said: Mapping[str, Any], kind: bytes) -> SearchRecord:
+def _from_json(content: Mapping[str, Any], kind: bytes) -> SearchRecord:
     """The record encoded by `_to_json`. Raises ValueError and others on data no search could have saved."""
     record = SearchRecord(
-        query=SearchQuery(kind=kind, sizes=said["sizes"], cluster=said["cluster"], pins=frozenset(said["asked"])),
-        mesh_records=tuple(_mesh_record_from_json(way) for way in said["ways"]),
-        winner=_mesh_record_from_json(said["won"]),
-        remat_choice=RematChoice(**said["entry"]),
-        cost=RecordedCost(**said["price"]),
-        limit_bytes=int(said["limit_bytes"]),
-        missed_target_gap=bool(said["was_open"]),
+        query=SearchQuery(
+            kind=kind, sizes=content["sizes"], cluster=content["cluster"], pins=frozenset(content["asked"])
+        ),
+        mesh_records=tuple(_mesh_record_from_json(way) for way in content["ways"]),
+        winner=_mesh_record_from_json(content["won"]),
+        remat_choice=RematChoice(**content["entry"]),
+        cost=RecordedCost(**content["price"]),
+        limit_bytes=int(content["limit_bytes"]),
+        missed_target_gap=bool(content["was_open"]),
     )
     if (
         not record.mesh_records
@@ -250,8 +252,8 @@ def _mesh_record_to_json(way: MeshRecord) -> list[Any]:
     return [list(way.mesh.sizes.items()), list(way.coarse_mesh.sizes.items()) if way.coarse_mesh else None, way.step_s]
 
 
-def _mesh_record_from_json(said: list[Any]) -> MeshRecord:
-    mesh, start, step_s = said
+def _mesh_record_from_json(content: list[Any]) -> MeshRecord:
+    mesh, start, step_s = content
     return MeshRecord(
         mesh=Mesh.of(dict(mesh)), coarse_mesh=Mesh.of(dict(start)) if start else None, step_s=float(step_s)
     )

@@ -379,7 +379,7 @@ def test_what_is_found_is_no_worse_than_the_plan_that_is_known(layers: Search) -
     chain = layers.build_chain(COARSE, ForcedStrategy(), frozenset())
     best, rough = chain.solve(20.0), chain.solve(20.0, close=10.0)
     assert rough.value > 1.1 * best.value, "this step no longer shows what is tested"
-    solution = chain.solve(20.0, close=10.0, known=chain.strategies(best.states))
+    solution = chain.solve(20.0, close=10.0, plan=chain.strategies(best.states))
     assert solution.value == pytest.approx(best.value)
 
 
