@@ -69,11 +69,11 @@ def _digits(mesh: Mesh) -> dict[Atom, IntArray]:
     return dict(zip(atoms, numbers, strict=False))
 
 
-def _refine_digits(digits: dict[Atom, IntArray], wanted: Atom) -> None:
-    """Replace digits by those of the cut that `wanted` came from, unless they are present."""
-    if wanted in digits or wanted.cut is None:
+def _refine_digits(digits: dict[Atom, IntArray], piece: Atom) -> None:
+    """Replace digits by those of the cut that `piece` came from, unless they are present."""
+    if piece in digits or piece.cut is None:
         return
-    before, sizes = wanted.cut
+    before, sizes = piece.cut
     for atom in before:
         _refine_digits(digits, atom)
     number = sum(

@@ -25,14 +25,14 @@ class _RowRange(NamedTuple):
     last: int
 
 
-def halo_permutes(length: int, rows: int, wanted: Iterable[tuple[int, int]]) -> list[int]:
+def halo_permutes(length: int, rows: int, bounds: Iterable[tuple[int, int]]) -> list[int]:
     """Rows sent by each permute to give every shard its wanted range, in XLA's order.
 
     length: rows of the whole array; shards beyond it hold only padding, and send nothing. rows: per shard, consecutive.
-        wanted: per shard, begin and end of its wanted rows.
+        bounds: per shard, begin and end of its wanted rows.
     """
     queues: dict[int, list[_RowRange]] = {}
-    for receiver, (begin, end) in enumerate(wanted):
+    for receiver, (begin, end) in enumerate(bounds):
         number, at = 0, begin
         while at < min(end, length):
             source, first = divmod(at, rows)
@@ -65,19 +65,19 @@ def _take_permute(waiting: Iterable[list[_RowRange]], rows: int) -> int:
     return limit - start
 
 
-def resize_permutes(length: int, rows: int, wanted: int, shards: int) -> list[int] | None:
-    """Rows sent by each permute to turn shards of `rows` rows into shards of `wanted`, in order; None if XLA gathers
-    all shards instead.
+def resize_permutes(length: int, rows: int, target_rows: int, shards: int) -> list[int] | None:
+    """Rows sent by each permute to turn shards of `rows` rows into shards of `target_rows`, in order; None if XLA
+    gathers all shards instead.
 
     length: rows of the whole array. shards: their number.
     """
-    gap = abs(wanted - rows)
-    grow = wanted > rows
+    gap = abs(target_rows - rows)
+    grow = target_rows > rows
     reach = gap * (shards - 1)
-    if (reach + gap if grow else reach) > 2 * wanted:
-        if 2 * wanted >= shards * rows:
+    if (reach + gap if grow else reach) > 2 * target_rows:
+        if 2 * target_rows >= shards * rows:
             return None
-        return halo_permutes(length if grow else rows * shards, rows, even_bounds(wanted, shards))
+        return halo_permutes(length if grow else rows * shards, rows, even_bounds(target_rows, shards))
     if grow and reach > rows and reach - gap >= rows * (shards - 1):
         return None
     return [min(reach - sent, rows) for sent in range(0, reach, rows)][: shards - 1]

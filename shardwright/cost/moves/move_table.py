@@ -89,7 +89,7 @@ class MoveTable:
         self._bit_of = {axis.name: 1 << i for i, axis in enumerate(mesh.axes)}
         self._real = self._bits(self._paths.sizes)
         self._layouts = layouts
-        #: [have, want]: the moves between two layouts, and [have, want, dimension]: the axes of their first slices.
+        #: [start, goal]: the moves between two layouts, and [start, goal, dimension]: the axes of their first slices.
         self._ways = np.empty((0, 0), np.int32)
         self._slices = np.empty((0, 0, rank), np.int16)
         #: Moves → their number in `_ways`; None: XLA's partitioner ends its process.
@@ -108,50 +108,50 @@ class MoveTable:
         self._is_even += [self._paths.is_even(self._shape, dims) for dims in all_dims[len(self._is_even) :]]
         return np.array(self._is_even, np.bool_)[layouts]
 
-    def between(self, have: IntArray, want: IntArray, over: IntArray) -> tuple[list[Moves | None], IntArray]:
+    def between(self, start: IntArray, goal: IntArray, over: IntArray) -> tuple[list[Moves | None], IntArray]:
         """The distinct moves, and the index of the move of each pair of layouts.
 
         over: per pair, the axes of the partial sum to reduce. A move of None: XLA's partitioner ends its process.
         """
-        first = np.full(len(have), self._intern_moves(()))
+        first = np.full(len(start), self._intern_moves(()))
         summed = np.flatnonzero(over & self._real)
         if len(summed):
-            have = have.copy()
-            have[summed], first[summed] = self._reduce(have[summed], want[summed], over[summed] & self._real)
-        second = self._moves_between(have, want)
+            start = start.copy()
+            start[summed], first[summed] = self._reduce(start[summed], goal[summed], over[summed] & self._real)
+        second = self._moves_between(start, goal)
         size = len(self._lists)
         codes, places = np.unique(first * size + second, return_inverse=True)
         lists = list(self._lists)
         return [_concatenate(lists[code // size], lists[code % size]) for code in codes.tolist()], places
 
-    def _reduce(self, have: IntArray, want: IntArray, over: IntArray) -> tuple[IntArray, IntArray]:
+    def _reduce(self, start: IntArray, goal: IntArray, over: IntArray) -> tuple[IntArray, IntArray]:
         """The layouts of reduced sums, and the indices of the moves."""
-        landing = self._scatter_axes(have, self._slice_axes(have, want), over)
-        rows = np.column_stack([have, over, landing]).tolist()
+        landing = self._scatter_axes(start, self._slice_axes(start, goal), over)
+        rows = np.column_stack([start, over, landing]).tolist()
         reductions = np.array([self._reduction(tuple(row)) for row in rows], np.int64)
         return reductions[:, 0], reductions[:, 1]
 
     def _reduction(self, key: tuple[int, ...]) -> tuple[int, int]:
         reduction = self._reductions.get(key)
         if reduction is None:
-            have, over, *landing = key
+            start, over, *landing = key
             orders = list(self._orders)
             dims, moves = self._paths.reduce_partial(
-                8, self._shape, self._layouts.known[have], self._axes(over), tuple(orders[place] for place in landing)
+                8, self._shape, self._layouts.known[start], self._axes(over), tuple(orders[place] for place in landing)
             )
             reduction = self._reductions[key] = self._layouts.number(dims), self._intern_moves(self._relative(moves))
         return reduction
 
-    def _slice_axes(self, have: IntArray, want: IntArray) -> IntArray:
+    def _slice_axes(self, start: IntArray, goal: IntArray) -> IntArray:
         """[pairs, dimensions]: indices into `_orders`."""
         table = self._slices = _grow_table(self._slices, len(self._layouts.known))
         if table.shape[2]:
-            for a, b, dims, wanted in self._missing(table[..., 0], have, want):
+            for a, b, dims, wanted in self._missing(table[..., 0], start, goal):
                 sliced = self._paths.slice_axes(self._shape, dims, wanted)
                 table[a, b] = [self._intern_axes(axes) for axes in sliced]
-        return table[have, want].astype(np.int64)
+        return table[start, goal].astype(np.int64)
 
-    def _scatter_axes(self, have: IntArray, cutting: IntArray, over: IntArray) -> IntArray:
+    def _scatter_axes(self, start: IntArray, cutting: IntArray, over: IntArray) -> IntArray:
         """[pairs, dimensions]: indices into `_orders` of the axes of a reduce-scatter (`ReshardCache.scatter_axes`)."""
         if len(self._scattering) < len(self._orders):
             sums = [self._axes(bits) for bits in range(1 << len(self._bit_of))]
@@ -163,25 +163,25 @@ class MoveTable:
         if self._may_be_uneven:
             bits = np.array([self._bits(axes) for axes in self._orders], np.int64)
             is_all = np.bitwise_or.reduce(bits[scattered], axis=1) == over
-            scattered[~is_all & ~self.are_even(have)] = _NO_AXES
+            scattered[~is_all & ~self.are_even(start)] = _NO_AXES
         return scattered
 
     def _intern_axes(self, axes: tuple[str, ...]) -> int:
         return self._orders.setdefault(axes, len(self._orders))
 
-    def _moves_between(self, have: IntArray, want: IntArray) -> IntArray:
+    def _moves_between(self, start: IntArray, goal: IntArray) -> IntArray:
         table = self._ways = _grow_table(self._ways, len(self._layouts.known))
-        for a, b, dims, wanted in self._missing(table, have, want):
+        for a, b, dims, wanted in self._missing(table, start, goal):
             try:
                 table[a, b] = self._intern_moves(self._relative(self._paths.moves(8, self._shape, dims, wanted)))
             except DividesByZero:
                 table[a, b] = self._intern_moves(None)
-        return table[have, want].astype(np.int64)
+        return table[start, goal].astype(np.int64)
 
-    def _missing(self, table: NDArray[_Number], have: IntArray, want: IntArray) -> list[tuple[int, int, Dims, Dims]]:
+    def _missing(self, table: NDArray[_Number], start: IntArray, goal: IntArray) -> list[tuple[int, int, Dims, Dims]]:
         """Pairs of layouts without an entry in a table, each once."""
-        is_missing = table[have, want] == _UNKNOWN
-        pairs = dict.fromkeys(zip(have[is_missing].tolist(), want[is_missing].tolist(), strict=True))
+        is_missing = table[start, goal] == _UNKNOWN
+        pairs = dict.fromkeys(zip(start[is_missing].tolist(), goal[is_missing].tolist(), strict=True))
         layouts = self._layouts.known
         return [(a, b, layouts[a], layouts[b]) for a, b in pairs]
 

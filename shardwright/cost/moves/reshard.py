@@ -40,14 +40,14 @@ def reshard(
     Raises UnpartitionableError if XLA's partitioner would end its process.
     """
     paths = reshard_cache_of(mesh)
-    have, want = paths.drop_unit_axes(source.dims), paths.drop_unit_axes(target.dims)
+    start, goal = paths.drop_unit_axes(source.dims), paths.drop_unit_axes(target.dims)
     bits = ELEMENT_BITS[element_type]
     reductions: tuple[Move, ...] = ()
     over = _axes_to_reduce(source, target, paths)
     if over:
-        have, reductions = paths.reduce_partial(bits, shape, have, over, paths.scatter_axes(shape, have, want, over))
+        start, reductions = paths.reduce_partial(bits, shape, start, over, paths.scatter_axes(shape, start, goal, over))
     try:
-        return reductions + paths.moves(bits, shape, have, want, alike)
+        return reductions + paths.moves(bits, shape, start, goal, alike)
     except DividesByZero as error:
         raise UnpartitionableError(
             f"XLA's partitioner divides by zero where {element_type}{list(shape)} goes from {source} to {target}",

@@ -91,71 +91,71 @@ class ReshardCache:
         return tuple(axis for axis in self.sizes if axis in chosen)
 
     # ---- partial sums ------------------------------------------------------------
-    def slice_axes(self, shape: tuple[int, ...], have: Dims, want: Dims) -> Dims:
-        """Per dimension, the axes of `want` over which an array in layout `have` is sliced first, in cutting order.
+    def slice_axes(self, shape: tuple[int, ...], start: Dims, goal: Dims) -> Dims:
+        """Per dimension, the axes of `goal` over which an array in layout `start` is sliced first, in cutting order.
         None if it is padded before, or not only sliced.
         """
-        whole = self.tiling(have)
-        sliced = refine(whole, self.tiling(want))
+        whole = self.tiling(start)
+        sliced = refine(whole, self.tiling(goal))
         if sliced is None or not all(
             before == after or size % after == 0
             for size, before, after in zip(shape, whole.tiles, sliced.tiles, strict=True)
         ):
-            return ((),) * len(have)
+            return ((),) * len(start)
         added = [after[len(before) :] for before, after in zip(whole.parts, sliced.parts[:-1], strict=False)]
-        wanted = {axis for axes in want for axis in axes}
+        wanted = {axis for axes in goal for axis in axes}
         return tuple(self._cutting_axes(atoms, wanted) for atoms in added)
 
-    def _cutting_axes(self, atoms: AtomOrder, wanted: Set[str]) -> tuple[str, ...]:
-        """The axes that cut a dimension, up to the first that is not all of a wanted one."""
+    def _cutting_axes(self, atoms: AtomOrder, goal_axes: Set[str]) -> tuple[str, ...]:
+        """The axes that cut a dimension, up to the first that is not all of one of `goal_axes`."""
         cutting: list[str] = []
         for axes, run in groupby(atoms, key=lambda atom: atom.axes):
-            if len(axes) > 1 or axes[0] not in wanted or count(list(run)) != self.sizes[axes[0]]:
+            if len(axes) > 1 or axes[0] not in goal_axes or count(list(run)) != self.sizes[axes[0]]:
                 break
             cutting += axes
         return tuple(cutting)
 
-    def scatter_axes(self, shape: tuple[int, ...], have: Dims, want: Dims, over: Sequence[str]) -> Dims:
-        """Per dimension, the axes among `over` of a partial sum's reduce-scatter on its way to `want`
+    def scatter_axes(self, shape: tuple[int, ...], start: Dims, goal: Dims, over: Sequence[str]) -> Dims:
+        """Per dimension, the axes among `over` of a partial sum's reduce-scatter on its way to `goal`
         (`axes_to_scatter`). None with uneven shards and only some axes scattered: the first scattered result would be
         marked partial.
         """
-        scattered = tuple(axes_to_scatter(axes, over) for axes in self.slice_axes(shape, have, want))
+        scattered = tuple(axes_to_scatter(axes, over) for axes in self.slice_axes(shape, start, goal))
         is_all = sum(map(len, scattered)) == len(over)
-        return scattered if is_all or self.is_even(shape, have) else ((),) * len(have)
+        return scattered if is_all or self.is_even(shape, start) else ((),) * len(start)
 
     def reduce_partial(
-        self, bits: int, shape: tuple[int, ...], have: Dims, over: Sequence[str], landing: Dims
+        self, bits: int, shape: tuple[int, ...], start: Dims, over: Sequence[str], landing: Dims
     ) -> tuple[Dims, tuple[Move, ...]]:
-        """Layout after reducing a partial sum over the axes `over` from layout `have`, and the moves.
+        """Layout after reducing a partial sum over the axes `over` from layout `start`, and the moves.
 
         landing: the axes among these that split a dimension afterwards.
         """
         moves = []
-        for before, after in pairwise((have, *self.reduce_scatter_steps(shape, have, landing))):
+        for before, after in pairwise((start, *self.reduce_scatter_steps(shape, start, landing))):
             grown = [dim for dim, axes in enumerate(after) if len(axes) > len(before[dim])]
             axes = [axis for dim in grown for axis in after[dim][len(before[dim]) :]]
             last = max(grown)
             reads = OutermostDim(self.tiling(before).tiles[:last], last == len(shape) - 1) if last else None
             moves.append(self._reduction("reduce-scatter", axes, bits, shape, before, reads))
-        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
+        held = tuple(before + axes for before, axes in zip(start, landing, strict=True))
         rest = [axis for axis in over if not any(axis in axes for axes in landing)]
         if rest:
             moves.append(self._reduction("all-reduce", rest, bits, shape, held))
         return held, tuple(moves)
 
-    def reduce_scatter_steps(self, shape: tuple[int, ...], have: Dims, landing: Dims) -> tuple[Dims, ...]:
+    def reduce_scatter_steps(self, shape: tuple[int, ...], start: Dims, landing: Dims) -> tuple[Dims, ...]:
         """Layouts of a sum after each reduce-scatter: one per dimension, since no compiler joins an all-reduce and a
         slice of two. The innermost axes, with the faster links, come first.
 
         A sum of uneven shards cannot stay partial meanwhile: it is reduced at once.
         """
-        held = tuple(before + axes for before, axes in zip(have, landing, strict=True))
+        held = tuple(before + axes for before, axes in zip(start, landing, strict=True))
         order = list(self.sizes)
         dims = sorted((dim for dim, axes in enumerate(landing) if axes), key=lambda dim: -order.index(landing[dim][-1]))
-        if not dims or not (self.is_even(shape, have) and self.is_even(shape, held)):
+        if not dims or not (self.is_even(shape, start) and self.is_even(shape, held)):
             return (held,) if dims else ()
-        steps = [have]
+        steps = [start]
         for dim in dims:
             steps.append(tuple(held[i] if i == dim else axes for i, axes in enumerate(steps[-1])))
         return tuple(steps[1:])
@@ -182,29 +182,29 @@ class ReshardCache:
 
     # ---- whole values --------------------------------------------------------------
     def moves(
-        self, bits: int, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int] = frozenset()
+        self, bits: int, shape: tuple[int, ...], start: Dims, goal: Dims, alike: frozenset[int] = frozenset()
     ) -> tuple[Move, ...]:
-        """The moves of a whole value from `have` to `want`. Raises DividesByZero on XLA's own division by zero.
+        """The moves of a whole value from `start` to `goal`. Raises DividesByZero on XLA's own division by zero.
 
         Even shards of all sizes have the same moves: computed once.
         """
-        if have == want:
+        if start == goal:
             return ()
-        tiles = zip(shape, self.tiling(have).tiles, self.tiling(want).tiles, strict=True)
+        tiles = zip(shape, self.tiling(start).tiles, self.tiling(goal).tiles, strict=True)
         if any(size % before or size % after for size, before, after in tiles):
-            return tuple(self._move(step, bits, step.elements) for step in self._followed(shape, have, want, alike))
+            return tuple(self._move(step, bits, step.elements) for step in self._followed(shape, start, goal, alike))
         even = (self._even_size,) * len(shape)
         scale_up, scale_down = prod(shape), prod(even)
         return tuple(
             self._move(step, bits, step.elements * scale_up // scale_down)
-            for step in self._followed(even, have, want, alike)
+            for step in self._followed(even, start, goal, alike)
         )
 
     def _follow(
-        self, shape: tuple[int, ...], have: Dims, want: Dims, alike: frozenset[int]
+        self, shape: tuple[int, ...], start: Dims, goal: Dims, alike: frozenset[int]
     ) -> tuple[PartitionerStep, ...]:
         resharding = Resharding(shape, alike=alike)
-        resharding.run(self.tiling(have), self.tiling(want))
+        resharding.run(self.tiling(start), self.tiling(goal))
         return tuple(resharding.steps)
 
     def _move(self, step: PartitionerStep, bits: int, elements: int) -> Move:

@@ -98,14 +98,14 @@ class _Combiner:
                 break
         return [tuple(sorted(self.node_of[member] for member in group)) for group in self.members.values()]
 
-    def _next_group(self, first: int, alike: list[int], done_before: Mapping[int, int], left: set[int]) -> list[int]:
+    def _next_group(self, first: int, alike: list[int], done_before: Mapping[int, int], places: set[int]) -> list[int]:
         """The first of some remaining places, and its successors up to the first that depends on the group or is too
         large.
         """
         group, bits = [first], 1 << first
         room = self._limit(first) - self._size(first)
         for place in alike[alike.index(first) + 1 :]:
-            if place in left:
+            if place in places:
                 room -= self._size(place)
                 if done_before[place] & bits or room < 0:
                     break

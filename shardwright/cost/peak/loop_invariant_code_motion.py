@@ -149,26 +149,26 @@ class _Hoisting:
         output.root = place[program.root]
         return output.without_dead()
 
-    def _of_program(self, node: int, read: Sequence[int]) -> int:
+    def _of_program(self, node: int, operands: Sequence[int]) -> int:
         """Copy of one of the program's own nodes. An equal hoisted value serves here too, live until then; later hoists
         reuse this node.
         """
         program = self.program
         is_told_apart = program.opcodes[node] == program.instructions[node].opcode or node in program.marks
         if program.opcodes[node] in _NEVER_HOISTED or not is_told_apart:
-            return self._add_copy(program, node, read)
-        key = self._key(program, node, read)
+            return self._add_copy(program, node, operands)
+        key = self._key(program, node, operands)
         if key in self.ahead:
             return self.ahead[key]
-        self.known[key] = copied = self._add_copy(program, node, read)
+        self.known[key] = copied = self._add_copy(program, node, operands)
         return copied
 
-    def _key(self, program: DeviceProgram, node: int, read: Sequence[int]) -> object:
+    def _key(self, program: DeviceProgram, node: int, operands: Sequence[int]) -> object:
         opcode, sizes = program.opcodes[node], program.sizes_bytes[node]
-        return opcode, tuple(read), sizes, self.signatures.key_of_hoisted(program, node)
+        return opcode, tuple(operands), sizes, self.signatures.key_of_hoisted(program, node)
 
-    def _add_copy(self, program: DeviceProgram, node: int, read: Sequence[int]) -> int:
-        copied = self.made.add_like(program, node, read)
+    def _add_copy(self, program: DeviceProgram, node: int, operands: Sequence[int]) -> int:
+        copied = self.made.add_like(program, node, operands)
         if node in program.marks:
             self.made.marks[copied] = program.marks[node]
         return copied

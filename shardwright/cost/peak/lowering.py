@@ -266,36 +266,36 @@ class _ComputationLowering:
         program.marks[broadcast] = OWN_BROADCAST
         return broadcast
 
-    def _reshard_through_shared(self, operand: int, wanted: ValueSharding) -> int:
+    def _reshard_through_shared(self, operand: int, goal: ValueSharding) -> int:
         """An operand in another sharding, through the layout shared by its readers."""
-        source, have = self.made[operand], self.results[operand]
+        source, start = self.made[operand], self.results[operand]
         plan = self.lowering.plans.get(self.flat.instructions[operand].name)
         if plan is not None and plan.shared:
-            shared = tuple(plan.source_of(leaf, sharding) for leaf, sharding in enumerate(wanted))
-            if shared not in (have, wanted):
+            shared = tuple(plan.source_of(leaf, sharding) for leaf, sharding in enumerate(goal))
+            if shared not in (start, goal):
                 source = self._get_or_add(
-                    (operand, shared), partial(self._reshard_operand, operand, source, have, shared)
+                    (operand, shared), partial(self._reshard_operand, operand, source, start, shared)
                 )
-                have = shared
-        return self._get_or_add((operand, wanted), partial(self._reshard_operand, operand, source, have, wanted))
+                start = shared
+        return self._get_or_add((operand, goal), partial(self._reshard_operand, operand, source, start, goal))
 
-    def _reshard_operand(self, operand: int, made: int, have: ValueSharding, wanted: ValueSharding) -> int:
+    def _reshard_operand(self, operand: int, program_node: int, start: ValueSharding, goal: ValueSharding) -> int:
         """An operand in another sharding; in a tuple, only the differing elements are moved."""
         source = self.flat.instructions[operand]
         if source.opcode != "tuple":
-            return self._reshard_value(source, made, have, wanted)
+            return self._reshard_value(source, program_node, start, goal)
         elements = []
         first = 0
-        for element, node in zip(self.flat.operands[operand], self.program.operands[made], strict=True):
+        for element, node in zip(self.flat.operands[operand], self.program.operands[program_node], strict=True):
             instruction = self.flat.instructions[element]
             leaves = slice(first, first + len(instruction.shape.leaves))
             first = leaves.stop
-            if have[leaves] == wanted[leaves]:
+            if start[leaves] == goal[leaves]:
                 elements.append(node)
             else:
-                move = partial(self._reshard_value, instruction, node, have[leaves], wanted[leaves])
-                elements.append(self._get_or_add((node, wanted[leaves]), move))
-        return self._add("tuple", source, tuple(elements), wanted)
+                move = partial(self._reshard_value, instruction, node, start[leaves], goal[leaves])
+                elements.append(self._get_or_add((node, goal[leaves]), move))
+        return self._add("tuple", source, tuple(elements), goal)
 
     def _computes_in_f32(self, instruction: Instruction) -> bool:
         return instruction.opcode not in ANY_TYPE and any(map(_is_bf16, (instruction, *instruction.operands)))
@@ -427,15 +427,15 @@ class _ComputationLowering:
         everyone = self.program.add("all-gather", instruction, (node,), sizes, parts * self.program.elements[node])
         return self._add(instruction.opcode, instruction, (everyone,), result)
 
-    def _reshard_value(self, instruction: Instruction, node: int, have: ValueSharding, wanted: ValueSharding) -> int:
+    def _reshard_value(self, instruction: Instruction, node: int, start: ValueSharding, goal: ValueSharding) -> int:
         """A value in another sharding."""
         leaves = instruction.shape.leaves
         if len(leaves) != 1:
-            return self._add("all-gather", instruction, (node,), wanted)
+            return self._add("all-gather", instruction, (node,), goal)
         if instruction.opcode == "broadcast" and not instruction.operands[0].shape.leaves[0].rank:
             # Broadcast scalar: XLA makes the shard directly instead of slicing the whole.
-            return self._add("broadcast", instruction, self.program.operands[node], wanted)
-        (shape,), (source,), (target,) = leaves, have, wanted
+            return self._add("broadcast", instruction, self.program.operands[node], goal)
+        (shape,), (source,), (target,) = leaves, start, goal
         moves = reshard(shape.element_type, shape.dimensions, source, target, self.lowering.mesh)
         for number, move in enumerate(moves):
             is_split = move.kind == "reduce-scatter" and not self.compiler.creates_reduce_scatters
@@ -470,7 +470,7 @@ class _ComputationLowering:
         if self.program.sizes_bytes[node] != (self.lowering.shard(shape, target)[0],):
             if not moves:
                 node = self._pad_shard(instruction, node, source, target)
-            node = self._add(_SLICE, instruction, (node,), wanted)
+            node = self._add(_SLICE, instruction, (node,), goal)
         return node
 
     def _pad_shard(self, instruction: Instruction, node: int, source: TensorSharding, target: TensorSharding) -> int:

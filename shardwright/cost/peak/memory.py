@@ -84,7 +84,7 @@ def predict_memory_and_peak(
     estimates = list(_estimates(mesh, instructions, profile or hardware_profile("cpu")))
     for candidate in estimates:
         candidate.donated[module.entry], candidate.padded[module.entry] = donated, padded
-    estimate = max(estimates, key=lambda each: each.peak_bytes(module.entry))
+    estimate = max(estimates, key=lambda estimate: estimate.peak_bytes(module.entry))
     summary = MemorySummary(
         arguments_bytes=sum(_variable_bytes(variable, mesh) for variable in parameters),
         outputs_bytes=sum(_variable_bytes(variable, mesh) for variable in outputs if variable.alias is None),

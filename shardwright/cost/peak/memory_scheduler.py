@@ -172,11 +172,11 @@ def _delay_products(graph: _Graph, order: Sequence[int]) -> list[int]:
     return moved + _pop_released(held, None)
 
 
-def _pop_released(held: dict[int, int], begun: int | None) -> list[int]:
-    """Remove the nodes held until `begun` (all if None), in holding order."""
-    released = [node for node, until in held.items() if begun is None or until <= begun]
+def _pop_released(ends: dict[int, int], position: int | None) -> list[int]:
+    """Remove the nodes held until `position` (all if None), in holding order."""
+    released = [node for node, until in ends.items() if position is None or until <= position]
     for node in released:
-        del held[node]
+        del ends[node]
     return released
 
 

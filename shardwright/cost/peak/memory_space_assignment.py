@@ -16,7 +16,7 @@ _MAX_KERNELS = 8
 def select_off_chip(lifetimes: Iterable[tuple[int, int, int]], chip_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Those of some (bytes, first, last position) outside the chip's memory."""
     used_bytes: dict[int, int] = {}
-    for size, start, end in sorted(lifetimes, key=lambda each: (each[2] - each[1], each)):
+    for size, start, end in sorted(lifetimes, key=lambda lifetime: (lifetime[2] - lifetime[1], lifetime)):
         positions = range(start, end + 1)
         if len(positions) > _MAX_KERNELS + 1 or any(
             used_bytes.get(position, 0) + size > chip_bytes for position in positions

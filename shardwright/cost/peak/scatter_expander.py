@@ -79,8 +79,8 @@ def select_by_indices(program: DeviceProgram, instruction: Instruction, operands
     operand, source, first = operands
     count, windows = program.elements[operand], program.elements[source]
 
-    def add(opcode: str, read: tuple[int, ...], sizes: tuple[int, ...], elements: int, *mark: object) -> int:
-        node = program.add(opcode, instruction, read, sizes, elements)
+    def add(opcode: str, operands: tuple[int, ...], sizes: tuple[int, ...], elements: int, *mark: object) -> int:
+        node = program.add(opcode, instruction, operands, sizes, elements)
         program.marks[node] = (opcode, *mark)
         return node
 

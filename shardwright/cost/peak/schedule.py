@@ -99,11 +99,11 @@ def _in_order(
 
 
 def _breadth_first(
-    kernels: Kernels, kept: Sequence[int], together: Sequence[ScheduleStep], visited: Sequence[int]
+    kernels: Kernels, nodes: Sequence[int], together: Sequence[ScheduleStep], visited: Sequence[int]
 ) -> list[ScheduleStep]:
     step_of: dict[int, ScheduleStep] = {node: members for members in together for node in members}
-    users: dict[int, list[int]] = {node: [] for node in kept}
-    waiting = dict.fromkeys(kept, 0)
+    users: dict[int, list[int]] = {node: [] for node in nodes}
+    waiting = dict.fromkeys(nodes, 0)
     for node in visited:
         for source in kernels.reads[node] if node in waiting else ():
             users[source].append(node)
@@ -111,7 +111,7 @@ def _breadth_first(
     for readers in users.values():
         readers.sort(key=kernels.is_view.__getitem__)
     missing = {members: len(members) for members in together}
-    queue: deque[ScheduleStep] = deque((node,) for node in kept if not waiting[node])
+    queue: deque[ScheduleStep] = deque((node,) for node in nodes if not waiting[node])
     order: list[ScheduleStep] = []
     while queue:
         order.append(queue.popleft())

@@ -104,14 +104,16 @@ def _adds_ones(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return all(next((other for other in rest if other == size or other != 1), None) == size for size in before)
 
 
-def _add_inverse(program: DeviceProgram, made: DeviceProgram, spread: int, place: list[int]) -> int:
+def _add_inverse(program: DeviceProgram, new_program: DeviceProgram, spread: int, place: list[int]) -> int:
     """Append the inverse of a broadcast's operand and its broadcast; returns the latter."""
     (source,) = program.operands[spread]
     operand, instruction = place[source], program.instructions[source]
     # The dividend, all ones, takes no memory.
-    inverse = made.add("divide", instruction, (operand, operand), program.sizes_bytes[source], program.elements[source])
-    made.marks[inverse] = ("inverse",)
+    inverse = new_program.add(
+        "divide", instruction, (operand, operand), program.sizes_bytes[source], program.elements[source]
+    )
+    new_program.marks[inverse] = ("inverse",)
     sizes, elements = program.sizes_bytes[spread], program.elements[spread]
-    inverse_broadcast = made.add("broadcast", program.instructions[spread], (inverse,), sizes, elements)
-    made.marks[inverse_broadcast] = ("of an inverse",)
+    inverse_broadcast = new_program.add("broadcast", program.instructions[spread], (inverse,), sizes, elements)
+    new_program.marks[inverse_broadcast] = ("of an inverse",)
     return inverse_broadcast

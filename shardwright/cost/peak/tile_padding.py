@@ -45,7 +45,7 @@ def fill_tiles(program: DeviceProgram, lengths_of: Callable[[Instruction], Lengt
         if is_relayout(program.instructions[node], opcode):
             after, before = lengths[node], lengths[program.operands[node][0]]
             if after and before:
-                narrow, wide = sorted((after, before), key=lambda each: each[-1])
+                narrow, wide = sorted((after, before), key=lambda layout: layout[-1])
                 filled[narrow] = padding_factor(narrow, wide)
     for node, opcode in enumerate(program.opcodes):
         if opcode in _LAYING_OUT:
