@@ -76,7 +76,9 @@ def _meshes(choice: PlanChoice, plan: Plan | PipelinePlan) -> list[tuple[str, di
     if choice.options.mesh is not None or isinstance(plan, PipelinePlan):
         return []
     priced = [each for each in plan.candidates if each.step_s is not None and each.name in ("", "search")]
-    others = [each.mesh for each in sorted(priced, key=lambda each: each.step_s or 0.0) if each.mesh != plan.mesh]
+    others = [
+        each.mesh for each in sorted(priced, key=lambda candidate: candidate.step_s or 0.0) if each.mesh != plan.mesh
+    ]
     return [(f"mesh {mesh}", {"mesh": mesh.sizes}) for mesh in list(dict.fromkeys(others))[:_MESHES]]
 
 

@@ -289,13 +289,13 @@ class ElasticSupervisor(Supervisor):
             self._ready.pop(worker, None)
 
     def _after_loss(
-        self, gone: set[int], event: membership.Event, actions: list[ElasticAction], now_s: float
+        self, departures: set[int], event: membership.Event, actions: list[ElasticAction], now_s: float
     ) -> list[Action]:
         """Tell the others of a generation, start who is admitted instead, and go on."""
-        if gone & set(self._current):
+        if departures & set(self._current):
             actions = [*actions, *self._tell_lost()]
         if self._finishing:
-            if gone & set(self._current):
+            if departures & set(self._current):
                 self._outcome = self._outcome or self._failed("a rank was lost after others had finished", now_s)
         else:
             actions = [*actions, *self._follow(self._members.handle(event, now_s), now_s)]

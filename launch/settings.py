@@ -66,13 +66,13 @@ class RunSettings:
         return not (self.min_size is None and self.max_size is None and self.discovery_script is None)
 
 
-def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSettings:
-    """Read the settings: the command line's options `given` by name, over those of a YAML file.
+def read_settings(flags: Mapping[str, Any], config: Path | None = None) -> RunSettings:
+    """Read the settings: the command line's `flags` by name, over those of a YAML file.
 
     Raises OptionError with the flag, or with the file, the line and the key.
     """
     values = _read_config(config) if config else {}
-    given_values = {name: _OPTIONS[name].parse(value, _OPTIONS[name].flag) for name, value in given.items()}
+    given_values = {name: _OPTIONS[name].parse(value, _OPTIONS[name].flag) for name, value in flags.items()}
     if {"hosts", "hosts_file"} <= given_values.keys():
         raise OptionError("-H and --hosts-file name the hosts twice", where="--hosts-file", remedy="give one of them")
     if {"hosts", "hosts_file"} & given_values.keys():
@@ -92,11 +92,11 @@ def read_settings(given: Mapping[str, Any], config: Path | None = None) -> RunSe
     return settings
 
 
-def _check_elastic(settings: RunSettings, given: Collection[str]) -> None:
+def _check_elastic(settings: RunSettings, names: Collection[str]) -> None:
     """Raises OptionError for options of elastic jobs in another, and for sizes and hosts that exclude each other."""
     if not settings.is_elastic:
         for name, option in _OPTIONS.items():
-            if option.elastic and (option.attribute or name) in given:
+            if option.elastic and (option.attribute or name) in names:
                 raise OptionError("this is an option of elastic jobs", where=option.flag, remedy="give --min-np, too")
         return
     if settings.discovery_script and settings.hosts:

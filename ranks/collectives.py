@@ -59,12 +59,12 @@ def allreduce(
         reduced = in_jit.reduce_leaves(leaves, op, process_set, prescale_factor, postscale_factor, compression)
         return jax.tree.unflatten(tree, reduced)
 
-    def task(chosen: ProcessSet) -> list[Any]:
-        with report_to_all(chosen):
+    def task(members: ProcessSet) -> list[Any]:
+        with report_to_all(members):
             inputs = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
         reduction = _Reduction(op, prescale_factor, postscale_factor, compression)
         groups = [[tensor] for tensor in inputs] if op is ReduceOp.ADASUM else [inputs]
-        return [result for group in groups for result in _reduce(chosen, group, reduction, name)]
+        return [result for group in groups for result in _reduce(members, group, reduction, name)]
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -75,10 +75,10 @@ def allgather(value: Any, *, name: str = "", process_set: ProcessSet | None = No
     if in_jit.is_traced(leaves):
         return jax.tree.unflatten(tree, in_jit.gather_leaves(leaves, process_set))
 
-    def task(chosen: ProcessSet) -> list[Any]:
-        with report_to_all(chosen):
+    def task(members: ProcessSet) -> list[Any]:
+        with report_to_all(members):
             inputs = tensors.read_all(leaves, paths)
-        return _gather(chosen, inputs, name)
+        return _gather(members, inputs, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -92,11 +92,11 @@ def broadcast(value: Any, root_rank: int = 0, *, name: str = "", process_set: Pr
     if in_jit.is_traced(leaves):
         return jax.tree.unflatten(tree, in_jit.broadcast_leaves(leaves, root_rank, process_set))
 
-    def task(chosen: ProcessSet) -> list[Any]:
-        with report_to_all(chosen):
-            root = root_place(chosen, root_rank)
+    def task(members: ProcessSet) -> list[Any]:
+        with report_to_all(members):
+            root = root_place(members, root_rank)
             inputs = tensors.read_all(leaves, paths)
-        return _broadcast(chosen, inputs, root, name)
+        return _broadcast(members, inputs, root, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -117,14 +117,14 @@ def reducescatter(
         scattered = in_jit.scatter_leaves(leaves, op, process_set, prescale_factor, postscale_factor)
         return jax.tree.unflatten(tree, scattered)
 
-    def task(chosen: ProcessSet) -> list[Any]:
-        with report_to_all(chosen):
+    def task(members: ProcessSet) -> list[Any]:
+        with report_to_all(members):
             inputs = _read_reducible(leaves, paths, op, prescale_factor, postscale_factor)
             for tensor, path in zip(inputs, paths, strict=True):
                 if not tensor.shape:
                     raise CollectiveError("a scalar has no rows to scatter", where=path, remedy="call allreduce")
         reduction = _Reduction(op, prescale_factor, postscale_factor, None)
-        return _reduce_scatter(chosen, inputs, reduction, name)
+        return _reduce_scatter(members, inputs, reduction, name)
 
     return jax.tree.unflatten(tree, run_on(process_set, task))
 
@@ -140,11 +140,11 @@ def alltoall(value: Any, splits: Any = None, *, name: str = "", process_set: Pro
             raise OptionError("a traced alltoall has equal splits", where="splits", remedy="call it outside jit")
         return in_jit.exchange_rows(value, process_set)
 
-    def task(chosen: ProcessSet) -> tuple[Any, np.ndarray]:
-        with report_to_all(chosen):
+    def task(members: ProcessSet) -> tuple[Any, np.ndarray]:
+        with report_to_all(members):
             tensor = tensors.read(value, "value")
-            counts = _row_counts(tensor, splits, chosen.size())
-        return _all_to_all(chosen, tensor, counts, name)
+            counts = _row_counts(tensor, splits, members.size())
+        return _all_to_all(members, tensor, counts, name)
 
     rows, received = run_on(process_set, task)
     return rows if splits is None else (rows, received)
@@ -152,7 +152,7 @@ def alltoall(value: Any, splits: Any = None, *, name: str = "", process_set: Pro
 
 def barrier(process_set: ProcessSet | None = None) -> None:
     """Returns once every rank has called it."""
-    run_on(process_set, lambda chosen: agree(chosen, "barrier", _EMPTY, follow=Follow.NOTHING))
+    run_on(process_set, lambda members: agree(members, "barrier", _EMPTY, follow=Follow.NOTHING))
 
 
 def _in_background(function: Callable[_P, Any]) -> Callable[_P, Handle]:

@@ -20,12 +20,12 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "", process_se
     (arrays arrive as numpy's). Raises ObjectTypeError with the path of anything else, at all ranks CollectiveError.
     """
 
-    def task(chosen: ProcessSet) -> Any:
-        with report_to_all(chosen):
-            root = root_place(chosen, root_rank)
-            message = _as_bytes(obj) if chosen.rank() == root else None
+    def task(members: ProcessSet) -> Any:
+        with report_to_all(members):
+            root = root_place(members, root_rank)
+            message = _as_bytes(obj) if members.rank() == root else None
         call = describe(f"broadcast_object from {root_rank}", name, [])
-        return loads(messages.broadcast(chosen, call, message, root).tobytes())
+        return loads(messages.broadcast(members, call, message, root).tobytes())
 
     return run_on(process_set, task)
 
@@ -33,10 +33,10 @@ def broadcast_object(obj: Any, root_rank: int = 0, *, name: str = "", process_se
 def allgather_object(obj: Any, *, name: str = "", process_set: ProcessSet | None = None) -> list[Any]:
     """The objects of all ranks, in order; those with data left, where some have joined. Types as `broadcast_object`."""
 
-    def task(chosen: ProcessSet) -> list[Any]:
-        with report_to_all(chosen):
+    def task(members: ProcessSet) -> list[Any]:
+        with report_to_all(members):
             message = _as_bytes(obj)
-        received, agreement = messages.gather(chosen, describe("allgather_object", name, []), message)
+        received, agreement = messages.gather(members, describe("allgather_object", name, []), message)
         return [loads(received[place].tobytes()) for place in agreement.active_places()]
 
     return run_on(process_set, task)

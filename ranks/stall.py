@@ -29,18 +29,18 @@ _EXIT_CODE = 1
 _log = logging.getLogger("shardwright.ranks")
 
 
-def read_seconds(given: float | None, variable: str, default: float, environment: Mapping[str, str]) -> float:
+def read_seconds(value: float | None, variable: str, default: float, environment: Mapping[str, str]) -> float:
     """Seconds that a caller gave, else a variable, else the default. Raises OptionError."""
     text = environment.get(variable, "")
-    if given is None and not text:
+    if value is None and not text:
         return default
     try:
-        seconds = float(text) if given is None else float(given)
+        seconds = float(text) if value is None else float(value)
     except ValueError:
         seconds = -1.0
     if not seconds >= 0:
-        where = variable if given is None else variable.removeprefix("SHARDWRIGHT_").lower()
-        raise OptionError(f"{text if given is None else given!r} is no time", where=where, remedy="seconds from 0")
+        where = variable if value is None else variable.removeprefix("SHARDWRIGHT_").lower()
+        raise OptionError(f"{text if value is None else value!r} is no time", where=where, remedy="seconds from 0")
     return seconds
 
 
@@ -137,9 +137,9 @@ class StallInspector:
         os._exit(_EXIT_CODE)
 
 
-def find_missing(here: Position, rank: int, begun: Mapping[int, _Begun]) -> list[int]:
+def find_missing(here: Position, rank: int, progress: Mapping[int, _Begun]) -> list[int]:
     """The ranks that rank `rank` waits for in `here`: those that have begun less, else those in another call."""
-    of_set = {other: begun.get(other, {}).get(here.ranks, (0, "")) for other in here.ranks if other != rank}
+    of_set = {other: progress.get(other, {}).get(here.ranks, (0, "")) for other in here.ranks if other != rank}
     missing = [other for other, (count, _) in of_set.items() if count < here.count]
     if missing:
         return missing

@@ -130,7 +130,9 @@ def _start(
     kept = None if options.state_dir is None else run.KeptState(Path(options.state_dir), node_command)
     source = _source(path, cluster, options.discover)
     return run_node.run_to_end(
-        run.run_master(cluster, limits, wait_s=wait_s, notice=notice, log=log, ports=ports, source=source, kept=kept)
+        run.run_master(
+            cluster, limits, wait_s=wait_s, notice=notice, log=log, ports=ports, source=source, kept_state=kept
+        )
     )
 
 

@@ -89,22 +89,22 @@ async def run_master(
     log: LogWriter | None = None,
     ports: Ports = NO_PORTS,
     source: ClusterSource | None = None,
-    kept: KeptState | None = None,
+    kept_state: KeptState | None = None,
 ) -> Ending:
     """Serve task 0 until a signal or an error ends it. notice: see `watch_notice`. log: this process'.
 
-    source: where an elastic cluster's description is read again. kept: where its state outlives it.
+    source: where an elastic cluster's description is read again. kept_state: where its state outlives it.
     """
-    if kept is None:
+    if kept_state is None:
         master = Master(cluster, limits, wait_s=wait_s, log=log)
         return await _serve(master, wait_s, _StopRequest(), lambda address: None, notice, ports, source)
-    store = StateStore(kept.directory, cluster.content_hash)
+    store = StateStore(kept_state.directory, cluster.content_hash)
     try:
         master = Master(cluster, limits, wait_s=wait_s, log=log, store=store)
         state = master.state
         contents = await asyncio.to_thread(Contents, store.loaded, state.team, state.formation.nodes_of)
         master.take_over(store.loaded, contents)
-        own_node = OwnNode(kept.node_command, store.directory)
+        own_node = OwnNode(kept_state.node_command, store.directory)
         return await _serve(master, wait_s, _StopRequest(), lambda address: None, notice, ports, source, own_node)
     finally:
         store.close()

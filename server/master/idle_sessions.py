@@ -49,7 +49,13 @@ def make_room(state: MasterState, person: Person) -> Commands:
     if not idle:
         return []
     least = min(
-        idle, key=lambda each: (-each.person.sessions, bool(each.name), each.stream is not None, each.last_seen_s)
+        idle,
+        key=lambda session: (
+            -session.person.sessions,
+            bool(session.name),
+            session.stream is not None,
+            session.last_seen_s,
+        ),
     )
     why = f"the server was full, and the session had been idle for {state.now_s - least.last_seen_s:.0f} s"
     commands: Commands = [ev.Log(text=f"session {least.label} gives way to a new one", session=least.session_id)]

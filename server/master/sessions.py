@@ -379,10 +379,10 @@ def _order(request: StepRequested | ReleaseRequested) -> tuple[int, int]:
     return (request.number, 0) if isinstance(request, StepRequested) else (request.after_step, 1)
 
 
-def unknown_session(session_id: str, lost: Mapping[str, str] = MappingProxyType({})) -> SessionError:
-    """lost: why sessions of a master before are not there, by id."""
-    if session_id in lost:
-        return lost_session(lost[session_id])
+def unknown_session(session_id: str, reasons: Mapping[str, str] = MappingProxyType({})) -> SessionError:
+    """reasons: why sessions of a master before are not there, by id."""
+    if session_id in reasons:
+        return lost_session(reasons[session_id])
     return SessionError(
         f"no session {session_id[:8] or '(empty)'}: it was closed, expired, or belongs to a server that was restarted",
         remedy="open a new session",

@@ -27,11 +27,11 @@ _WAITS_PER_SESSION = 1024
 class _Wait:
     """A read that waits. position: of the first array that is not settled; is_computing: whether a step makes it."""
 
-    def __init__(self, session_id: str, array_ids: Sequence[int], until_s: float, read: Callable[[], None]) -> None:
+    def __init__(self, session_id: str, array_ids: Sequence[int], until_s: float, reader: Callable[[], None]) -> None:
         self.session_id = session_id
         self.array_ids = array_ids
         self.until_s = until_s
-        self.read = read
+        self.read = reader
         self.position = 0
         self.is_computing = False
         self.is_withdrawn = False
@@ -50,13 +50,13 @@ class ArrayWaits:
         threading.Thread(target=self._look_after, name="array-waits", daemon=True).start()
 
     def submit(
-        self, session_id: str, array_ids: Sequence[int], wait_s: float, read: Callable[[], None]
+        self, session_id: str, array_ids: Sequence[int], wait_s: float, reader: Callable[[], None]
     ) -> Callable[[], None]:
-        """Have `read()` called by a thread of the pool: when all arrays are settled, or after `wait_s`.
+        """Have `reader()` called by a thread of the pool: when all arrays are settled, or after `wait_s`.
 
         Returns what withdraws it. Raises ResourceLimitError where too many reads of the session wait.
         """
-        wait = _Wait(session_id, array_ids, time.monotonic() + min(wait_s, threading.TIMEOUT_MAX), read)
+        wait = _Wait(session_id, array_ids, time.monotonic() + min(wait_s, threading.TIMEOUT_MAX), reader)
         with self._lock:
             if self._count[session_id] >= _WAITS_PER_SESSION:
                 raise ResourceLimitError(

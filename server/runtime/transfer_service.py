@@ -205,8 +205,8 @@ class TransferService:
             self.received_bytes += received
             self.sent_bytes += sent
 
-    def _fetch_one(self, session_id: str, wanted: master_pb2.NodeShards) -> Iterator[master_pb2.FetchArrayReply]:
-        for shard in self._shards(session_id, wanted):
+    def _fetch_one(self, session_id: str, request: master_pb2.NodeShards) -> Iterator[master_pb2.FetchArrayReply]:
+        for shard in self._shards(session_id, request):
             for chunk in wire.chunks(shard):
                 yield master_pb2.FetchArrayReply(chunk=chunk)
 
@@ -235,23 +235,23 @@ class TransferService:
                 yield first
                 yield from shards
 
-    def _shards(self, session_id: str, wanted: master_pb2.NodeShards) -> Iterator[memoryview]:
+    def _shards(self, session_id: str, request: master_pb2.NodeShards) -> Iterator[memoryview]:
         """Contents of an array at the devices that are named; every error is one of ours."""
         stored = None
         try:
-            stored = self._store.find(session_id, wanted.array_id)
+            stored = self._store.find(session_id, request.array_id)
             if stored is None:
                 raise DeadlineError(
-                    f"array {wanted.array_id} was not there within the time that the call allows",
+                    f"array {request.array_id} was not there within the time that the call allows",
                     remedy="put it, or run the step that makes it; wait longer for a long step",
                 )
-            for position in wanted.devices:
+            for position in request.devices:
                 shard = _bytes_of(shard_to_host(stored, position))
                 self._count(sent=len(shard))
                 yield shard
         except Exception as caught:
             if stored is not None and stored.explains(caught):
-                caught = ArrayError(f"array {wanted.array_id} was donated while it was read")
+                caught = ArrayError(f"array {request.array_id} was donated while it was read")
             raise wire.to_shardwright_error(caught) from None
 
 

@@ -101,14 +101,14 @@ def remove(folder: Any) -> None:
         (folder / FILE).unlink()
 
 
-def of_session(found: dict[Any, Claim], token: str) -> list[Any]:
+def of_session(claims: dict[Any, Claim], token: str) -> list[Any]:
     """The folders with claims of the session of `token`."""
-    return [folder for folder, claim in found.items() if claim.session_id == session_of(token)]
+    return [folder for folder, claim in claims.items() if claim.session_id == session_of(token)]
 
 
-def require_free(directory: str, found: dict[Any, Claim], token: str, is_open: IsOpen) -> None:
+def require_free(directory: str, claims: dict[Any, Claim], token: str, is_open: IsOpen) -> None:
     """Raises CheckpointError naming the holder if one of the claims is another session's and counts."""
-    for folder, claim in found.items():
+    for folder, claim in claims.items():
         if not is_blocking(folder, claim, token, is_open):
             continue
         if _is_of_this_server(claim):

@@ -243,11 +243,11 @@ def _local_shards(layout: Layout) -> tuple[Shard, ...]:
     return distinct_shards(layout, local_positions())
 
 
-def _batches(wanted: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]:
+def _batches(arrays: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]:
     """Arrays with a shard here, in batches of about READ_AHEAD_BYTES."""
     batch: list[_RestoredArray] = []
     size_bytes = 0
-    for array in wanted:
+    for array in arrays:
         shards = _local_shards(array.layout)
         if shards:
             batch.append(array)
@@ -259,15 +259,15 @@ def _batches(wanted: Sequence[_RestoredArray]) -> Iterator[list[_RestoredArray]]
         yield batch
 
 
-def _put(wanted: _RestoredArray, blocks: Iterator[np.ndarray]) -> StoredArray:
+def _put(array: _RestoredArray, blocks: Iterator[np.ndarray]) -> StoredArray:
     """The array on this process' devices, from the blocks of its shards in order; padding is zeros."""
-    layout, data = wanted.layout, []
+    layout, data = array.layout, []
     for shard in _local_shards(layout):
         host = np.zeros(layout.shard_shape, layout.dtype)
         for piece in shard_pieces(layout, shard.holders[0]):
             block = next(blocks)
             if block.dtype != layout.dtype:
-                raise CheckpointError(f"{wanted.name} is stored as {block.dtype}, not {layout.dtype}")
+                raise CheckpointError(f"{array.name} is stored as {block.dtype}, not {layout.dtype}")
             host[piece.within] = block.reshape(host[piece.within].shape)
         data.append(host)
     return from_pieces(data, layout)
