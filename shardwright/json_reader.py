@@ -106,8 +106,8 @@ class ObjectReader:
                 raise PlanError("expected a name of Unicode characters", where=f"{self._path}.{_key(key)}")
         return list(self._data)
 
-    def wrong(self, key: str, expected: str, found: Any) -> PlanError:
-        return PlanError(f"expected {expected}, found {format_value(found)}", where=f"{self._path}.{key}")
+    def wrong(self, key: str, expected: str, value: Any) -> PlanError:
+        return PlanError(f"expected {expected}, found {format_value(value)}", where=f"{self._path}.{key}")
 
     def text(self, key: str) -> str:
         value = self.take(key)
@@ -162,12 +162,12 @@ class ObjectReader:
     def object(self, key: str) -> ObjectReader:
         return ObjectReader(self.take(key), f"{self._path}.{key}", refuse_unknown=self._refuse_unknown)
 
-    def objects(self, key: str, read: Callable[[ObjectReader], T]) -> tuple[T, ...]:
+    def objects(self, key: str, parse: Callable[[ObjectReader], T]) -> tuple[T, ...]:
         values = []
         for i, item in enumerate(self.items(key)):
             row = ObjectReader(item, f"{self._path}.{key}[{i}]", refuse_unknown=self._refuse_unknown)
             try:
-                values.append(read(row))
+                values.append(parse(row))
             except PlanError as error:  # from a value's own constructor: say where
                 raise error if error.where else PlanError(error.message, where=row._path) from None
             row.finish()

@@ -132,12 +132,12 @@ def plan_until_interrupted(
     listener = BestSoFar(progress) if progress is not None else None
     choices = list_choices(builder, options, cluster, lambda: _variables_of(hlo_text, options.argument_names))
 
-    def make(each: PlanOptions) -> planned.Plan | pipelined.PipelinePlan:
+    def make(variant: PlanOptions) -> planned.Plan | pipelined.PipelinePlan:
         nonlocal count
         if interruption.at_s is not None and count:
             raise PlanError("planning was interrupted")
-        clock = Clock(each.deadline_s, interruption=interruption)
-        plan = plan_with_cache(hlo_text, cluster, each, store=store, progress=listener, clock=clock)
+        clock = Clock(variant.deadline_s, interruption=interruption)
+        plan = plan_with_cache(hlo_text, cluster, variant, store=store, progress=listener, clock=clock)
         count += 1
         return plan
 

@@ -24,11 +24,11 @@ def add_address(parser: argparse.ArgumentParser, *, is_required: bool = False) -
         parser.add_argument("address", metavar="HOST:PORT", nargs="?", help="default: $SERVER_IP and $SERVER_PORT")
 
 
-def address_of(given: str | None) -> str:
+def address_of(text: str | None) -> str:
     """Raises OptionError where there is none."""
     from shardwright.client.addresses import address_from_environment, read_address
 
-    address = address_from_environment() if given is None else read_address(given)
+    address = address_from_environment() if text is None else read_address(text)
     if address is None:
         raise OptionError("no address", remedy="give HOST:PORT, or set SERVER_IP and SERVER_PORT")
     return address

@@ -101,50 +101,50 @@ def _queues(reply: master_pb2.StatusReply) -> str:
     return "; ".join(parts)
 
 
-def _node_line(each: master_pb2.NodeStatus) -> str:
-    parts = [f"node {each.node.index}: {each.state}, {each.node.device_count} devices"]
-    if each.executor.devices:
-        parts.append(f"{_device_memory(each.executor)} on devices")
-    if each.HasField("host"):
-        free, all_of_it = format_bytes(each.host.available_bytes), format_bytes(each.host.memory_bytes)
+def _node_line(status: master_pb2.NodeStatus) -> str:
+    parts = [f"node {status.node.index}: {status.state}, {status.node.device_count} devices"]
+    if status.executor.devices:
+        parts.append(f"{_device_memory(status.executor)} on devices")
+    if status.HasField("host"):
+        free, all_of_it = format_bytes(status.host.available_bytes), format_bytes(status.host.memory_bytes)
         parts.append(f"{free} of {all_of_it} of the host free")
-    if each.executor_exits:
-        parts.append(f"{each.executor_exits} executors ended")
-    return ", ".join(parts) + (f"  {each.detail}" if each.detail else "")
+    if status.executor_exits:
+        parts.append(f"{status.executor_exits} executors ended")
+    return ", ".join(parts) + (f"  {status.detail}" if status.detail else "")
 
 
-def _session_line(each: master_pb2.SessionStatus) -> str:
-    held = f"{each.array_count} arrays, {format_bytes(each.array_bytes)}, {each.executable_count} programs"
-    owner = f" of {each.owner}" if each.owner else ""
-    name = f" ({each.name})" if each.name else ""
-    parts = [f"session {each.session_id}{owner}{name}: step {each.last_step}, {held}"]
-    if each.running_steps or each.queued_steps:
-        parts.append(f"{each.running_steps} steps running, {each.queued_steps} waiting")
-    if each.steps_per_s >= 0.01:
-        parts.append(f"{each.steps_per_s:.3g} steps/s")
-    if each.snapshot:
-        size, age = format_bytes(each.snapshot_bytes), _age(each.snapshot_age_s)
-        parts.append(f"snapshot of step {each.snapshot}, {size} in host memory, {age} old")
-    if _lacks_protection(each):
+def _session_line(status: master_pb2.SessionStatus) -> str:
+    held = f"{status.array_count} arrays, {format_bytes(status.array_bytes)}, {status.executable_count} programs"
+    owner = f" of {status.owner}" if status.owner else ""
+    name = f" ({status.name})" if status.name else ""
+    parts = [f"session {status.session_id}{owner}{name}: step {status.last_step}, {held}"]
+    if status.running_steps or status.queued_steps:
+        parts.append(f"{status.running_steps} steps running, {status.queued_steps} waiting")
+    if status.steps_per_s >= 0.01:
+        parts.append(f"{status.steps_per_s:.3g} steps/s")
+    if status.snapshot:
+        size, age = format_bytes(status.snapshot_bytes), _age(status.snapshot_age_s)
+        parts.append(f"snapshot of step {status.snapshot}, {size} in host memory, {age} old")
+    if _lacks_protection(status):
         parts.append("not protected: until its next snapshot is complete, a loss of workers takes its arrays")
-    if not each.is_connected:
-        parts.append(f"no client, idle for {_age(each.idle_s)}")
+    if not status.is_connected:
+        parts.append(f"no client, idle for {_age(status.idle_s)}")
     return "; ".join(parts)
 
 
-def _person_line(each: master_pb2.PersonStatus) -> str:
+def _person_line(person: master_pb2.PersonStatus) -> str:
     """Whom the limits of one person concern, and how far from them they are."""
-    most = f" of {format_bytes(each.array_limit_bytes)}" if each.array_limit_bytes else ""
-    programs = f"{format_bytes(each.program_bytes)} of {format_bytes(each.program_limit_bytes)} in programs"
+    most = f" of {format_bytes(person.array_limit_bytes)}" if person.array_limit_bytes else ""
+    programs = f"{format_bytes(person.program_bytes)} of {format_bytes(person.program_limit_bytes)} in programs"
     return (
-        f"{each.name}: {each.sessions} of {each.session_limit} sessions, {format_bytes(each.array_bytes)}{most} in "
-        f"arrays, {programs}"
+        f"{person.name}: {person.sessions} of {person.session_limit} sessions, "
+        f"{format_bytes(person.array_bytes)}{most} in arrays, {programs}"
     )
 
 
-def _lacks_protection(each: master_pb2.SessionStatus) -> bool:
+def _lacks_protection(status: master_pb2.SessionStatus) -> bool:
     """Whether a session takes snapshots, and yet would not survive a loss."""
-    return each.HasField("protection") and not each.protection.is_ready
+    return status.HasField("protection") and not status.protection.is_ready
 
 
 # ---- tables --------------------------------------------------------------------

@@ -198,12 +198,12 @@ class _Spec:
             self._mapping(("ssh", name), group, _SSH_KEYS)
         return groups
 
-    def _mapping(self, place: Place, data: Any, known: tuple[str, ...]) -> dict[str, Any]:
+    def _mapping(self, place: Place, data: Any, keys: tuple[str, ...]) -> dict[str, Any]:
         if not isinstance(data, dict):
-            self._fail(place, f"expected a mapping, found {data!r}", f"write keys such as `{known[0]}:`")
+            self._fail(place, f"expected a mapping, found {data!r}", f"write keys such as `{keys[0]}:`")
         for key in data:
-            if key not in known:
-                remedy = did_you_mean(key, known) or f"known here: {', '.join(known)}"
+            if key not in keys:
+                remedy = did_you_mean(key, keys) or f"known here: {', '.join(keys)}"
                 self._fail((*place, key), f"unknown key {key!r}", remedy)
         return data
 

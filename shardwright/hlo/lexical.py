@@ -101,12 +101,12 @@ def value_end(text: str, start: int, original: str | None = None) -> int:
     return position
 
 
-def suggest_names(name: str, known: Iterable[str]) -> str:
+def suggest_names(name: str, names: Iterable[str]) -> str:
     """`; did you mean …?` for names close to `name`, or ''."""
     if len(name) > 100:
         return ""
     # Similarity is quadratic: only names of about the same length are compared, and not too many.
-    candidates = [other for other in known if abs(len(other) - len(name)) <= 2 and other[:1] == name[:1]][:2000]
+    candidates = [other for other in names if abs(len(other) - len(name)) <= 2 and other[:1] == name[:1]][:2000]
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.75)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 

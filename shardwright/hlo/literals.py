@@ -163,5 +163,5 @@ def _skeleton(dimensions: tuple[int, ...], limit: int) -> str | None:
     return piece
 
 
-def _same_but_empty(found: str, dimensions: tuple[int, ...]) -> bool:
-    return prod(dimensions) == 0 and found == "{}"
+def _same_but_empty(literal: str, dimensions: tuple[int, ...]) -> bool:
+    return prod(dimensions) == 0 and literal == "{}"

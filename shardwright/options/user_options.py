@@ -333,9 +333,9 @@ def check_deadline(seconds: Any, where: str = "deadline") -> None:
         )
 
 
-def _one_of(option: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise OptionError(f"{option} is {value!r}", where=option, remedy=f"one of {', '.join(known)}")
+def _one_of(option: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise OptionError(f"{option} is {value!r}", where=option, remedy=f"one of {', '.join(choices)}")
 
 
 def _is_number(value: Any) -> bool:

@@ -303,8 +303,8 @@ def _read_candidate(row: ObjectReader) -> PipelineCandidate:
     )
 
 
-def _one_of(row: ObjectReader, key: str, known: tuple[str, ...]) -> str:
+def _one_of(row: ObjectReader, key: str, choices: tuple[str, ...]) -> str:
     found = row.text(key)
-    if found not in known:
-        raise row.wrong(key, f"one of {', '.join(known)}", found)
+    if found not in choices:
+        raise row.wrong(key, f"one of {', '.join(choices)}", found)
     return found

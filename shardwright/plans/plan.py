@@ -60,9 +60,9 @@ class InstructionPlan:
         return sharding if not self.shared else choose_layout(sharding, self.shared[leaf], used)
 
 
-def choose_layout(lies: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
-    """A reader's source among a value's two layouts: `lies`, or `shared`; a use as a partial sum takes `lies`."""
-    return lies if used == lies or used.unreduced else shared
+def choose_layout(sharding: TensorSharding, shared: TensorSharding, used: TensorSharding) -> TensorSharding:
+    """A reader's source among a value's two layouts: `sharding`, or `shared`; a partial sum's use takes the first."""
+    return sharding if used == sharding or used.unreduced else shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,26 +96,26 @@ def _groups(view: Sequence[int], user: Sequence[int]) -> Iterator[tuple[slice, s
 
 
 def _common_boxes(
-    held: Sequence[range], extents: Sequence[int], user_extents: Sequence[int]
+    box: Sequence[range], extents: Sequence[int], user_extents: Sequence[int]
 ) -> Iterator[tuple[Slices, Slices]]:
     """(box of the user's dimensions, box of the view's) of one group, in pairs of the same elements."""
-    for first, count in _runs(held, extents):
+    for first, count in _runs(box, extents):
         for start, size in _cut(first, count, user_extents, extents):
             yield _box(start, size, user_extents), _box(start, size, extents)
 
 
-def _runs(held: Sequence[range], extents: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _runs(box: Sequence[range], extents: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(first, count) of the longest runs of consecutive elements in a box of the group."""
-    split = len(held) - 1  # the last dimension that is not held whole; those behind it belong to the runs
-    while split > 0 and len(held[split]) == extents[split]:
+    split = len(box) - 1  # the last dimension that is not held whole; those behind it belong to the runs
+    while split > 0 and len(box[split]) == extents[split]:
         split -= 1
     inner = prod(extents[split + 1 :])
-    for leading in product(*held[: max(split, 0)]):
+    for leading in product(*box[: max(split, 0)]):
         first, count = 0, 1
         for index, extent in zip(leading, extents, strict=False):
             first = first * extent + index
-        if held:
-            first, count = first * extents[split] + held[split].start, len(held[split])
+        if box:
+            first, count = first * extents[split] + box[split].start, len(box[split])
         yield first * inner, count * inner
 
 

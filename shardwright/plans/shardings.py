@@ -115,18 +115,20 @@ class TensorSharding:
         return f"[{dims}]" + (f" partial over {'·'.join(self.unreduced)}" if self.unreduced else "")
 
 
-def rotate_axes(lies: TensorSharding, mesh: Mesh) -> TensorSharding:
+def rotate_axes(sharding: TensorSharding, mesh: Mesh) -> TensorSharding:
     """The same with the first axis of the mesh last where it splits a dimension together with others."""
     first = next((axis.name for axis in mesh.axes if axis.size > 1), "")
-    dims = tuple((*(axis for axis in axes if axis != first), first) if first in axes else axes for axes in lies.dims)
-    return TensorSharding(dims, lies.unreduced)
+    dims = tuple(
+        (*(axis for axis in axes if axis != first), first) if first in axes else axes for axes in sharding.dims
+    )
+    return TensorSharding(dims, sharding.unreduced)
 
 
-def has_rotated_axes(lies: TensorSharding, mesh: Mesh) -> bool:
+def has_rotated_axes(sharding: TensorSharding, mesh: Mesh) -> bool:
     """Whether an array is split in that order, which is not mesh order."""
     order = list(mesh.sizes)
-    plain = TensorSharding(tuple(tuple(sorted(axes, key=order.index)) for axes in lies.dims), lies.unreduced)
-    return lies != plain and lies == rotate_axes(plain, mesh)
+    plain = TensorSharding(tuple(tuple(sorted(axes, key=order.index)) for axes in sharding.dims), sharding.unreduced)
+    return sharding != plain and sharding == rotate_axes(plain, mesh)
 
 
 #: Shardings of a value's array leaves, depth first (one for an array, several for a tuple).

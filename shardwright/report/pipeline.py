@@ -129,7 +129,7 @@ def _candidates(plan: PipelinePlan) -> list[RenderableType]:
     columns = [("stages", "right"), ("mesh of each", "left"), ("micro-batches", "right"), ("schedule", "left")]
     columns += [("predicted step", "right"), ("idle", "right"), ("note", "left")]
     table = plain_table(columns, fold=("mesh of each", "note"))
-    ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
+    ranked = sorted(plan.candidates, key=lambda candidate: (candidate.step_s is None, candidate.step_s or 0.0))
     for candidate in ranked[:_SHOWN]:
         table.add_row(*_candidate(candidate))
     hidden = len(ranked) - _SHOWN

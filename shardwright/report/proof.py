@@ -249,9 +249,9 @@ def _groups_of_plan(mesh: Mesh, planned: PlannedCollective) -> _Groups:
     return _to_sets(planned.groups or device_groups(planned.axes, mesh))
 
 
-def _groups_of_observed(seen: Observed, devices: int) -> _Groups:
+def _groups_of_observed(observed: Observed, devices: int) -> _Groups:
     """Groups of more than one device: a permute from a device to itself sends nothing."""
-    groups = [range(devices)] if seen.groups == "all" else parse_replica_groups(seen.groups)
+    groups = [range(devices)] if observed.groups == "all" else parse_replica_groups(observed.groups)
     return frozenset(group for group in map(frozenset, groups) if len(group) > 1)
 
 
@@ -259,16 +259,16 @@ def _to_sets(groups: Iterable[Iterable[int]]) -> _Groups:
     return frozenset(map(frozenset, groups))
 
 
-def _to_item(seen: Observed, devices: int) -> Item:
-    name = getattr(seen, "op_name", "") or getattr(seen, "instruction", "")
+def _to_item(observed: Observed, devices: int) -> Item:
+    name = getattr(observed, "op_name", "") or getattr(observed, "instruction", "")
     return Item(
-        kind=seen.kind,
-        group_size=seen.group_size,
-        payload_bytes=seen.payload_bytes,
-        wire_bytes=seen.wire_bytes,
-        count=seen.count,
+        kind=observed.kind,
+        group_size=observed.group_size,
+        payload_bytes=observed.payload_bytes,
+        wire_bytes=observed.wire_bytes,
+        count=observed.count,
         instruction=name,
-        groups=_groups_of_observed(seen, devices),
+        groups=_groups_of_observed(observed, devices),
     )
 
 
@@ -297,10 +297,10 @@ def _as_all_reduce(item: Item) -> Item:
 _Pair = tuple[list[Item], list[Item]]
 
 
-def _match_items(planned: Sequence[Item], seen: Sequence[Item]) -> Iterator[_Pair]:
+def _match_items(planned: Sequence[Item], observed: Sequence[Item]) -> Iterator[_Pair]:
     """Pairs of matching lists; one of them may be empty."""
     cells: dict[tuple[str, str], _Pair] = {}
-    for side, items in enumerate((planned, seen)):
+    for side, items in enumerate((planned, observed)):
         for item in items:
             cells.setdefault((item.instruction, item.kind), ([], []))[side].append(item)
     rests: list[_Pair] = []
@@ -338,9 +338,9 @@ def _match_elsewhere(
                 yield [item], [match]
 
 
-def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_Pair], list[Item], list[Item]]:
+def _equal_pairs(planned: Sequence[Item], observed: Sequence[Item]) -> tuple[list[_Pair], list[Item], list[Item]]:
     """Equal collectives of both sides, grouped by the plan's cause and axes; and the rest of both sides."""
-    missing, extra = [], list(seen)
+    missing, extra = [], list(observed)
     pairs: dict[tuple[str, tuple[str, ...], str], _Pair] = {}
     for wanted in planned:
         equal = _take(extra, wanted, _identity, _is_equal)
@@ -354,24 +354,28 @@ def _equal_pairs(planned: Sequence[Item], seen: Sequence[Item]) -> tuple[list[_P
 
 
 def _take(
-    seen: list[Item], wanted: Item, read: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
+    observed: list[Item], planned: Item, transform: Callable[[Item], Item], fits: Callable[[Item, Item], bool]
 ) -> Item | None:
-    """Take out the first collective that, after `read`, fits the plan's."""
-    for index, item in enumerate(seen):
-        if fits(read(item), wanted):
-            del seen[index]
-            return read(item)
+    """Take out the first collective that, after `transform`, fits the plan's."""
+    for index, item in enumerate(observed):
+        if fits(transform(item), planned):
+            del observed[index]
+            return transform(item)
     return None
 
 
-def _is_equal(seen: Item, wanted: Item) -> bool:
+def _is_equal(observed: Item, planned: Item) -> bool:
     """Whether both are the same; a plan knows the groups of a permute, but not its pairs."""
-    return _is_equal_within(seen, wanted) if seen.kind == "collective-permute" else seen.signature == wanted.signature
+    return (
+        _is_equal_within(observed, planned)
+        if observed.kind == "collective-permute"
+        else observed.signature == planned.signature
+    )
 
 
-def _is_equal_within(seen: Item, wanted: Item) -> bool:
+def _is_equal_within(observed: Item, planned: Item) -> bool:
     """Whether equal traffic runs between fewer devices, all of them the plan's."""
-    return seen.amount == wanted.amount and _stays_within([seen], [wanted])
+    return observed.amount == planned.amount and _stays_within([observed], [planned])
 
 
 def _line(left: Sequence[Item], right: Sequence[Item], where: str, tolerance: float) -> ProofLine:

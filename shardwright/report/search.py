@@ -60,9 +60,9 @@ def _percent(part: float) -> str:
 
 def rank_candidates(plan: Plan) -> list[tuple[Candidate, bool]]:
     """(candidate, whether it is the plan), the fastest first; unpriced ones last."""
-    ranked = sorted(plan.candidates, key=lambda each: (each.step_s is None, each.step_s or 0.0))
+    ranked = sorted(plan.candidates, key=lambda candidate: (candidate.step_s is None, candidate.step_s or 0.0))
     ours = [item for item in ranked if item.mesh == plan.mesh and item.step_s is not None]
-    chosen = min(ours, key=lambda each: abs((each.step_s or 0.0) - plan.cost.step_s), default=None)
+    chosen = min(ours, key=lambda candidate: abs((candidate.step_s or 0.0) - plan.cost.step_s), default=None)
     return [(item, item is chosen) for item in ranked]
 
 

@@ -153,7 +153,7 @@ def _link_tracks(process: int, transfers: Iterable[_TransferSpan]) -> dict[Hasha
     """
     ends: dict[tuple[int, int], list[float]] = {}
     lanes: dict[Hashable, tuple[int, int, int]] = {}
-    for transfer in sorted(transfers, key=lambda each: (each.pair, each.begin_s, each.end_s)):
+    for transfer in sorted(transfers, key=lambda transfer: (transfer.pair, transfer.begin_s, transfer.end_s)):
         lane_ends = ends.setdefault(transfer.pair, [])
         begin, end = _microseconds(transfer.begin_s), _microseconds(transfer.end_s)
         lane = next((lane for lane, until in enumerate(lane_ends) if until <= begin), len(lane_ends))
@@ -241,12 +241,12 @@ def _makers_and_readers(graph: TaskGraph) -> tuple[dict[tuple[int, Buffer], int]
     return makers, readers
 
 
-def _arrow(flow: Event, made: _Span, carried: _Span, read: _Span) -> Iterator[Event]:
+def _arrow(flow: Event, producer: _Span, carried: _Span, consumer: _Span) -> Iterator[Event]:
     """Leaves the middle of the first slice, and touches the second once it has: a receive waits before."""
-    leaves_s = (made[1] + made[2]) / 2
-    yield {"ph": "s", **flow, **_at(made[0], leaves_s)}
+    leaves_s = (producer[1] + producer[2]) / 2
+    yield {"ph": "s", **flow, **_at(producer[0], leaves_s)}
     yield {"ph": "t", **flow, **_at(carried[0], max(carried[1], leaves_s))}
-    yield {"ph": "f", "bp": "e", **flow, **_at(read[0], read[1])}
+    yield {"ph": "f", "bp": "e", **flow, **_at(consumer[0], consumer[1])}
 
 
 def _slice(track: _Track, task: Task, begin_s: float, end_s: float, graph: TaskGraph | None = None) -> Event:

@@ -207,30 +207,31 @@ class _TaskBuilder:
                     sent.append(_SentBuffer(buffer, Route(*producers[buffer], stage, slot)))
         return sent
 
-    def lists(self, groups: Sequence[Groups], sent: Sequence[_SentBuffer]) -> Iterator[list[Task]]:
+    def lists(self, groups: Sequence[Groups], buffers: Sequence[_SentBuffer]) -> Iterator[list[Task]]:
         """Per stage the groups with sends and receives between them."""
-        woven = place_transfers([buffer.route for buffer in sent], len(groups))
+        woven = place_transfers([buffer.route for buffer in buffers], len(groups))
         for stage, (own, (receives, sends)) in enumerate(zip(groups, woven, strict=True)):
             tasks = []
             for number, group in enumerate(own):
-                tasks += [self._receive(sent[transfer], transfer) for transfer in receives.get(number, ())]
+                tasks += [self._receive(buffers[transfer], transfer) for transfer in receives.get(number, ())]
                 for place, task in enumerate(group):
                     tasks.append(task)
                     tasks += [
-                        self._send(stage, sent[transfer], transfer) for transfer in sends.get(Slot(number, place), ())
+                        self._send(stage, buffers[transfer], transfer)
+                        for transfer in sends.get(Slot(number, place), ())
                     ]
             yield tasks
 
-    def _send(self, stage: int, sent: _SentBuffer, number: int) -> Task:
+    def _send(self, stage: int, transfer: _SentBuffer, number: int) -> Task:
         return Task(
-            kind="send", stage=stage, micro_batch=sent.buffer.micro_batch, reads=(sent.buffer,),
-            peer=sent.route.target, transfer=number,
+            kind="send", stage=stage, micro_batch=transfer.buffer.micro_batch, reads=(transfer.buffer,),
+            peer=transfer.route.target, transfer=number,
         )  # fmt: skip
 
-    def _receive(self, sent: _SentBuffer, number: int) -> Task:
+    def _receive(self, transfer: _SentBuffer, number: int) -> Task:
         return Task(
-            kind="receive", stage=sent.route.target, micro_batch=sent.buffer.micro_batch, writes=(sent.buffer,),
-            peer=sent.route.source, transfer=number,
+            kind="receive", stage=transfer.route.target, micro_batch=transfer.buffer.micro_batch,
+            writes=(transfer.buffer,), peer=transfer.route.source, transfer=number,
         )  # fmt: skip
 
 

@@ -137,9 +137,9 @@ def _stage_memory(graph: TaskGraph, timeline: Timeline, stage: int) -> StageMemo
     return StageMemory(bytes_over_time=_accumulate(changes), micro_batches_over_time=tuple(counts))
 
 
-def _count(kept: Counter[int], task: Task) -> None:
+def _count(counter: Counter[int], task: Task) -> None:
     written = [b for b in task.writes if b not in task.donates]
-    kept.update(b.micro_batch for b in written if b.micro_batch is not None and b.value != MICRO_BATCH)
+    counter.update(b.micro_batch for b in written if b.micro_batch is not None and b.value != MICRO_BATCH)
 
 
 def _accumulate(changes: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:

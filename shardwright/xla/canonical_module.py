@@ -30,9 +30,9 @@ class CanonicalModule:
     def of(cls, stablehlo: str) -> Self:
         """The canonical form of a module with locations, written by `emit_stablehlo`."""
         locations: dict[str, int] = {}
-        text = _LOCATION.sub(lambda found: str(locations.setdefault(found[0], len(locations))), stablehlo)
+        text = _LOCATION.sub(lambda match: str(locations.setdefault(match[0], len(locations))), stablehlo)
         symbols = {name: number for number, name in enumerate(dict.fromkeys(_DEFINITION.findall(text)))}
-        text = _SYMBOL.sub(lambda found: f"@{symbols.get(found[1], found[1])}", text)
+        text = _SYMBOL.sub(lambda match: f"@{symbols.get(match[1], match[1])}", text)
         return cls(stablehlo, text, tuple(locations))
 
     def rename_compiled(self, twin: CanonicalModule, compiled: CompiledProgram) -> CompiledProgram:

@@ -244,18 +244,18 @@ class _Emitter:
     def _define(
         self,
         value: Any,
-        lies: TensorSharding | None,
+        sharding: TensorSharding | None,
         *,
         pinned: bool,
         steps: tuple[TensorSharding, ...] = (),
         shared: TensorSharding | None = None,
     ) -> None:
-        self.values[value] = _Value(value, lies, pinned, steps, shared)
+        self.values[value] = _Value(value, sharding, pinned, steps, shared)
 
-    def _use(self, operation: Any, index: int, operand: Any, wanted: TensorSharding | None) -> None:
+    def _use(self, operation: Any, index: int, operand: Any, target: TensorSharding | None) -> None:
         value = self.values.get(operand)
         if value is not None:
-            value.uses.append(_Use(operation, index, wanted))
+            value.uses.append(_Use(operation, index, target))
 
     def _sharding_of(self, operand: Any) -> TensorSharding | None:
         value = self.values.get(operand)
@@ -282,15 +282,15 @@ class _Emitter:
             source = self._constrain_definition(value)
         brought: dict[tuple[Any, TensorSharding], Any] = {}  # once per block: it stands before the first use there
 
-        def bring(use: _Use, before: Any, lies: TensorSharding | None, wanted: TensorSharding) -> Any:
-            key = (use.operation.operation.block, wanted)
-            if wanted == lies:
+        def bring(use: _Use, before: Any, sharding: TensorSharding | None, target: TensorSharding) -> Any:
+            key = (use.operation.operation.block, target)
+            if target == sharding:
                 return before
             if key not in brought:
-                if _is_filled(value.value) and not wanted.unreduced and lies is not None and not lies.unreduced:
+                if _is_filled(value.value) and not target.unreduced and sharding is not None and not sharding.unreduced:
                     before = self._clone_broadcast(value.value.owner, use.operation)
-                    lies = wanted
-                brought[key] = self._reshard(before, lies, wanted, use.operation)
+                    sharding = target
+                brought[key] = self._reshard(before, sharding, target, use.operation)
             return brought[key]
 
         for use in value.uses:
@@ -310,9 +310,9 @@ class _Emitter:
         """
         return broadcast.clone(self.ir.InsertionPoint(user)).results[0]
 
-    def _reshard(self, source: Any, lies: TensorSharding | None, wanted: TensorSharding, user: Any) -> Any:
+    def _reshard(self, source: Any, sharding: TensorSharding | None, target: TensorSharding, user: Any) -> Any:
         with self.ir.InsertionPoint(user):
-            for step in (*steps_to(lies, wanted, tuple(source.type.shape), self.plan.mesh), wanted):
+            for step in (*steps_to(sharding, target, tuple(source.type.shape), self.plan.mesh), target):
                 source = self._constraint(source, step, user.location)
         return source
 
@@ -328,9 +328,9 @@ class _Emitter:
                 source = self._constraint(source, step, location)
         return source
 
-    def _constraint(self, value: Any, lies: TensorSharding | None, location: Any) -> Any:
-        assert lies is not None
-        return self.sdy.ShardingConstraintOp(value, self.attribute(lies), loc=location).result
+    def _constraint(self, value: Any, sharding: TensorSharding | None, location: Any) -> Any:
+        assert sharding is not None
+        return self.sdy.ShardingConstraintOp(value, self.attribute(sharding), loc=location).result
 
     def attribute(self, sharding: TensorSharding) -> Any:
         """The `#sdy.sharding` attribute, one object per distinct sharding."""
@@ -349,9 +349,9 @@ def _flat(shardings: Sequence[tuple[TensorSharding, ...]]) -> tuple[TensorShardi
     return tuple(leaf for value in shardings for leaf in value)
 
 
-def _is_whole_scalar(lies: TensorSharding | None) -> bool:
+def _is_whole_scalar(sharding: TensorSharding | None) -> bool:
     """Whether a value has no sharding to write down: a scalar, or no array at all."""
-    return lies is None or not (lies.dims or lies.unreduced)
+    return sharding is None or not (sharding.dims or sharding.unreduced)
 
 
 def _is_filled(value: Any) -> bool:

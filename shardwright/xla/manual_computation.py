@@ -131,15 +131,15 @@ def _result_types(operation: Any) -> tuple[list[Any], bool]:
     return types, False
 
 
-def _before_sum(lies: TensorSharding, summed: Sequence[str]) -> TensorSharding:
+def _before_sum(sharding: TensorSharding, summed: Sequence[str]) -> TensorSharding:
     """The layout of a device's part of a result, before it is added up, and scattered, over the axes `summed`."""
-    return TensorSharding(tuple(tuple(axis for axis in dim if axis not in summed) for dim in lies.dims))
+    return TensorSharding(tuple(tuple(axis for axis in dim if axis not in summed) for dim in sharding.dims))
 
 
-def _even_shape(kind: Any, lies: TensorSharding, mesh: Mesh) -> tuple[int, ...]:
+def _even_shape(kind: Any, sharding: TensorSharding, mesh: Mesh) -> tuple[int, ...]:
     """The dimensions of an array with all parts as large as the first."""
-    parts = lies.shard_shape(tuple(kind.shape), mesh)
-    return tuple(size * mesh.size(axes) for size, axes in zip(parts, lies.dims, strict=True))
+    parts = sharding.shard_shape(tuple(kind.shape), mesh)
+    return tuple(size * mesh.size(axes) for size, axes in zip(parts, sharding.dims, strict=True))
 
 
 def _as_term(result: Any) -> Any:
@@ -188,9 +188,9 @@ def _replace_elements(operation: Any, results: Sequence[Any]) -> None:
         element.operation.erase()
 
 
-def _parts(types: Sequence[Any], lies: Sequence[TensorSharding], mesh: Mesh) -> list[Any]:
+def _parts(types: Sequence[Any], shardings: Sequence[TensorSharding], mesh: Mesh) -> list[Any]:
     """The type of one device's part of each array."""
     return [
         _tensor_type(sharding.shard_shape(tuple(whole.shape), mesh), whole)
-        for whole, sharding in zip(types, lies, strict=True)
+        for whole, sharding in zip(types, shardings, strict=True)
     ]

@@ -26,19 +26,19 @@ def write_message(stream: BinaryIO, header: Header, blobs: Sequence[bytes] = ())
     stream.flush()
 
 
-def read_message(read: Callable[[int], bytes]) -> tuple[Header, list[bytes]] | None:
-    """Read one frame with `read(n)`, which gives exactly n bytes, or fewer at the end; None at the end."""
-    prefix = read(_LENGTH.size)
+def read_message(receive: Callable[[int], bytes]) -> tuple[Header, list[bytes]] | None:
+    """Read one frame with `receive(n)`, which gives exactly n bytes, or fewer at the end; None at the end."""
+    prefix = receive(_LENGTH.size)
     if len(prefix) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(prefix)
-    text = read(length)
+    text = receive(length)
     if len(text) < length:
         return None
     header = json.loads(text)
     blobs = []
     for size in header.pop("blobs"):
-        blob = read(size)
+        blob = receive(size)
         if len(blob) < size:
             return None
         blobs.append(blob)

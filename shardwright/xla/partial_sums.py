@@ -16,7 +16,7 @@ from shardwright.xla import private
 
 
 def steps_of_reduction(
-    operation: Any, entry: InstructionPlan, lies: TensorSharding, shape: tuple[int, ...], mesh: Mesh
+    operation: Any, entry: InstructionPlan, sharding: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """Intermediate layouts of a result summed at its definition.
 
@@ -28,17 +28,17 @@ def steps_of_reduction(
     """
     if not entry.partial:
         return ()
-    whole = TensorSharding(_without(lies.dims, entry.partial), lies.unreduced)
+    whole = TensorSharding(_without(sharding.dims, entry.partial), sharding.unreduced)
     handed_on = {axis for used in _uses(entry) for axis in used.unreduced} & set(entry.partial)
-    is_even = whole.is_even(shape, mesh) and lies.is_even(shape, mesh)
+    is_even = whole.is_even(shape, mesh) and sharding.is_even(shape, mesh)
     if is_even and not _reduces_at_once(operation, entry):
-        summands = _with_unreduced(whole, {*entry.partial, *lies.unreduced}, mesh)
-        between = _scatter_steps(summands, lies, set(summands.unreduced), shape, mesh)
+        summands = _with_unreduced(whole, {*entry.partial, *sharding.unreduced}, mesh)
+        between = _scatter_steps(summands, sharding, set(summands.unreduced), shape, mesh)
         if between:  # else XLA would reduce whole arrays over all axes
             return (summands, *between)
     held = set(entry.partial) if is_even and _reduces_apart(operation, entry) else handed_on
-    steps = [_with_unreduced(whole, {*held, *lies.unreduced}, mesh)] if held else []
-    if whole != lies:
+    steps = [_with_unreduced(whole, {*held, *sharding.unreduced}, mesh)] if held else []
+    if whole != sharding:
         steps.append(whole)
     return tuple(steps)
 
@@ -99,37 +99,37 @@ def _uses(entry: InstructionPlan) -> tuple[TensorSharding, ...]:
     return tuple(leaf for operand in entry.operands for leaf in operand)
 
 
-def _with_unreduced(lies: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
-    return TensorSharding(lies.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
+def _with_unreduced(sharding: TensorSharding, unreduced: set[str], mesh: Mesh) -> TensorSharding:
+    return TensorSharding(sharding.dims, tuple(axis for axis in mesh.sizes if axis in unreduced))
 
 
 def steps_to(
-    lies: TensorSharding | None, wanted: TensorSharding, shape: tuple[int, ...], mesh: Mesh
+    source: TensorSharding | None, target: TensorSharding, shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """Intermediate layouts of a partial value on its way to a use that scatters it over some axes and reduces it over
     others: scattered first, like in `steps_of_reduction`; whole first, if it ends in uneven shards. XLA makes all other
     moves in the intended order: it reduces before it moves, and moves before it keeps a whole value on one device for a
     sum.
     """
-    if lies is None or not lies.unreduced:
+    if source is None or not source.unreduced:
         return ()
-    if not wanted.is_even(shape, mesh):
-        return (TensorSharding(lies.dims),)
-    summed = set(lies.unreduced) - set(wanted.unreduced)
-    if summed and not set(wanted.unreduced) <= set(lies.unreduced):  # Shardy aborts at both in one
-        return (_with_unreduced(lies, set(lies.unreduced) - summed, mesh),)
-    return _scatter_steps(lies, wanted, {*summed, *wanted.unreduced}, shape, mesh)
+    if not target.is_even(shape, mesh):
+        return (TensorSharding(source.dims),)
+    summed = set(source.unreduced) - set(target.unreduced)
+    if summed and not set(target.unreduced) <= set(source.unreduced):  # Shardy aborts at both in one
+        return (_with_unreduced(source, set(source.unreduced) - summed, mesh),)
+    return _scatter_steps(source, target, {*summed, *target.unreduced}, shape, mesh)
 
 
 def _scatter_steps(
-    lies: TensorSharding, wanted: TensorSharding, unreduced: set[str], shape: tuple[int, ...], mesh: Mesh
+    source: TensorSharding, target: TensorSharding, unreduced: set[str], shape: tuple[int, ...], mesh: Mesh
 ) -> tuple[TensorSharding, ...]:
     """The sum's layout behind each of its reduce-scatters that leaves a sum of summands over other axes."""
     steps = [
         _with_unreduced(TensorSharding(dims), unreduced.difference(*dims), mesh)
-        for dims in reduce_scatter_steps(shape, lies, wanted, mesh)
+        for dims in reduce_scatter_steps(shape, source, target, mesh)
     ]
-    return tuple(step for step in steps if set(step.unreduced) > set(wanted.unreduced))
+    return tuple(step for step in steps if set(step.unreduced) > set(target.unreduced))
 
 
 def _without(dims: tuple[tuple[str, ...], ...], axes: Sequence[str]) -> tuple[tuple[str, ...], ...]:
