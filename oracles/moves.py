@@ -105,11 +105,11 @@ def _is_uneven(mesh: Mesh, shape: Sequence[int]) -> bool:
 
 
 # ---- XLA -----------------------------------------------------------------------
-def partition_cases(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> list[list[Collective]]:
+def partition_cases(mesh: Mesh, cases: Sequence[Case], shape: Sequence[int]) -> list[list[Collective]]:
     """Collectives inserted by XLA's partitioner for each case, in order."""
     with CompileService(mesh.device_count) as service:
-        text = service.compile_stablehlo(build_program(mesh, chosen, shape), inspect="partition-pass")
-    results: list[list[Collective]] = [[] for _ in chosen]
+        text = service.compile_stablehlo(build_program(mesh, cases, shape), inspect="partition-pass")
+    results: list[list[Collective]] = [[] for _ in cases]
     for collective in find_collectives(text, mesh.device_count):
         if collective.group_size > 1 and collective.op_name.startswith("case"):
             groups = (
@@ -120,18 +120,18 @@ def partition_cases(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) ->
     return results
 
 
-def build_program(mesh: Mesh, chosen: Sequence[Case], shape: Sequence[int]) -> str:
+def build_program(mesh: Mesh, cases: Sequence[Case], shape: Sequence[int]) -> str:
     """StableHLO with one chain of operations a case; locations carry the cases' numbers.
 
     XLA pads no arguments. With uneven shards the arguments are therefore replicated and sliced first, and the results
     gathered under another name.
     """
     whole = TensorSharding.replicated(len(shape)) if _is_uneven(mesh, shape) else None
-    chains = [_build_chain(number, case, shape, mesh, whole) for number, case in enumerate(chosen)]
+    chains = [_build_chain(number, case, shape, mesh, whole) for number, case in enumerate(cases)]
     arguments = ", ".join(argument for chain in chains for argument in chain.arguments)
-    results = ", ".join(_format_sharded_tensor(shape, whole or case.target) for case in chosen)
-    returned = ", ".join(f"%r{i}" for i in range(len(chosen)))
-    types = ", ".join([_format_tensor(shape)] * len(chosen))
+    results = ", ".join(_format_sharded_tensor(shape, whole or case.target) for case in cases)
+    returned = ", ".join(f"%r{i}" for i in range(len(cases)))
+    types = ", ".join([_format_tensor(shape)] * len(cases))
     body = "\n".join(line for chain in chains for line in chain.lines)
     return (
         f"module {{\n{mesh_text(mesh)}\nfunc.func @main({arguments}) -> ({results}) {{\n{body}\n"

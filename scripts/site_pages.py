@@ -34,9 +34,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def _group(found: list[str], folder: str) -> list[str]:
+def _group(pages: list[str], folder: str) -> list[str]:
     """A folder's pages, its README first."""
-    inside = [path for path in found if path.startswith(folder) and path.endswith(".md")]
+    inside = [path for path in pages if path.startswith(folder) and path.endswith(".md")]
     return sorted(inside, key=lambda path: (not path.endswith("README.md"), path))
 
 

@@ -54,8 +54,8 @@ def _step(
 ) -> str:  # fmt: skip
     batch, length, width = sizes
 
-    def layer(x: jax.Array, each: list[Tree]) -> jax.Array:
-        for block, p in zip(blocks, each, strict=True):
+    def layer(x: jax.Array, weights: list[Tree]) -> jax.Array:
+        for block, p in zip(blocks, weights, strict=True):
             x = x + block(p, x)
         return x
 
@@ -63,7 +63,7 @@ def _step(
         if not layers:
             return layer(x, p)
         body = jax.checkpoint(layer) if again else layer
-        return jax.lax.scan(lambda h, each: (body(h, each), None), x, p)[0]
+        return jax.lax.scan(lambda h, weights: (body(h, weights), None), x, p)[0]
 
     def of_words(p: Tree, words: jax.Array) -> jax.Array:
         x = trunk(p["layers"], p["embedding"][words[:, :-1]])
@@ -72,7 +72,7 @@ def _step(
     def of_numbers(p: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean((trunk(p["layers"], x) @ p["head"] - y) ** 2)
 
-    stacked = jax.tree.map(lambda each: array(layers, *each.shape), params) if layers else params
+    stacked = jax.tree.map(lambda leaf: array(layers, *leaf.shape), params) if layers else params
     chosen = {"sgd": optax.sgd(0.1), "adamw": optax.adamw(1e-3), "momentum": optax.sgd(0.1, momentum=0.9)}[optimizer]
     if vocabulary:
         tree = {"layers": stacked, "embedding": array(vocabulary, width)}

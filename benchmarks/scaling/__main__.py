@@ -68,16 +68,16 @@ def main() -> None:
     raise SystemExit(1 if missed else 0)
 
 
-def curves(found: Sequence[Prediction]) -> list[Curve]:
+def curves(predictions: Sequence[Prediction]) -> list[Curve]:
     """What the picture shows of some predictions."""
 
     def headlines(model: str) -> list[Prediction]:
-        own = [each for each in found if (each.model, each.strategy, each.setting) == (model, "data", HEADLINE)]
-        return sorted(own, key=lambda each: each.devices)
+        own = [each for each in predictions if (each.model, each.strategy, each.setting) == (model, "data", HEADLINE)]
+        return sorted(own, key=lambda prediction: prediction.devices)
 
     def bars(model: str) -> Iterator[tuple[str, float]]:
         for strategy, label in (("data", "data parallel"), ("search", "free search")):
-            prediction = _find(found, model, strategy)
+            prediction = _find(predictions, model, strategy)
             if prediction is not None:
                 yield label, prediction.efficiency
         yield "published", PUBLISHED[model].efficiency
@@ -90,15 +90,15 @@ def curves(found: Sequence[Prediction]) -> list[Curve]:
             bars=tuple(bars(model)),
         )
         for model in PUBLISHED
-        if _find(found, model, "data") is not None
+        if _find(predictions, model, "data") is not None
     ]
 
 
-def missed_bars(found: Sequence[Prediction]) -> list[str]:
+def missed_bars(predictions: Sequence[Prediction]) -> list[str]:
     """What is missed of the bars, in words; of all bars whose predictions are there."""
     missed, parallel = [], {}
     for model, (least, most) in BARS.items():
-        data, search = _find(found, model, "data"), _find(found, model, "search")
+        data, search = _find(predictions, model, "data"), _find(predictions, model, "search")
         if data is None:
             continue
         parallel[model] = data.efficiency
@@ -108,7 +108,7 @@ def missed_bars(found: Sequence[Prediction]) -> list[str]:
             missed.append(f"{model}: the free search takes {search.step_s:.4f} s, data parallelism {data.step_s:.4f} s")
     if "VGG-16" in parallel and parallel["VGG-16"] > min(parallel.values()):
         missed.append("VGG-16 scales as well as another")
-    for each in found:
+    for each in predictions:
         if each.cpu_s > PLAN_CPU_S or each.process_bytes > PLAN_BYTES:
             missed.append(f"{_describe(each)}: more than a minute of CPU or 2 GB to plan")
     return missed
@@ -146,25 +146,25 @@ def _key(prediction: Prediction) -> tuple[str, str, str, int]:
 
 
 def _find(
-    found: Sequence[Prediction], model: str, strategy: str, setting: str = HEADLINE, devices: int = MOST
+    predictions: Sequence[Prediction], model: str, strategy: str, setting: str = HEADLINE, devices: int = MOST
 ) -> Prediction | None:
-    return next((each for each in found if _key(each) == (model, setting, strategy, devices)), None)
+    return next((each for each in predictions if _key(each) == (model, setting, strategy, devices)), None)
 
 
-def _by_devices(found: Sequence[Prediction]) -> Table:
+def _by_devices(predictions: Sequence[Prediction]) -> Table:
     """Efficiency of data parallelism: all hidden that can be, and nothing."""
     table = Table("devices", *PUBLISHED, title="data parallelism: all hidden that can be / nothing", box=None)
-    for count in sorted({each.devices for each in found if each.strategy == "data"}):
+    for count in sorted({each.devices for each in predictions if each.strategy == "data"}):
         cells = []
         for model in PUBLISHED:
-            each = _find(found, model, "data", devices=count)
+            each = _find(predictions, model, "data", devices=count)
             cells.append("–" if each is None else f"{each.efficiency:.1%} / {each.least_efficiency:.1%}")
         table.add_row(str(count), *cells)
     table.add_row("published, 512", *(f"{published.efficiency:.0%}" for published in PUBLISHED.values()))
     return table
 
 
-def _by_setting(found: Sequence[Prediction]) -> Table:
+def _by_setting(predictions: Sequence[Prediction]) -> Table:
     """Predictions for the most devices, in full."""
     headings = (
         "model",
@@ -179,7 +179,7 @@ def _by_setting(found: Sequence[Prediction]) -> Table:
         "memory",
     )
     table = Table(*headings, "products at", "gap", "CPU", title=f"{MOST} devices", box=None)
-    for each in (each for each in found if each.devices == MOST):
+    for each in (each for each in predictions if each.devices == MOST):
         times = [
             f"{seconds * 1e3:.1f} ms" for seconds in (each.step_s, each.compute_s, each.communication_s, each.hidden_s)
         ]

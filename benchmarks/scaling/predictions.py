@@ -64,15 +64,15 @@ class Prediction:
         return self.one_step_s / (self.step_s + self.hidden_s)
 
 
-def find_matmul_efficiency(steps_s: Sequence[float], wanted_s: float, tried: Sequence[float] = _TRIED) -> float:
+def find_matmul_efficiency(steps_s: Sequence[float], wanted_s: float, parts: Sequence[float] = _TRIED) -> float:
     """The part e of the peak with which a step takes `wanted_s`, from the steps of two parts tried.
 
     A step takes a / e + b: a for products at their peak, b for all that is bound by memory.
 
     Raises ValueError if b alone takes as long.
     """
-    product_s = (steps_s[0] - steps_s[1]) / (1 / tried[0] - 1 / tried[1])
-    rest_s = steps_s[0] - product_s / tried[0]
+    product_s = (steps_s[0] - steps_s[1]) / (1 / parts[0] - 1 / parts[1])
+    rest_s = steps_s[0] - product_s / parts[0]
     if rest_s >= wanted_s:
         raise ValueError(f"{rest_s:.4f} s of a step are no products: it cannot take {wanted_s:.4f} s")
     return product_s / (wanted_s - rest_s)

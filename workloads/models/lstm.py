@@ -62,9 +62,9 @@ def _lstm(p: nn.Params, x: jax.Array) -> jax.Array:
     projected = jnp.tensordot(x, p["input"], 1) + p["bias"]
     zeros = jnp.zeros((x.shape[0], x.shape[-1]), x.dtype)
 
-    def cell(state: tuple[jax.Array, jax.Array], given: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def cell(state: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         hidden, memory = state
-        gates = given + jnp.tensordot(hidden, p["hidden"], 1)
+        gates = inputs + jnp.tensordot(hidden, p["hidden"], 1)
         into, forget, new, out = jnp.split(gates, 4, axis=-1) if gates.ndim == 2 else jnp.unstack(gates, axis=1)
         memory = jax.nn.sigmoid(forget + 1) * memory + jax.nn.sigmoid(into) * jnp.tanh(new)
         memory = constrain(memory, "batch", "gates")

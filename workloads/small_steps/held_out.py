@@ -36,9 +36,9 @@ def perceiver() -> Step:
     def normed(x: jax.Array, scale: jax.Array) -> jax.Array:
         return scale * (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
 
-    def attend(p: Any, x: jax.Array, seen: jax.Array, hidden: jax.Array | None) -> jax.Array:
+    def attend(p: Any, x: jax.Array, context: jax.Array, hidden: jax.Array | None) -> jax.Array:
         q = (normed(x, p["norm"]) @ p["q"]).reshape(*x.shape[:2], heads, -1)
-        k, v = jnp.split((seen @ p["kv"]).reshape(*seen.shape[:2], heads, -1), 2, -1)
+        k, v = jnp.split((context @ p["kv"]).reshape(*context.shape[:2], heads, -1), 2, -1)
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 4
         if hidden is not None:
             scores = jnp.where(hidden[:, None, None], -1e9, scores)

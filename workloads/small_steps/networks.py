@@ -262,11 +262,11 @@ def boxes() -> Step:
         shared = jnp.prod(jnp.clip(high - low, 0), -1)
         return shared / (jnp.prod(a[:, None, 2:], -1) + jnp.prod(b[:, 2:], -1) - shared + 1e-6)
 
-    def of_image(found: jax.Array, logits: jax.Array, wanted: jax.Array, labels: jax.Array) -> jax.Array:
-        best = jnp.argmax(lax.stop_gradient(overlap(found, wanted)), 0)
+    def of_image(boxes: jax.Array, logits: jax.Array, targets: jax.Array, labels: jax.Array) -> jax.Array:
+        best = jnp.argmax(lax.stop_gradient(overlap(boxes, targets)), 0)
         target = jnp.zeros(logits.shape[0], jnp.int32).at[best].set(labels)
         _, certain = lax.top_k(jax.nn.softmax(logits)[:, 1], 8)
-        near = jnp.abs(found[best] - wanted).mean() + 0.01 * jnp.abs(found[certain]).mean()
+        near = jnp.abs(boxes[best] - targets).mean() + 0.01 * jnp.abs(boxes[certain]).mean()
         return cross_entropy(logits, target) + near
 
     def loss(p: Any, x: jax.Array, wanted: jax.Array, labels: jax.Array) -> jax.Array:

@@ -36,8 +36,8 @@ def policy() -> Step:
     params |= {"action": weights(128, 6, seed=2), "value": weights(128, 1, seed=3)}
     optimizer = optax.adam(3e-4)
 
-    def network(p: Any, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-        h = jnp.tanh(jnp.tanh(seen @ p["first"]) @ p["second"])
+    def network(p: Any, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = jnp.tanh(jnp.tanh(observation @ p["first"]) @ p["second"])
         return h @ p["action"], (h @ p["value"])[..., 0]
 
     def loss(p: Any, batch: Any) -> jax.Array:

@@ -118,8 +118,8 @@ def lora(devices: int, layers: int = 8, width: int = 4096, rank: int = 16, lengt
         x = nn.residual(base["embedding"][batch["inputs"]])
 
         @jax.checkpoint
-        def layer(x: jax.Array, each: Any) -> tuple[jax.Array, None]:
-            p, a = each
+        def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+            p, a = weights
             a = jax.tree.map(lambda leaf: leaf.astype(x.dtype), a)
             # x (W + A B) = x W + (x A) B, the second as LoRA computes it
             y = nn.rms_norm(p["attention_norm"], x)
@@ -171,8 +171,8 @@ def decode(devices: int, layers: int = 8, width: int = 4096, context: int = 4096
         position = batch["position"]
         x = constrain(params["embedding"][batch["token"]], "batch", None)
 
-        def layer(x: jax.Array, each: Any) -> Any:
-            p, keys, values = each
+        def layer(x: jax.Array, weights: Any) -> Any:
+            p, keys, values = weights
             y = nn.rms_norm(p["attention_norm"], x)[:, None]
             q = constrain(nn.split_heads(y @ p["query"], heads), "batch", None, "heads", None)
             k, v = (

@@ -44,10 +44,10 @@ def dit(devices: int, layers: int = 4, width: int = 1152, heads: int = 16, per_d
         normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
         return normed * (1 + scale[:, None]) + shift[:, None]
 
-    def block(x: jax.Array, each: Params, condition: jax.Array) -> jax.Array:
-        parts = jnp.split(nn.linear(each["modulate"], jax.nn.silu(condition)), 6, -1)
-        x = nn.residual(x + parts[2][:, None] * nn.attention(each["attention"], modulated(x, *parts[:2]), heads))
-        return nn.residual(x + parts[5][:, None] * nn.mlp(each["mlp"], modulated(x, *parts[3:5])))
+    def block(x: jax.Array, weights: Params, condition: jax.Array) -> jax.Array:
+        parts = jnp.split(nn.linear(weights["modulate"], jax.nn.silu(condition)), 6, -1)
+        x = nn.residual(x + parts[2][:, None] * nn.attention(weights["attention"], modulated(x, *parts[:2]), heads))
+        return nn.residual(x + parts[5][:, None] * nn.mlp(weights["mlp"], modulated(x, *parts[3:5])))
 
     def loss(params: Params, batch: Params) -> jax.Array:
         key = jax.random.wrap_key_data(batch["key"])
@@ -151,10 +151,10 @@ def clip(devices: int, layers: int = 2, per_device: int = 128) -> Case:
     }
 
     def encode(p: Params, x: jax.Array, heads: int, causal: bool) -> jax.Array:
-        def layer(x: jax.Array, each: Params) -> tuple[jax.Array, None]:
-            y = nn.attention(each["attention"], nn.layer_norm(each["attention_norm"], x), heads, causal=causal)
+        def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
+            y = nn.attention(weights["attention"], nn.layer_norm(weights["attention_norm"], x), heads, causal=causal)
             x = nn.residual(x + y)
-            return nn.residual(x + nn.mlp(each["mlp"], nn.layer_norm(each["mlp_norm"], x))), None
+            return nn.residual(x + nn.mlp(weights["mlp"], nn.layer_norm(weights["mlp_norm"], x))), None
 
         x, _ = jax.lax.scan(layer, nn.residual(x), p["layers"])
         return nn.layer_norm(p["norm"], x)
